@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
-    from gpp.app.surveys import SURVEYS  # a refused command needs none of it
+    from gpp.app.replanning import execute  # a refused command needs none of these
+    from gpp.app.surveys import SURVEYS
 
     experiment.check()
     recorder.claim()
@@ -55,11 +56,12 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     job = experiment.job(captured, problem, plan)
-    weights = experiment.weights(captured) if experiment.trains else None
+    weights = experiment.weights(captured) if experiment.computes else None
     recorder.begin()
     job.save(recorder.run_dir, weights)
     if experiment.runs:
-        recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
+        recorder.outcome = execute(experiment, captured, problem, plan, job, recorder)
+        recorder.answered(experiment.judged(job, recorder.run_dir))
 
 
 if __name__ == "__main__":

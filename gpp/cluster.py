@@ -6,12 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import ne
+from itertools import product
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
 
 from gpp.errors import InvalidConfig
+from gpp.links import Link as Link
+from gpp.links import PairLink as PairLink
+from gpp.links import Wiring
 from gpp.settings import Count, Natural, NotNegative, Positive, arguments, settings
 
 Devices = Annotated[int, Field(ge=1, le=100_000)]
@@ -34,6 +37,9 @@ class Device:
         host_latency_s: fixed cost of one copy over it.
         host_memory_bytes: memory of the host that this device may use; None: as much as is asked for.
         host_sharers: devices behind one such link, this one included; each is given an equal part.
+        name: of its type, by which tables of links and of times find it; None: it has none.
+        bandwidth_bytes_per_s: of the device's own link to the others. A message goes at the slowest of both devices' rates and
+            that of the link between their nodes; None: the latter alone decides.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -47,6 +53,8 @@ class Device:
     host_latency_s: NotNegative = 0.0
     host_memory_bytes: Positive | None = None
     host_sharers: Count = 1
+    name: str | None = None
+    bandwidth_bytes_per_s: Positive | None = None
 
     def flop_per_s(self, dtype: str) -> float:
         """Sustained FLOP/s for `dtype`; a dtype that the table lacks runs at the slowest listed rate."""
@@ -69,31 +77,19 @@ class Device:
         return self.host_latency_s + num_bytes * self.host_sharers / self.host_bandwidth_bytes_per_s
 
 
-@settings("cluster.link")
-class Link:
-    """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`.
-
-    Args:
-        over_host: whether its messages go over the links of both devices to their hosts, where copies of activations go, too.
-    """
-
-    latency_s: NotNegative
-    bandwidth_bytes_per_s: Positive
-    over_host: bool = False
-
-    def transfer_s(self, num_bytes: float) -> float:
-        """Seconds from the start of a send to the arrival of its last byte."""
-        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
-
-
 @settings("cluster", slots=False)
 class Cluster:
-    """Devices, the node each sits in, and the links inside and between nodes.
+    """Devices, the node each sits in, and the links between them.
+
+    What link two devices have, and what links a group has, is asked of `link` and `wiring` alone.
 
     Args:
+        intra_node: the link between two devices of one node; inter_node: of two nodes.
         collective_efficiency: the share of a link's bandwidth that an all-reduce reaches.
         collective_latency_s: fixed cost of each step of an all-reduce's ring; None for the links' own latency.
         processors: cores that all devices share, where they are fewer than the devices; None: each has its own.
+        links: pairs of devices, or of types of devices, that have links of their own.
+        hosts: the name of each device's machine, for what is written for others; empty where they have none.
     """
 
     name: str
@@ -104,6 +100,8 @@ class Cluster:
     collective_efficiency: Positive = 1.0
     collective_latency_s: NotNegative | None = None
     processors: Count | None = None
+    links: tuple[PairLink, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -113,6 +111,9 @@ class Cluster:
                 "one node index for each device, and one device at least",
                 f"give {len(self.devices)} indices",
             )
+        if len(self.hosts) not in (0, len(self.devices)):
+            raise InvalidConfig("cluster.hosts", self.hosts, "one name for each device, or none", f"give {len(self.devices)} names")
+        self.wiring.check()
 
     @property
     def num_devices(self) -> int:
@@ -123,8 +124,48 @@ class Cluster:
         return self.processors is not None and self.processors < num_devices
 
     def link(self, a: int, b: int) -> Link:
-        """The link between two different devices."""
-        return self.intra_node if self.nodes[a] == self.nodes[b] else self.inter_node
+        """The link between two different devices, the same in both directions."""
+        return self.wiring.link(a, b)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The links of all devices."""
+        return Wiring(
+            nodes=self.nodes,
+            names=tuple(device.name for device in self.devices),
+            rates=tuple(device.bandwidth_bytes_per_s for device in self.devices),
+            intra_node=self.intra_node,
+            inter_node=self.inter_node,
+            pairs=self.links,
+        )
+
+    def with_copies(self, of: Sequence[int], nodes: Sequence[int]) -> Cluster:
+        """The cluster and behind its devices a copy of each of some devices, in the given nodes.
+
+        A link of a pair of devices is that of their copies, too, where these are in one node, or in two, as the pair is.
+        """
+        where = (*self.nodes, *nodes)
+        images: dict[int, list[int]] = {}
+        for device, original in enumerate((*range(self.num_devices), *of)):
+            images.setdefault(original, []).append(device)
+        links: list[PairLink] = []
+        for pair in self.links:
+            ends = [pair.between]
+            if pair.numbers is not None:
+                a, b = pair.numbers
+                together = where[a] == where[b]
+                ends = [(x, y) for x, y in product(images[a], images[b]) if (where[x] == where[y]) == together]
+            links += [replace(pair, between=each) for each in ends]
+        devices = (*self.devices, *(self.devices[d] for d in of))
+        return replace(self, devices=devices, nodes=where, links=tuple(links), hosts=())
+
+    def evened(self) -> Cluster:
+        """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""
+        if self.wiring.by_node is not None:
+            return self
+        inside, across = self.wiring.means
+        devices = tuple(replace(device, bandwidth_bytes_per_s=None) for device in self.devices)
+        return replace(self, devices=devices, intra_node=inside, inter_node=across, links=())
 
     def allreduce_s(self, num_bytes: float, devices: tuple[int, ...]) -> float:
         """Ring all-reduce: 2(n-1) steps of bytes/n each over the slowest link of the ring.
@@ -134,21 +175,16 @@ class Cluster:
         n = len(devices)
         if n < 2 or num_bytes <= 0:
             return 0.0
-        ring = self._ring(devices)
+        ring = self.wiring.ring(devices)
         wire_s = max(num_bytes / n / self.collective_efficiency / link.bandwidth_bytes_per_s for link in ring)
         if self.collective_latency_s is not None:
             return 2 * (n - 1) * (self.collective_latency_s + wire_s)
         return max(2 * (n - 1) * link.transfer_s(num_bytes / n / self.collective_efficiency) for link in ring)
 
-    def _ring(self, devices: tuple[int, ...]) -> list[Link]:
-        """The kinds of links in a ring over devices, in order."""
-        nodes = [self.nodes[device] for device in devices]
-        apart = sum(map(ne, nodes, (*nodes[1:], nodes[0])))
-        return [self.intra_node] * (apart < len(nodes)) + [self.inter_node] * (apart > 0)
-
     @cached_property
     def homogeneous(self) -> bool:
-        return self.devices.count(self.devices[0]) == len(self.devices)
+        """Whether devices are equal, and so are their links, but for the nodes that they are in."""
+        return self.wiring.by_node is not None and self.devices.count(self.devices[0]) == len(self.devices)
 
 
 @arguments("cluster")
@@ -162,6 +198,7 @@ def uniform(
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
     collective_efficiency: Positive = 1.0,
+    links: tuple[PairLink, ...] = (),
 ) -> Cluster:
     """A cluster of equal devices: `num_nodes` nodes with `devices_per_node` each.
 
@@ -177,6 +214,7 @@ def uniform(
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
         collective_efficiency=collective_efficiency,
+        links=links,
     )
 
 
@@ -196,6 +234,7 @@ def mixed(
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
     collective_efficiency: Positive = 1.0,
+    links: tuple[PairLink, ...] = (),
 ) -> Cluster:
     """A cluster of nodes that differ: `nodes=[{"device": ..., "count": 4}, ...]`, equal devices inside a node.
 
@@ -217,6 +256,7 @@ def mixed(
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
         collective_efficiency=collective_efficiency,
+        links=links,
     )
 
 

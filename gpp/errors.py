@@ -214,12 +214,30 @@ class NonFinite(GppError):
     """A loss, or the weights, of a training are not finite; the message says in which step, stage and micro-batch."""
 
 
-class WorkerFailed(GppError):
-    """A worker process failed; carries its rank and its own traceback."""
+class OffPace(GppError):
+    """Workers that serve take longer than the plan says, against the one that keeps it best.
 
-    def __init__(self, rank: int, reason: str, traceback: str = "") -> None:
+    Args:
+        off: rank -> how many times as long, of those that are off their time.
+        factors: of all ranks.
+    """
+
+    def __init__(self, off: dict[int, float], factors: dict[int, float]) -> None:
+        which = ", ".join(f"worker {rank} takes {factor:.2f} times as long" for rank, factor in sorted(off.items()))
+        super().__init__(f"{which} as planned")
+        self.off, self.factors = off, factors
+
+
+class WorkerFailed(GppError):
+    """A worker process failed; carries its rank and its own traceback.
+
+    `gone` are the ranks whose processes or machines are no more, so that the same work would do elsewhere; none where the work
+    itself failed.
+    """
+
+    def __init__(self, rank: int, reason: str, traceback: str = "", gone: tuple[int, ...] = ()) -> None:
         super().__init__(f"worker {rank} failed: {reason}")
-        self.rank, self.reason, self.traceback = rank, reason, traceback
+        self.rank, self.reason, self.traceback, self.gone = rank, reason, traceback, gone
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.rank, self.reason, self.traceback)
+        return type(self), (self.rank, self.reason, self.traceback, self.gone)

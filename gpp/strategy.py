@@ -14,16 +14,18 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import Literal, final
 
+from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
+from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.plan.round_robin import ROUND_ROBIN, in_turn
+from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import AbstractPlanner, Judged
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
@@ -32,6 +34,7 @@ from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
+from gpp.program.stream import check_served
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_schedule
@@ -39,6 +42,7 @@ from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
+from gpp.simulate.stream import Objective, questions, scored, serve
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -48,7 +52,6 @@ PLANNED_AHEAD = 4
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
-
 
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
@@ -63,6 +66,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
+        objective, edges: what planners minimise while serving (`gpp.simulate.stream.scored`), and what messages then are.
     """
 
     name: str
@@ -72,6 +76,8 @@ class Strategy:
     memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
     ceiling: bool = False
+    objective: Objective = "throughput"
+    edges: Edges = PLAIN
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:
@@ -95,13 +101,20 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
-        self._check_round_robin(problem)
-        if self.schedule.draft is not self.schedule:
-            return replace(self, schedule=self.schedule.draft).plan(problem)
+        if self.replicas == ROUND_ROBIN:
+            own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
+            check_turns(problem, problem.microbatch_size or own)
+        if self.drafted is not self:
+            return self.drafted.plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
         return replace(plan, search_s=time.perf_counter() - start)
+
+    @property
+    def drafted(self) -> Strategy:
+        """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
+        return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
     def _sparing(self, problem: Problem) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
@@ -193,6 +206,8 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
+        if posed.regime.serves:
+            check_served(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
@@ -206,29 +221,16 @@ class Strategy:
                 self.schedule.warmup(plan, stage, sys.maxsize)
             check_stream(plan, problem.graph, self.weights)
 
-    def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
-
-        Raises:
-            InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
-        """
-        try:
-            self.check(plan, problem)
-            self.lower(plan, problem)
-        except Infeasible as error:
-            raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
-        except InvalidConfig as error:
-            raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
-        except (InvalidPlan, MalformedProgram) as error:
-            raise InvalidPlan(f"{path}: {error}") from None
-
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
 
         Args:
-            record: False for the metrics alone, as a planner wants them.
+            record: False for the metrics alone, as a planner wants them; while serving, `iteration_s` is the objective.
         """
         plan = with_loss_apart(plan, problem)
+        if problem.regime.serves:
+            program = self._program(plan, problem)
+            return serve(program, plan, problem) if record else scored(program, plan, problem, self.objective)
         if plan.helped:
             return side_by_side(plan, self.posed(problem), record=record)
         drains = self.schedule.drains
@@ -254,11 +256,7 @@ class Strategy:
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
-        """The checked program of one evaluation over `num_samples` samples.
-
-        Args:
-            cards: as `lower` has it.
-        """
+        """The checked program of one evaluation over `num_samples` samples; `cards` as `lower` has it."""
         orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
@@ -283,7 +281,8 @@ class Strategy:
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
+        holds, served = EVERYTHING if problem.minibatch_ops else self.schedule.holds, replace(problem.regime, edges=self.edges)
+        regime = served if problem.regime.serves else Regime(holds=holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
@@ -338,6 +337,8 @@ class Strategy:
         """
         if self.schedule.per_device > 1:
             posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
+        if posed.regime.serves:
+            return questions(posed, self.objective, PLANNED_AHEAD)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
@@ -348,19 +349,11 @@ class Strategy:
             replace(
                 posed,
                 minibatch_size=posed.minibatch_size * ahead,
-                microbatch_size=posed.microbatch_size or self._microbatch_size(posed.minibatch_size),
+                microbatch_size=posed.microbatch_size or self.weights.microbatch_size(posed.minibatch_size),
                 regime=replace(posed.regime, minibatches=ahead, assumed_copies=count),
             )
             for count in copies
         ]
-
-    def _microbatch_size(self, minibatch_size: int) -> int | None:
-        """As the weight policy has it, where the user has not said otherwise."""
-        count = self.weights.accumulation
-        if count is not None and minibatch_size % count:
-            rule = f"must divide minibatch_size={minibatch_size}"
-            raise InvalidConfig("strategy.weights.accumulation", count, rule, "set strategy.weights.accumulation=1")
-        return None if count is None else minibatch_size // count
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
         """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.
@@ -375,7 +368,7 @@ class Strategy:
             plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
-        return with_loss_apart(plan, problem)
+        return with_edges(with_loss_apart(plan, problem), self.posed(problem))
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
@@ -400,21 +393,12 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth)
+        seconds = found.metrics.iteration_s * asked.regime.minibatches
+        seconds *= 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
-
-    def _check_round_robin(self, problem: Problem) -> None:
-        """Refuse round robin where a mini-batch is one micro-batch, before a search that could not use them."""
-        size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
-        if self.replicas == ROUND_ROBIN and size == problem.minibatch_size:
-            half = max(problem.minibatch_size // 2, 1)
-            fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
-            rule = "one micro-batch a mini-batch leaves nothing to take in turn"
-            raise InvalidConfig(
-                "strategy.replicas", ROUND_ROBIN, rule, f"set {fix} (a multiple of the replicas), or strategy.replicas=split"
-            )
 
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
-        check_schedule(self.schedule, problem, self.planner)
+        check_schedule(self.schedule, problem, self.planner, self.memory)
+        check_edges(self.edges, serves=problem.regime.serves)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from gpp.program.kinds import COMPUTE
 
@@ -25,13 +27,36 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What a stream of requests has shown, predicted or measured.
+
+    Args:
+        buffers: messages for which an edge has room.
+        arrival_rate: requests per second that came; None where another one always waited.
+        requests_per_s: those answered, the first ones, which fill the pipeline, left out.
+        mean_s, median_s, p95_s, p99_s: latencies: seconds from the arrival of a request, or without a rate from the begin of its
+            first pass, until all its answers are there.
+    """
+
+    buffers: int
+    requests: int
+    arrival_rate: float | None
+    requests_per_s: float
+    mean_s: float
+    median_s: float
+    p95_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """METRICS of the run contract, the same for predicted and measured.
 
     `weight_versions` are copies of a stage's weights held at a time; `staleness` is the most updates that a stage makes
     between the weights that a forward starts from and the update that applies its gradient (0 where the pipeline
     drains). `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own
-    time for each compute action, which goes neither into computing, nor into messages, nor into waiting for them.
+    time for each compute action, which goes neither into computing, nor into messages, nor into waiting for them. `serving` is of a
+    stream of requests only, of which `iteration_s` is the seconds of one.
     """
 
     iteration_s: float
@@ -43,6 +68,7 @@ class Metrics:
     weight_versions: dict[int, int]
     staleness: dict[int, int] = field(default_factory=dict)
     overhead_s: float | None = None
+    serving: Annotated[Serving | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +135,14 @@ class Emulation:
         virtual_iteration_s: a step by the clock that the messages carried: exact, without overhead.
         unpaced_s: seconds that a step took here without waiting for any clock: the runtime's own work.
         step_s: each paced step, in seconds of the cluster.
+        serving: of a stream of requests, what it has shown by that clock.
     """
 
     time_scale: float
     virtual_iteration_s: float
     unpaced_s: float
     step_s: tuple[float, ...]
+    serving: Annotated[Serving | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

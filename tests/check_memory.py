@@ -11,6 +11,13 @@ to fit that does not, or not to fit that does, or in more seconds than the least
 does the same for whole plans: `graphpipe` with the memory policy `auto` against all cuts and all ways on graphs of up to six
 operators and up to three devices, at a given micro-batch size (`tests.oracle.memory_plans`). Exit code 1 if fewer than 90 % are as
 fast as the best plan, if one is more than 5 % slower, overflows, or is not found though one fits.
+
+    python -m tests.check_memory --planners dawnpiper --count 300
+
+compares the chains of `strategy=dawnpiper` with all cuts and all ways (`tests.oracle.memory_chains`): graphs of up to six operators
+cut in their own order, up to four devices, equal or not, draining or with stashed weights. Exit code 1 if the slowest stage of an
+exact search is not the least there is, if a plan overflows, is missed or is found though none fits, and if the binary search is
+equal in fewer than 95 % or more than 3 % above.
 """
 
 from __future__ import annotations
@@ -22,10 +29,12 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.cost.stage import stage_bytes
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
@@ -33,11 +42,18 @@ from gpp.memory.choices import Marking
 from gpp.memory.fit import fit
 from gpp.memory.policy import Auto
 from gpp.plan.stage import Stage
+from gpp.planners.chains.dawnpiper import DawnPiper
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from gpp.weights.stash import Stash
 from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings
+from tests.oracle.memory_chains import MarkedChains
 from tests.oracle.memory_plans import MarkedPlans
+
+Search = Literal["exact", "binary"]
+
+SEARCHES: tuple[Search, ...] = ("exact", "binary")
 
 NEAR = 1e-9
 """Share by which two sums of the same numbers may differ."""
@@ -218,13 +234,70 @@ def compare_strategies(count: int, seed: int) -> int:
     return int(not good or any(counts[name] for name in ("missed", "overflows", "worse")))
 
 
+def random_chain_problem(rng: random.Random) -> Problem:
+    """As `random_problem`, with all devices needed more often, and enough micro-batches for every position to differ."""
+    problem = random_problem(rng)
+    cluster = replace(random_cluster(rng, rng.randint(2, 4)), processors=None)
+    memory, first, alike = problem.memory_limit_bytes * rng.uniform(0.8, 2.5), cluster.devices[0], rng.random() < 0.7
+    devices = tuple(replace(first if alike else device, memory_bytes=memory) for device in cluster.devices)
+    b = problem.microbatch_size or 1
+    return replace(problem, cluster=replace(cluster, devices=devices), minibatch_size=b * rng.choice([2, 6, 6]))
+
+
+def judged_chains(problem: Problem, ways: tuple[str, ...], *, stashes: bool) -> dict[Search, tuple[str, float]]:
+    """What both searches say of one problem: a verdict, and the ratio to the least seconds of the slowest stage."""
+    if stashes:
+        # An update after every micro-batch, so that each in flight has a version of its own.
+        problem = replace(problem, minibatch_size=problem.microbatch_size or 1, regime=Regime(weights=Stash()))
+    least = MarkedChains(problem, ways, stashes=stashes).best_s()
+    name: Literal["auto", "recompute", "offload"] = (
+        "auto" if len(ways) == 2 else "recompute" if ways == ("recompute",) else "offload"
+    )
+    out: dict[Search, tuple[str, float]] = {}
+    for search in SEARCHES:
+        planner = DawnPiper(search=search, ways=name)
+        found = planner.best_chain(problem, tuple(range(problem.graph.num_ops)), problem.microbatch_size or 1)
+        if found is None or least is None:
+            out[search] = ("nothing fits" if found is None and least is None else "missed" if found is None else "overflows"), 1.0
+            continue
+        needs = found.plan.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(found.plan.stages)})
+        ratio = found.seconds / least
+        over = any(need > problem.cluster.devices[d].memory_bytes * (1 + NEAR) for d, need in needs.items())
+        said = "overflows" if over else "equal" if abs(ratio - 1) <= NEAR else "better" if ratio < 1 else "worse"
+        out[search] = said, ratio
+    return out
+
+
+def compare_chains(count: int, seed: int) -> int:
+    """Print how DawnPiper's chains compare with all of them; returns the exit code."""
+    counts, worst = {search: Counter[str]() for search in SEARCHES}, dict.fromkeys(SEARCHES, 1.0)
+    for number in range(count):
+        rng = random.Random(f"{seed}-chains-{number}")
+        ways, stashes = rng.choice([("recompute",), ("offload",), ("recompute", "offload")]), rng.random() < 0.4
+        for search, (said, ratio) in judged_chains(random_chain_problem(rng), ways, stashes=stashes).items():
+            counts[search][said] += 1
+            worst[search] = max(worst[search], ratio)
+            if said not in ("equal", "nothing fits"):
+                print(f"  chain {number}, {search}: {said}, {ratio:.4f} of the least seconds", flush=True)
+    for search in SEARCHES:
+        found = counts[search]
+        print(f"{search:7} {count} problems: {dict(sorted(found.items()))}; at most {worst[search]:.4f} of the least seconds")
+    exact, binary = counts["exact"], counts["binary"]
+    wrong = any(one[bad] for one in (exact, binary) for bad in ("missed", "overflows", "better")) or exact["worse"]
+    judged = count - binary["nothing fits"]
+    return int(bool(wrong) or binary["equal"] < 0.95 * judged or worst["binary"] > 1.03)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ops", type=int, default=7, help="operators at most; the search tries up to four ways for each")
     parser.add_argument("--strategies", type=int, metavar="COUNT", help="compare whole plans instead, for so many problems")
+    parser.add_argument("--planners", choices=["dawnpiper"], help="compare the chains of a planner instead")
     asked = parser.parse_args(arguments)
+    if asked.planners:
+        return compare_chains(asked.count, asked.seed)
     if asked.strategies:
         return compare_strategies(asked.strategies, asked.seed)
     print("form   stages  equal  of them none fits  worse  wrong  marked  on the host  parted  CPU s of fit")

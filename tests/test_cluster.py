@@ -1,9 +1,13 @@
+import itertools
+import operator
 import os
+import random
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 
-from gpp.cluster import Cluster, Device, Link, local, machine_memory_bytes, mixed, uniform
+from gpp.cluster import Cluster, Device, Link, PairLink, local, machine_memory_bytes, mixed, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
@@ -47,6 +51,90 @@ def test_ring_allreduce_in_closed_form(devices, slowest):
     assert two_by_two().allreduce_s(size, devices) == pytest.approx(expected)
 
 
+def own(*, links=(), rates=(None, 4e9, 2e9, None), names=("a", "a", "b", "b")):
+    """Two nodes of two devices with rates and links of their own."""
+    base = two_by_two()
+    devices = (replace(d, name=n, bandwidth_bytes_per_s=r) for d, n, r in zip(base.devices, names, rates, strict=True))
+    return replace(base, devices=tuple(devices), links=links)
+
+
+WIDE, NARROW = Link(latency_s=1e-7, bandwidth_bytes_per_s=1e11), Link(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+
+
+def test_the_slower_end_decides():
+    rate = {pair: own().link(*pair).bandwidth_bytes_per_s for pair in itertools.combinations(range(4), 2)}
+    assert rate == {(0, 1): 4e9, (0, 2): 1e9, (0, 3): 1e9, (1, 2): 1e9, (1, 3): 1e9, (2, 3): 2e9}
+    assert own().link(3, 2) == Link(latency_s=FAST.latency_s, bandwidth_bytes_per_s=2e9)
+
+
+def test_a_pair_of_devices_goes_before_its_types_and_these_before_rates():
+    cluster = own(links=(PairLink(between=(3, 0), link=WIDE), PairLink(between=("b", "a"), link=NARROW)))
+    links = {pair: cluster.link(*pair) for pair in itertools.permutations(range(4), 2)}
+    assert links[0, 3] == links[3, 0] == WIDE
+    assert {links[pair] for pair in ((0, 2), (1, 2), (1, 3), (3, 1))} == {NARROW}
+    assert links[0, 1].bandwidth_bytes_per_s == 4e9 and links[2, 3].bandwidth_bytes_per_s == 2e9
+    assert from_json(Cluster, to_json(cluster)) == cluster
+
+
+def test_equal_rates_are_links_by_node():
+    cluster = own(rates=(5e9,) * 4, names=(None,) * 4)
+    assert cluster.homogeneous and cluster.link(0, 1).bandwidth_bytes_per_s == 5e9 and cluster.link(0, 2) == SLOW
+    assert not own(rates=(5e9, 5e9, 5e9, None), names=(None,) * 4).homogeneous
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_asked_of_groups_follows_from_pairs(seed):
+    """Against lists of all pairs, on clusters of every kind."""
+    rng = random.Random(f"wiring {seed}")
+    rates = tuple(rng.choice([None, 4e9, 2e9]) for _ in range(4)) if seed % 4 else (None,) * 4
+    pairs = rng.sample(list(itertools.combinations(range(4), 2)), rng.randint(0, 3) if seed % 4 > 1 else 0)
+    names = rng.sample([("a", "a"), ("a", "b"), ("b", "b")], rng.randint(0, 2) if seed % 4 > 2 else 0)
+    cluster = own(
+        rates=rates, links=tuple(PairLink(between=pair, link=rng.choice([WIDE, NARROW, FAST])) for pair in (*pairs, *names))
+    )
+    wiring, every = cluster.wiring, list(itertools.permutations(range(4), 2))
+    links = {pair: cluster.link(*pair) for pair in every}
+    assert set(wiring.every) == set(links.values()) and len(set(wiring.every)) == len(wiring.every)
+    assert wiring.best.latency_s == min(link.latency_s for link in links.values())
+    assert wiring.best.bandwidth_bytes_per_s == max(link.bandwidth_bytes_per_s for link in links.values())
+    for some, others in (((0,), (2, 3)), ((0, 1), (0, 1)), ((1, 2), (0, 3)), ((0, 2), (2, 3))):
+        assert set(wiring.between(some, others)) == {links[a, b] for a in some for b in others if a != b}
+    for a, b in every if wiring.by_node is None else ():
+        same = cluster.nodes[a] == cluster.nodes[b] and all(links[a, c] == links[b, c] for c in range(4) if c not in (a, b))
+        assert (wiring.places[a] == wiring.places[b]) == same
+    for count in (2, 3, 4):
+        slowest = [
+            min(links[pair].bandwidth_bytes_per_s for pair in zip(ring, (*ring[1:], ring[0]), strict=True))
+            for ring in itertools.permutations(range(4), count)
+        ]
+        assert max(slowest) <= wiring.widest(count) <= max(link.bandwidth_bytes_per_s for link in links.values())
+        if count == 2:
+            assert max(slowest) == wiring.widest(count)
+        for fast, enough in ((operator.gt, False), (operator.ge, True)):
+            joined = nx.Graph([pair for pair, link in links.items() if fast(link.bandwidth_bytes_per_s, wiring.widest(count))])
+            assert wiring.by_node or (max(map(len, nx.connected_components(joined)), default=1) >= count) == enough
+    even = cluster.evened()
+    assert even.wiring.by_node is not None and (even == cluster or cluster.wiring.by_node is None)
+    inside = [links[0, 1].bandwidth_bytes_per_s, links[2, 3].bandwidth_bytes_per_s]
+    assert even.link(0, 1).bandwidth_bytes_per_s == pytest.approx(2 / sum(1 / rate for rate in inside))
+
+
+def test_a_ring_goes_over_its_own_links():
+    cluster = own(rates=(None,) * 4, links=(PairLink(between=(0, 1), link=NARROW),))
+    # 0-1-2-3: the narrow link is one of the ring; 1-2-3: it is not.
+    assert cluster.allreduce_s(8e6, (0, 1, 2, 3)) == pytest.approx(6 * (1e-3 + 2.0))
+    assert cluster.allreduce_s(9e6, (1, 2, 3)) == pytest.approx(4 * (1e-5 + 3e-3))
+
+
+def test_copies_have_the_links_of_their_originals():
+    links = (PairLink(between=(0, 1), link=WIDE), PairLink(between=(1, 2), link=NARROW), PairLink(between=("b", "b"), link=WIDE))
+    doubled = own(links=links).with_copies(range(4), [2, 2, 3, 3])
+    assert doubled.link(4, 5) == WIDE and doubled.link(5, 6) == doubled.link(1, 6) == NARROW and doubled.link(2, 7) == WIDE
+    assert doubled.link(0, 5).bandwidth_bytes_per_s == SLOW.bandwidth_bytes_per_s  # another node, so not that of 0 and 1
+    beside = own(links=links).with_copies([0], [0])
+    assert beside.link(4, 1) == WIDE and beside.link(0, 4) == FAST
+
+
 def test_allreduce_of_nothing_or_with_nobody_is_free():
     assert two_by_two().allreduce_s(1e6, (3,)) == 0.0
     assert two_by_two().allreduce_s(0.0, (0, 1)) == 0.0
@@ -84,6 +172,15 @@ def test_local_shares_the_machines_memory():
         (lambda: Link(latency_s=0, bandwidth_bytes_per_s=0), r"cluster\.link\.bandwidth_bytes_per_s=0"),
         (lambda: replace(two_by_two(), nodes=(0,)), "one node index"),
         (lambda: uniform(name="c", num_nodes=0, devices_per_node=1, device=DEVICE, intra_node=FAST), "num_nodes=0"),
+        (
+            lambda: own(links=(PairLink(between=(0, 4), link=FAST),)),
+            r"links\[0\]\.between=\[0,4\]: devices have numbers from 0 to 3",
+        ),
+        (lambda: own(links=(PairLink(between=(1, 1), link=FAST),)), "no link to itself"),
+        (lambda: own(links=(PairLink(between=("a", "c"), link=FAST),)), "no device has the name c; the names of devices are: a, b"),
+        (lambda: own(links=(PairLink(between=(0, 1), link=FAST), PairLink(between=(1, 0), link=SLOW))), "there twice"),
+        (lambda: PairLink(between=(0, "a"), link=FAST), "two integers of at least 0 or two texts"),
+        (lambda: replace(DEVICE, bandwidth_bytes_per_s=0.0), "bandwidth_bytes_per_s=0.0: must be a positive number"),
         (lambda: local(name="c", num_devices=0, device=DEVICE, link=FAST), "num_devices=0"),
     ],
 )
@@ -144,7 +241,7 @@ def test_every_option_is_a_cluster(name, num_devices, num_nodes):
 
 def test_options_say_what_they_are_and_none_is_forgotten():
     files = sorted(path for path in (CONF / "cluster").glob("*.yaml") if path.stem != "base")
-    assert len(files) == 12
+    assert len(files) == 20
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
 

@@ -20,8 +20,9 @@ NAMED = [
     (group, path.stem)
     for group in ("cluster", "cost", "strategy", "engine", "optimizer", "logger")
     for path in sorted((CONF / group).glob("*.yaml"))
-    # The cards of this machine, of which there may be none: tests/runtime/cards/test_local.py
-    if path.stem not in ("base", "local_gpus")
+    # The cards of this machine, of which there may be none (tests/runtime/cards/test_local.py), and hosts of files
+    # (tests/planners/test_edgepipe.py).
+    if path.stem not in ("base", "local_gpus", "pipeedge")
 ]
 
 

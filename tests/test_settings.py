@@ -6,6 +6,7 @@ import importlib
 import inspect
 import math
 import pickle
+import pkgutil
 import re
 import sys
 import typing
@@ -146,7 +147,7 @@ def example(hint: Any) -> Any:
     if typing.is_typeddict(hint):
         return {name: example(part) for name, part in typing.get_type_hints(hint, include_extras=True).items()}
     if origin in (tuple, Sequence, list):
-        return [example(args[0])]
+        return [example(arg) for arg in args if arg is not Ellipsis]
     if origin in (dict, Mapping):
         return {"float32": 1.0}
     simple: dict[Any, Any] = {int: 1, float: 0.5, str: "word", bool: False, Any: 1}
@@ -160,12 +161,19 @@ def usual(target: Any) -> dict[str, Any]:
 
 
 SPECS = {"input_specs": {"x": 4}, "target_specs": {"y": 4}}
+PIPEEDGE = {
+    "path": str(ROOT / "sweeps" / "pipeedge" / "models.yml"),
+    "types": str(ROOT / "sweeps" / "pipeedge" / "device_types.yml"),
+}
 USUAL = {
     "gpp.cluster.Cluster": {"nodes": [0], "devices": [DEVICE]},
     "gpp.models.network.Network": {"network": "torch.nn.Linear", "arguments": {}, **SPECS},
     "gpp.models.imported.Imported": {"factory": "torch.nn.Linear", **SPECS},
     "gpp.models.blocks.Blocks": {"blocks": {"head": {"factory": "torch.nn.Linear", "inputs": ["x"]}}, **SPECS},
     "gpp.models.profile.Profile": {"path": __file__},
+    "gpp.models.pipeedge.PipeEdge": {**PIPEEDGE, "entry": "google/vit-base-patch16-224"},
+    "gpp.models.pipeedge.from_files": {**PIPEEDGE, "key": "google/vit-base-patch16-224"},
+    "gpp.pipeedge.graph.cluster": {"types": PIPEEDGE["types"], "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml")},
     "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
 }
 """Arguments between which there are rules."""
@@ -242,8 +250,9 @@ UNCONVERTED = ("gpp.models.network.flat", "gpp.models.specs.", "gpp.app.multirun
 
 def test_whatever_the_configuration_builds_declares_its_settings() -> None:
     named = {word for path in (ROOT / "conf").rglob("*.yaml") for word in re.findall(r"_target_: *([\w.]+)", path.read_text())}
-    known = {f"{target.__module__}.{target.__name__}" for target, _ in TARGETS}
-    assert sorted(name for name in named - known if not name.startswith(UNCONVERTED)) == []
+    known = [target for target, _ in TARGETS]
+    built = {name: pkgutil.resolve_name(name) for name in named if not name.startswith(UNCONVERTED)}
+    assert sorted(name for name, target in built.items() if target not in known) == []
 
 
 @settings("example")

@@ -9,7 +9,7 @@ outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -67,17 +67,20 @@ def problem(
     *,
     minibatch_size: Count,
     optimizer: AbstractOptimizer | None = None,
-    max_ops: Count = 64,
+    max_ops: Count | None = 64,
     microbatch_size: Count | None = None,
     cost: AbstractCostModel | None = None,
     loss_scope: LossScope = "microbatch",
+    whole: Sequence[str] = (),
 ) -> Problem:
     """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise.
 
     Args:
+        max_ops: to which operators are grouped; None for those that were captured.
         loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
+        whole: paths of modules that are one operator each, as `blocks.*.attend`.
     """
-    graph = coarsen_for(captured, max_ops, loss_scope)
+    graph = coarsen_for(captured, max_ops, loss_scope, whole)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
         from gpp.capture.profiler import measured

@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
+from gpp.app.capturing import captured_model, weights_of
+from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
+from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
+from gpp.app.serving import posed as posed_to_serve
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -27,11 +31,11 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, store
+from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
-from gpp.models.profile import Profile
+from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
 class GraphSettings(TypedDict, total=False):
     """Settings of `graph.`: the number of operators to coarsen to."""
 
-    max_ops: Count
+    max_ops: Count | None
 
 
 class LossSettings(TypedDict, total=False):
@@ -70,8 +74,8 @@ class Experiment:
     """The settings of one run.
 
     Args:
-        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `max_batch`: the largest
-            micro-batch of several strategies; `profile`: show what is measured.
+        mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
+            `max_batch`: the largest micro-batch of several strategies; `profile`: show what is measured.
         strategies: strategies that `compare` and `max_batch` plan with.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
@@ -80,12 +84,13 @@ class Experiment:
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
-        graph: `max_ops`, the number of operators to coarsen to.
+        graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step.
+        load_weights: of mode=inference: a run directory, or a safetensors file; None for those that the model is built with.
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -101,7 +106,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "plan", "compare", "max_batch", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -112,6 +117,7 @@ class Experiment:
     plan: str | None = None
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
+    load_weights: str | None = None
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
@@ -121,16 +127,18 @@ class Experiment:
         check_batch(self.minibatch_size, self.microbatch_size)
         check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
-            rule = "has the loss on each device's share of the mini-batch only"
-            raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
+            rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
+            raise InvalidConfig("loss.scope", "minibatch", rule, "use engine=distributed")
         self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
-        if self.engine.planner is not None:
+        check_inference(self)
+        if self.serves:
+            object.__setattr__(self, "strategy", serving_strategy(self.strategy))
+        elif self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
-            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
-            object.__setattr__(self, "strategy", own)
+            object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
     @property
-    def max_ops(self) -> int:
+    def max_ops(self) -> int | None:
         return (self.graph or {}).get("max_ops", 64)
 
     @property
@@ -140,7 +148,17 @@ class Experiment:
     @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
-        return self.mode == "train" and self.engine.runs
+        return self.mode in ("train", INFERENCE) and self.engine.runs
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, and nothing is trained."""
+        return self.mode == INFERENCE
+
+    @property
+    def computes(self) -> bool:
+        """Whether workers compute, with weights and data: they train, or they answer."""
+        return self.trains or (self.serves and self.engine.runs and self.engine.needs_weights)
 
     @property
     def trains(self) -> bool:
@@ -150,7 +168,7 @@ class Experiment:
     @property
     def num_steps(self) -> int:
         """Steps that the engine runs."""
-        most = self.engine.max_steps
+        most = None if self.serves else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
@@ -174,7 +192,7 @@ class Experiment:
         given = self._given_plan
         if self.runs or self.trains:
             check_helped(self.engine, self.strategy, given)
-        if isinstance(self.model, Profile):
+        if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
@@ -186,16 +204,19 @@ class Experiment:
         if isinstance(self.cost, Profiled):
             check_measurable(self.cluster)
         self.data.check(self.model)
+        if self.computes:
+            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                rule = f"must be at most the number of training samples, {num_train}"
-                fix = f"set minibatch_size={num_train} or less, or use more data"
-                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
+                rule, fix = (
+                    f"must be at most the number of training samples, {num_train}",
+                    f"set minibatch_size={num_train} or less",
+                )
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"{fix}, or use more data")
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
 
     @cached_property
     def resumed(self) -> Found | None:
@@ -204,44 +225,27 @@ class Experiment:
 
     @cached_property
     def _num_samples(self) -> dict[str, int]:
-        """Samples of each split; none where nothing is trained."""
-        if not self.trains:
+        """Samples of each split; none where nothing is computed."""
+        if not self.computes:
             return {"train": 0, "test": 0}
         load = self.data.load
         return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
 
     def captured(self) -> Captured:
+        """The captured model that runs: with its loss, or in mode=inference without."""
+        return model_of(self, self.with_loss())
+
+    def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        if isinstance(self.model, Profile):
-            return self.model.captured()
-        found = self._captured_at(None)
-        if found.batch is None:
-            return found
-        # The model runs at one batch size only: the micro-batch must have it.
-        b = self.microbatch_size or next(b for b in (4, 2, 3, 1, self.minibatch_size) if self.minibatch_size % b == 0)
-        return found if found.batch == b else self._captured_at(b)
-
-    def _captured_at(self, batch: int | None) -> Captured:
-        own = self.model.captured()
-        if own is not None:
-            return own
-        key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
-        folder = Path(self.cache_dir) / "graphs"
-        found = load_cached(key, folder)
-        if found is None:
-            from gpp.capture.examples import capture_model
-
-            found = capture_model(self.model, dtype=self.dtype, batch=batch)
-            store(key, found, folder)
-        return found
+        return captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
 
     def op_graph(self, captured: Captured) -> OpGraph:
-        """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
-        if isinstance(self.model, Profile) and not self.model.coarsen:
+        """The operators that planners see: convex groups, at most `graph.max_ops` of them, or the captured ones."""
+        if isinstance(self.model, AbstractProfile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope)
+        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
         # Messages travel in the type of autocast, half as wide as float32.
         return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
 
@@ -251,9 +255,9 @@ class Experiment:
         Raises:
             InvalidConfig: there are more devices than operators.
         """
-        cost = self.model.times if isinstance(self.model, Profile) else self.cost
+        cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -277,7 +281,7 @@ class Experiment:
             extrapolation=self.optimizer.extrapolation,
             refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        return here(posed, self.engine)
+        return here(posed_to_serve(self, posed), self.engine)
 
     @property
     def _imposed(self) -> int | None:
@@ -293,14 +297,14 @@ class Experiment:
         """
         if self._given_plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check_file(self.plan, self._given_plan, problem)
+        check_given(self.strategy, self.plan, self._given_plan, problem)
         return self._given_plan
 
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> tuple[Problem, Plan]:
-        """The problem and the plan by times that were measured in place, where this run trains (`gpp.app.in_place.settle`)."""
-        if not self.trains:
+        """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
+        if not self.computes:
             return problem, plan
         return settle(
             problem,
@@ -323,7 +327,7 @@ class Experiment:
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
-        out += self.data.warnings() if self.trains else ()
+        out += self.data.warnings() if self.computes else ()
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
@@ -333,7 +337,7 @@ class Experiment:
         """A time that no plan can beat; None where none fits, which the planner explains."""
         bounded = self.strategy.schedule.bounded or self.mode == "compare"
         one_piece = isinstance(self.strategy.planner, Single)
-        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
+        if self.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
             # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
             # batches have other bounds.
@@ -377,7 +381,7 @@ class Experiment:
             InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
         """
         sizes = self._num_samples
-        held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        whole = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
             captured,
             problem,
@@ -390,11 +394,12 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=held_out,
+            held_out=0 if self.serves else whole,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
+            serving=serve_settings(self, self.engine, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
@@ -404,10 +409,12 @@ class Experiment:
             self.engine.refuse(job)
         return job
 
-    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
-        from gpp.capture.examples import initial_weights
+    def judged(self, job: Job, run_dir: Path) -> dict[str, float]:
+        """What the answers of mode=inference are worth by the data's targets; empty where none were written."""
+        return judge(self, self.with_loss(), self.data, self.model, job, run_dir)
 
+    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
+        """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
         if "_weights" not in self.__dict__:
-            self.__dict__["_weights"] = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+            self.__dict__["_weights"] = weights_of(self.model, captured, self.load_weights, seed=self.seed, dtype=self.dtype)
         return self.__dict__["_weights"]

@@ -184,7 +184,8 @@ def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
     if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals):
         return None
     # A link that the user describes is not this machine's.
-    described = cluster.devices[0].kind == "cpu" and cluster.intra_node != LOOPBACK and problem.overheads == NOTHING
+    links = set(cluster.wiring.every) or {cluster.intra_node}
+    described = cluster.devices[0].kind == "cpu" and links != {LOOPBACK} and problem.overheads == NOTHING
     return None if described else cost.profile_of(problem.graph, cluster.devices[0])
 
 

@@ -28,12 +28,14 @@ from gpp.analysis.max_batch import Boundary
 from gpp.app.experiment import Experiment
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
+from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.loggers.base import AbstractRecord, RunInfo
 from gpp.loggers.jsonl import Jsonl
+from gpp.pipeedge.written import measured_files
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
@@ -171,8 +173,12 @@ class Recorder:
         show_plan(self.console, self._run())
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
-        """Show what was measured on this machine."""
+        """Show what was measured on this machine, and write it in PipeEdge's files, too."""
         show_profile(self.console, problem, plan)
+        if isinstance(problem.cost, Profiled):
+            self.begin()
+            for name, text in measured_files(problem, self.experiment.model.name, plan.stages[0].samples).items():
+                write_text(self.run_dir / "pipeedge" / name, text)
 
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
@@ -260,6 +266,15 @@ class Recorder:
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
+    def replaced(self, plan: Plan, predicted: Timeline) -> None:
+        """Take the plan with which a stream went on: what is measured is measured of it."""
+        self.plan, self.predicted = plan, predicted
+
+    def answered(self, values: dict[str, float]) -> None:
+        """Keep what the answers to all requests are worth."""
+        if values:
+            self._evaluations.append({"step": self.experiment.num_steps, **values})
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         with held_back():
             if error is not None:
@@ -341,6 +356,7 @@ class Recorder:
             idle_s=self.explanation.idle_s if self.explanation else None,
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
+            replaced=self.outcome.replaced,
         )
 
     def _run(self) -> RunRecord:

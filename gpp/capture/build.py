@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
 from gpp.capture.transients import Transients
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes
+from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.graph.sharding.declare import with_variants
@@ -198,7 +199,8 @@ class _Costs:
     def graph(self, name: str) -> OpGraph:
         """The operator graph."""
         saved, kept = self._saved()
-        names, tensors = self._names(), self._tensors(saved)
+        dtype = self._dtype()
+        names, tensors = self._names(), self._tensors(saved, dtype)
         transients, given = Transients(self.draft, self.facts, self.batch), {*self.losses, *(tensor.name for tensor in tensors)}
         charged: set[str] = set()
         split, late = self._late()
@@ -229,15 +231,18 @@ class _Costs:
             )
         used = {name for op in ops for name in op.params}
         params = tuple(self._param(draft) for draft in self.drafts.drafts if draft.kind == "param" and draft.target in used)
-        floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
-        given_types = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
-        dtype = floats.most_common(1)[0][0] if floats else (given_types or ["float32"])[0]
         inputs = tuple(
             Input(name=draft.target, bytes_per_sample=self.facts[draft.name].num_bytes / self.batch)
             for draft in self.drafts.drafts
             if draft.kind == "input"
         )
-        return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype or "float32")
+        return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype)
+
+    def _dtype(self) -> str:
+        """The floating-point type of most parameters; without any, of the first such input."""
+        floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
+        given = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
+        return (floats.most_common(1)[0][0] if floats else (given or ["float32"])[0]) or "float32"
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
@@ -296,7 +301,7 @@ class _Costs:
                         held[number] += size
         return split, held
 
-    def _tensors(self, saved: set[int]) -> tuple[GraphTensor, ...]:
+    def _tensors(self, saved: set[int], dtype: str) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)
         for unit, number in producer.items():
             for need in self._needs(unit):
@@ -313,9 +318,18 @@ class _Costs:
                     bytes_per_sample=facts.num_bytes / self.batch,
                     saved=bool(set(facts.storages) & saved),
                     differentiable=facts.requires_grad,
+                    values=self._values(self.draft[name], dtype),
                 )
             )
         return tuple(out)
+
+    def _values(self, draft: Draft, dtype: str) -> Literal["real", "gelu", "other"]:
+        """What numbers a node makes (`gpp.graph.op_graph.Tensor`); a view's are those that it looks at."""
+        if draft.dtype != dtype:
+            return "other"
+        while self.facts[draft.name].view and (parts := [self.draft[ref] for ref in references(draft.args)]):
+            draft = parts[0]
+        return "gelu" if draft.kind == "call" and "gelu" in draft.target else "real"
 
     def _main(self, number: int) -> Draft:
         """The node that an operator is named after: the loss, else most FLOPs, else the first that computes."""

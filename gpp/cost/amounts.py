@@ -111,6 +111,18 @@ class Amounts(NamedTuple):
             self.late * samples,
         )
 
+    def served(self, buffers: int, rows: Any) -> Amounts:
+        """Those of a stage that serves requests: nothing is held between passes but messages.
+
+        A pass takes its messages, those that come in and those that it sends, beside its rows and its temporaries; every edge has
+        room for some more.
+
+        Args:
+            buffers: messages for which an edge has room.
+            rows: bytes per sample of the user inputs that the stage reads.
+        """
+        return self._replace(kept=0.0 * self.kept, once=self.once + rows + (1 + buffers) * self.kept, late=0.0)
+
     def take(self, index: Any) -> Amounts:
         """Those of some stages, where the amounts are arrays."""
         return Amounts(*(amount[index] if np.ndim(amount) else amount for amount in self))

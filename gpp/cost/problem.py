@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpp.cluster import Cluster
+from gpp.cost import edges
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
@@ -207,7 +208,7 @@ class Problem:
         """
         replicas = [devices[i : i + tensor_parallel] for i in range(0, len(devices), tensor_parallel)]
         boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel) * samples
-        boundary_s = boundary / self.cluster.link(*replicas[0][:: max(tensor_parallel - 1, 1)]).bandwidth_bytes_per_s
+        boundary_s = max(boundary / self.cluster.link(own[0], own[-1]).bandwidth_bytes_per_s for own in replicas)
         forward, backward = (
             max(sums_s(self.cluster, sums, samples, replica) for replica in replicas)
             for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)
@@ -248,13 +249,25 @@ class Problem:
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
-            static = static_bytes(sums.trainable, sums.frozen, self.state_factor) + rows_bytes(sums.rows, self.minibatch_size)
+            static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
             kept, once, late = sums.saved + sums.kept, sums.transient, sums.late
-            if not mask & self.graph.differentiated:
+            if not mask & self.graph.differentiated and not self.regime.serves:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
                 kept, once, late = 0.0, kept + once, 0.0
-            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once, sums.fixed, late=late)
+            found = self._amounts[mask] = self.with_rows(
+                Amounts(sums.trainable, static, kept, once, sums.fixed, late=late), sums.rows
+            )
         return found
+
+    def with_rows(self, amounts: Amounts, rows: Any) -> Amounts:
+        """The amounts of stages with the user inputs that they read; while serving, with the buffers of their messages too.
+
+        Args:
+            rows: bytes per sample; a number, or an array of one element for each stage.
+        """
+        if self.regime.buffers is not None:
+            return amounts.served(self.regime.buffers, rows)
+        return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:
         """Bytes of trainable parameters on one device of a stage."""
@@ -273,6 +286,15 @@ class Problem:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""
         graph = self.graph
         return tuple(graph.tensors[i] for i in graph.made_by(src) if graph.consumer_masks[i] & dst)
+
+    def sent_bytes(self, tensor: Tensor) -> float:
+        """Bytes of a tensor in a message for each sample, as planners see them before a plan has edges."""
+        return edges.sent_bytes(tensor, self.regime.edges.bits_of((tensor,)), self.graph.dtype)
+
+    def codec_s(self, work: edges.Work, device: int) -> float:
+        """Seconds of encoding or decoding on device number `device`: memory traffic and kernels, like an operator without FLOPs."""
+        own = self.cluster.devices[device]
+        return self.cost.move_s(work.moved, own) + work.kernels * self.cost.launch_s(own)
 
     @property
     def prediction(self) -> Extrapolation:

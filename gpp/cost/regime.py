@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpp.cost.arrivals import Arrivals
+from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import Holding
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -20,12 +22,24 @@ class Regime:
         minibatches: those between two drains, as planners see it: `Problem.minibatch_size` is then that of all of them together,
             and an update comes for each. 1 where every mini-batch drains.
         assumed_copies: of the weights, wherever a stage's position in the pipeline is not known yet.
+        edges: what messages between stages are.
+        buffers: micro-batches for which each input and output edge of a stage has room while the model serves requests, beside the
+            one that is computed; None while it is trained.
+        arrivals: when requests come, while serving.
     """
 
     holds: Holding = field(default_factory=Holding)
     weights: AbstractWeights = field(default_factory=Flush)
     minibatches: int = 1
     assumed_copies: int = 1
+    edges: Edges = PLAIN
+    buffers: int | None = None
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, and nothing is trained."""
+        return self.buffers is not None
 
     @property
     def keeps_all(self) -> bool:

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded, held
@@ -125,12 +125,13 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     own = held(problem.graph, stage.ops, declared, t)
     split = Amounts(
         trainable=own.trainable,
-        static=static_bytes(own.trainable, own.frozen, problem.state_factor) + rows_bytes(sums.rows, problem.minibatch_size),
+        static=static_bytes(own.trainable, own.frozen, problem.state_factor),
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,
         late=whole.late,
     )
+    split = problem.with_rows(split, sums.rows)
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.

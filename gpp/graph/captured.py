@@ -34,7 +34,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, unseal
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""

@@ -6,11 +6,14 @@ Operators are numbered 0..n-1 in a topological order; sets of operators are Pyth
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from gpp.errors import InvalidGraph
 from gpp.serialization import to_json
@@ -144,6 +147,7 @@ class Tensor:
         bytes_per_sample: its size.
         saved: whether an operator keeps it for backward, so that the producer's `saved_bytes` counts it.
         differentiable: whether a gradient of the same size flows back.
+        values: `real` numbers of the graph's dtype, those that a `gelu` makes, or `other` ones (integers, another type).
     """
 
     name: str
@@ -152,6 +156,8 @@ class Tensor:
     bytes_per_sample: NotNegative
     saved: bool = True
     differentiable: bool = True
+    # Left out of files where it says nothing: graphs without integers read as they always did.
+    values: Annotated[Literal["real", "gelu", "other"], Field(exclude_if=lambda values: values == "real")] = "real"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,12 @@ class Amounts:
     gathered_bytes: np.ndarray
     trains: np.ndarray
     differentiated: np.ndarray
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of a number of a type, by torch's name of it, as `bfloat16`."""
+    found = re.search(r"\d+", dtype)
+    return int(found.group()) // 8 if found else 1
 
 
 def bits(mask: int) -> Iterator[int]:

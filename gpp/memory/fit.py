@@ -11,6 +11,7 @@ Seconds of computing again are those on the device that the stage waits for; `Fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
@@ -92,7 +93,7 @@ def fit(
         period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
         again: operators that may be computed again; None for all.
         within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. Infinite for the
-            first choice that fits.
+            first choice that fits, of stages of any form.
 
     Raises:
         InvalidConfig: `ways` or `selection` is unknown.
@@ -141,6 +142,8 @@ def _least(choices: Choices, limit: float, within: float) -> Judged | None:
     if program.parts.exact and n <= CHAIN:
         marking = program.solve(within)
         return None if marking is None else choices.judge(marking)
+    if math.isinf(within) and n > SMALL:
+        return _as_chain(choices, limit) or program.first_fit()
     starts = [_as_chain(choices, limit), program.first_fit(), capuchin(choices, limit) if n <= GREEDY else None]
     if n > SMALL:
         return exchanged(choices, limit, *starts)

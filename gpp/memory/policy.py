@@ -23,6 +23,7 @@ from gpp.memory.priced import Way
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.settings import settings
+from gpp.weights.base import PipelinePosition
 
 
 class Question(NamedTuple):
@@ -215,14 +216,19 @@ def _peak(plan: Plan, problem: Problem, s: int, memory: StageBytes) -> float:
 
 
 def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:
-    """Operators of a stage that may be computed again.
+    """Operators of a stage that may be computed again."""
+    return repeatable_ops(problem, plan.stages[s].ops, plan.position(s))
+
+
+def repeatable_ops(problem: Problem, ops: tuple[int, ...], position: PipelinePosition) -> tuple[int, ...]:
+    """Those of a stage's operators that may be computed again.
 
     Where a backward uses other weights than its forward did, those that read trained weights would give something else.
     """
     graph, weights = problem.graph, problem.regime.weights
-    if weights.flushes or not weights.changes(plan.position(s)):
-        return plan.stages[s].ops
-    return tuple(op for op in plan.stages[s].ops if not graph.trained_by[op])
+    if weights.flushes or not weights.changes(position):
+        return ops
+    return tuple(op for op in ops if not graph.trained_by[op])
 
 
 def fits_whole(problem: Problem) -> bool:

@@ -58,11 +58,13 @@ class AbstractModel(ABC):
         name: the model's name in reports.
         loss: see `gpp.models.losses.loss`.
         metric: see `gpp.models.losses.metric`; None for no metric but the loss.
+        whole: paths of modules that are one operator each for planners, as `blocks.*.attend` (`gpp.graph.coarsen.whole`).
     """
 
     name: str
     loss: str
     metric: str | None = None
+    whole: tuple[str, ...] = ()
 
     @abstractmethod
     def build(self) -> nn.Module:

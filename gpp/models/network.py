@@ -25,6 +25,7 @@ def flat(
     input_specs: dict[str, Any],
     target_specs: dict[str, Any],
     metric: str | None = None,
+    whole: tuple[str, ...] = (),
     **arguments: Any,
 ) -> Network:
     """A `Network` from one flat list of settings, so that each argument is `model.KEY` on the command line.
@@ -42,7 +43,7 @@ def flat(
         num_classes: 10
     """
     specs = {"input_specs": input_specs, "target_specs": target_specs}
-    return Network(name=name, network=network, loss=loss, metric=metric, arguments=arguments, **specs)
+    return Network(name=name, network=network, loss=loss, metric=metric, whole=whole, arguments=arguments, **specs)
 
 
 @final

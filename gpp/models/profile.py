@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
@@ -20,40 +23,24 @@ if TYPE_CHECKING:
 SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts the profile's micro-batches"
 
 
-@final
-@settings("model")
-class Profile(AbstractModel):
-    """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
-
-    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between
-    two optimizer steps. Times are the profile's, whatever `cost` says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractProfile(AbstractModel):
+    """A model that brings its own times, whatever `cost` says, and has no network.
 
     Args:
-        name: the model's name; `profile` stands for the file's name, up to its first dot.
-        path: path of the file.
-        coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own. Grouped
-            operators lose their declarations (tensor parallelism, recomputation).
-        seconds: length of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
+        coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own.
     """
 
-    path: str
     coarsen: bool = False
-    seconds: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        read_text(self.path, setting=SETTING)
-        if self.name == "profile":
-            object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
 
     @property
-    def times(self) -> Tabulated:
+    @abstractmethod
+    def times(self) -> AbstractCostModel:
         """The cost model that gives the profile's times."""
-        return Tabulated()
 
+    @abstractmethod
     def captured(self) -> Captured:
         """The graph alone: there is nothing to run."""
-        graph = read_profile(self.path, seconds=self.seconds)
-        return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=graph, warnings=(SAMPLE,))
 
     def refuse_training(self) -> None:
         """Raises: InvalidConfig: always; a profile has no network."""
@@ -73,6 +60,39 @@ class Profile(AbstractModel):
 
     def targets(self) -> dict[str, TensorSpec]:
         return {}
+
+
+@final
+@settings("model")
+class Profile(AbstractProfile):
+    """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
+
+    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between
+    two optimizer steps. Times are the profile's, whatever `cost` says.
+
+    Args:
+        name: the model's name; `profile` stands for the file's name, up to its first dot.
+        path: path of the file.
+        coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own. Grouped
+            operators lose their declarations (tensor parallelism, recomputation).
+        seconds: length of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
+    """
+
+    path: str
+    seconds: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        read_text(self.path, setting=SETTING)
+        if self.name == "profile":
+            object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
+
+    @property
+    def times(self) -> Tabulated:
+        return Tabulated()
+
+    def captured(self) -> Captured:
+        graph = read_profile(self.path, seconds=self.seconds)
+        return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=graph, warnings=(SAMPLE,))
 
     def source(self) -> str:
         return source_hash([Path(self.path)])

@@ -11,6 +11,7 @@ scatters the gradients. The stages before it keep all their micro-batches in fli
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -19,6 +20,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
 from gpp.graph.coarsen.coarsen import coarsen
+from gpp.graph.coarsen.whole import whole_modules
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -26,12 +28,20 @@ from gpp.plan.stage import Stage
 LossScope = Literal["microbatch", "minibatch"]
 
 
-def coarsen_for(captured: Captured, max_ops: int, scope: LossScope) -> OpGraph:
-    """The operators that planners see; with `scope` minibatch the loss's are merged with each other only."""
+def coarsen_for(captured: Captured, max_ops: int | None, scope: LossScope, whole: Sequence[str] = ()) -> OpGraph:
+    """The operators that planners see; with `scope` minibatch the loss's are merged with each other only.
+
+    Args:
+        max_ops: None for the operators as they were captured.
+        whole: modules that are one operator each before anything else is merged (`whole_modules`).
+    """
+    graph = whole_modules(captured.graph, whole)
+    if max_ops is None:
+        return graph
     if scope == "microbatch":
-        return coarsen(captured.graph, max_ops)
+        return coarsen(graph, max_ops)
     names = set(captured.loss_ops)
-    return coarsen_apart(captured.graph, max_ops, mask_of(i for i, op in enumerate(captured.graph.ops) if op.name in names))
+    return coarsen_apart(graph, max_ops, mask_of(i for i, op in enumerate(graph.ops) if op.name in names))
 
 
 def loss_mask(captured: Captured, graph: OpGraph) -> int:

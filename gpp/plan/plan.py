@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
+from pydantic import Field
+
+from gpp.cost.edges import check_bits, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.plan.handling import Edge, handling_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
 from gpp.plan.stage import Stage
-from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
 from gpp.weights.base import PipelinePosition
 
@@ -49,6 +52,8 @@ class Plan:
         search_s: seconds that the search took.
         objective: of a planner that minimises something else than the predicted time of a step.
         explanation: lines for the user: what the planner did, and what it may have cost.
+        edge_bits: of a floating-point value in a message, for each edge; 0 for one whose values travel as they are. Empty: all.
+        edge_clip, edge_auto: whether values are clipped before; whether senders change the bits with the speed of their links.
     """
 
     planner: str
@@ -59,6 +64,10 @@ class Plan:
     search_s: NotNegative = 0.0
     objective: Objective | None = None
     explanation: tuple[str, ...] = ()
+    # Left out of files where no message is quantised: such plans read as they always did.
+    edge_bits: Annotated[tuple[Natural, ...], Field(exclude_if=lambda bits: not bits)] = ()
+    edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
+    edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
 
     @cached_property
     def num_devices(self) -> int:
@@ -146,6 +155,24 @@ class Plan:
     def shares_devices(self) -> bool:
         """Whether a device runs more than one stage."""
         return len(self.stages_of_device) < sum(len(stage.devices) for stage in self.stages)
+
+    def bits_of(self, edge: tuple[int, int]) -> int:
+        """Bits of a floating-point value in the messages of an edge; 0: they travel as they are."""
+        return self._bits.get(edge, 0)
+
+    @cached_property
+    def _bits(self) -> dict[tuple[int, int], int]:
+        return dict(zip(self.edges, self.edge_bits, strict=True)) if self.edge_bits else {}
+
+    def message_bytes(self, graph: OpGraph) -> dict[tuple[int, int], tuple[float, float]]:
+        """Bytes for each sample that go over every edge, forwards and backwards; an order-only edge has none."""
+        return {
+            edge: (
+                sum(sent_bytes(tensor, self.bits_of(edge), graph.dtype) for tensor in tensors),
+                sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable),
+            )
+            for edge, tensors in self.edge_tensors(graph).items()
+        }
 
     @property
     def keeping(self) -> Plan:
@@ -269,6 +296,7 @@ class Plan:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        check_bits(self.edge_bits, self.edges, self.edge_tensors(graph), graph)
         check_helpers(self.stages, self.edges, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
@@ -330,7 +358,7 @@ class Plan:
             bills = tuple(StageCost.of(problem, stage) for stage in self.stages)
         else:
             bills = tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
-        if problem.overheads == NOTHING:
+        if problem.overheads == NOTHING and not self.edge_bits:
             return bills
         # The fixed cost of a pass is in the stage's own bill.
         last = {stages[-1] for stages in self.stages_of_device.values()}
@@ -341,49 +369,25 @@ class Plan:
     def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
         """Seconds of a forward and of a backward of each stage that are none of its operators': fixed costs and messages."""
         fixed = problem.overheads
-        if fixed == NOTHING:
+        if fixed == NOTHING and not self.edge_bits:
             return [(0.0, 0.0)] * len(self.stages)
         return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in self.handling_s(problem)]
 
     def handling_s(self, problem: Problem) -> list[tuple[float, float]]:
         """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.
 
-        The device that has most to do decides. What a device hands to itself costs nothing.
+        Encoding and decoding are in them. The device that has most to do decides. What a device hands to itself costs nothing.
         """
         # A prediction asks several times, and walks over all messages.
-        key = "handling", self.stages, self.edges, self.minibatch_size
+        key = "handling", self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
         if key not in problem.bills:
-            problem.bills[key] = self._handling_s(problem)
+            returning, sizes = self.returning(problem.graph), self.message_bytes(problem.graph)
+            edges = [
+                Edge(ends, tensors, sizes[ends], self.bits_of(ends), self.edge_clip, ends in returning)
+                for ends, tensors in self.edge_tensors(problem.graph).items()
+            ]
+            problem.bills[key] = handling_s(self.stages, edges, self.minibatch_size, problem)
         return problem.bills[key]
-
-    def _handling_s(self, problem: Problem) -> list[tuple[float, float]]:
-        cut = [stage.pieces(self.minibatch_size) for stage in self.stages]
-        group_of = [{replica[0]: replica for replica in stage.replicas} for stage in self.stages]
-        returning, costs = self.returning(problem.graph), problem.overheads
-        took: list[tuple[defaultdict[int, float], defaultdict[int, float]]]
-        took = [(defaultdict(float), defaultdict(float)) for _ in self.stages]
-        for (s, t), tensors in self.edge_tensors(problem.graph).items():
-            forward, returned = sum(x.bytes_per_sample for x in tensors), [x for x in tensors if x.differentiable]
-            backward = sum(x.bytes_per_sample for x in returned)
-            for route in messages(cut[s], cut[t]):
-                count = route.hi - route.lo
-                makers, readers = group_of[s][route.src_device], group_of[t][route.dst_device]
-                for src, dst in copies(makers, readers):
-                    if src != dst:
-                        took[s][0][src] += costs.send_s(forward * count, len(tensors))
-                        took[t][0][dst] += costs.receive_s(forward * count, len(tensors))
-                for src, dst in copies(readers, makers) if (s, t) in returning else ():
-                    if src != dst:
-                        took[t][1][src] += costs.send_s(backward * count, len(returned))
-                        took[s][1][dst] += costs.receive_s(backward * count, len(returned))
-        out = []
-        for s, pieces in enumerate(cut):
-            passes = {replica[0]: 0 for replica in self.stages[s].replicas}
-            for piece in pieces:
-                passes[piece.device] += 1
-            each = {device: max(passes[replica[0]], 1) for replica in self.stages[s].replicas for device in replica}
-            out.append(tuple(max((total / each[device] for device, total in way.items()), default=0.0) for way in took[s]))
-        return out
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: the sum over its stages, and over those that it helps.

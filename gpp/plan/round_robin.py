@@ -9,11 +9,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
 
 ROUND_ROBIN = "round_robin"
 """What the replicas of a stage do with its micro-batches."""
+
+
+def check_turns(problem: Problem, size: int | None) -> None:
+    """Refuse round robin where a mini-batch is one micro-batch, before a search that could not use them.
+
+    Args:
+        size: of a micro-batch, where it is imposed.
+
+    Raises:
+        InvalidConfig: the mini-batch is one micro-batch.
+    """
+    if size != problem.minibatch_size:
+        return
+    half = max(problem.minibatch_size // 2, 1)
+    fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
+    rule = "one micro-batch a mini-batch leaves nothing to take in turn"
+    raise InvalidConfig(
+        "strategy.replicas", ROUND_ROBIN, rule, f"set {fix} (a multiple of the replicas), or strategy.replicas=split"
+    )
 
 
 def in_turn(plan: Plan, problem: Problem) -> Plan:

@@ -23,6 +23,8 @@ class AbstractPlanner(ABC):
     """Whether its plans may have helpers (`gpp.plan.helpers`)."""
     proves: ClassVar[bool] = False
     """Whether it says how far any other plan's time is from that of its own."""
+    marks: ClassVar[bool] = False
+    """Whether it decides itself which operators are computed again or on the host, so that no memory policy does."""
 
     @property
     def varies_k(self) -> bool:

@@ -102,17 +102,17 @@ def _longer(
     ends = [i for i, stage in updates if stage == updates[-1][1]]
     before, start, stop, after = ends[middle - 1], ends[middle], ends[middle + 1], ends[middle + 1 :]
     body = actions[start:stop]
-    if not after or [_moved(a, counts, minibatch_size, 1) for a in actions[before:start]] != list(body):
+    if not after or [moved(a, counts, minibatch_size, 1) for a in actions[before:start]] != list(body):
         raise MalformedProgram("the middle of the program does not repeat itself: it holds too few mini-batches")
     yield from actions[:stop]
     for by in range(1, minibatches - known + 1):
         for action in body:
-            yield _moved(action, counts, minibatch_size, by)
+            yield moved(action, counts, minibatch_size, by)
     for action in actions[stop:]:
-        yield _moved(action, counts, minibatch_size, minibatches - known)
+        yield moved(action, counts, minibatch_size, minibatches - known)
 
 
-def _moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
+def moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
     """The same action, `by` mini-batches later."""
     kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
     if kind in SUMS:

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import is_loss
+from gpp.settings import Count, Positive
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
+    from gpp.runtime.replan import Replaced
     from gpp.schedules.base import AbstractSchedule
     from gpp.timeline import Emulation, Timeline, Versions
     from gpp.weights.base import AbstractWeights
@@ -41,6 +43,7 @@ class Outcome:
         evaluations: one {"step": steps done, name: value} for each evaluation.
         emulation: the pace of emulated devices.
         versions: weight versions that an engine without a timeline counted.
+        replaced: plans that were replaced while they served; `measured` is of the last one.
     """
 
     measured: Timeline | None = None
@@ -49,6 +52,7 @@ class Outcome:
     evaluations: tuple[dict[str, Any], ...] = ()
     emulation: Emulation | None = None
     versions: Versions | None = None
+    replaced: tuple[Replaced, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class Progress:
 
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
+        on_pass: (rank, seconds) of the passes of a worker that serves, the mean of a request; may raise, which ends the workers.
         say: gives the user an instruction.
         warn: warns the user of what the workers have found.
     """
@@ -64,6 +69,7 @@ class Progress:
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+    on_pass: Callable[[int, float], None] = field(default=lambda rank, seconds: None)
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
@@ -148,6 +154,8 @@ class AbstractEngine(ABC):
     """Whether it runs plans with helpers (`gpp.plan.helpers`)."""
     bounds_memory: ClassVar[bool] = False
     """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
+    serves: ClassVar[bool] = False
+    """Whether it runs streams of requests (`AbstractServer`)."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     overwrites: ClassVar[bool] = True
@@ -237,3 +245,22 @@ class AbstractEngine(ABC):
         Raises:
             WorkerFailed: a worker died; its own traceback is in the error.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractServer(AbstractEngine):
+    """An engine that runs streams of requests, too.
+
+    Args:
+        buffers: messages for which every input and output edge of a stage has room while requests are served; a sender waits for
+            a full one.
+        arrival_rate: requests per second; None: another one always waits.
+        arrivals: how far apart requests are: all equally far, or at random (`poisson`), by the run's seed.
+        answers: whether the answers are written to answers.safetensors.
+    """
+
+    serves: ClassVar[bool] = True
+    buffers: Count = 2
+    arrival_rate: Positive | None = None
+    arrivals: Literal["deterministic", "poisson"] = "deterministic"
+    answers: bool = True

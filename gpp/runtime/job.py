@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,19 +19,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gpp.cluster import Cluster
+from gpp.cost.arrivals import Arrivals
+from gpp.cost.edges import Kept
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
-from gpp.graph.captured import Captured, Derived, node_references
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
+from gpp.pipeedge.written import schedule_of
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
+from gpp.runtime.job_checks import check_clipping, check_derived, check_weights
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_json, read_text, to_json
@@ -65,6 +69,24 @@ def _described(weights: AbstractWeights) -> dict[str, Any]:
     return describe(weights) | ({"correction": describe(correction)} if correction else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What a job that serves requests adds to the settings of a run, whose `steps` are the requests.
+
+    Args:
+        buffers, arrivals: messages for which an edge has room; when requests come.
+        split, samples: of the data set whose samples the requests are made of, in order, again and again.
+        answers, kept: whether they are written; what senders keep whose bits follow their links, None where no bits change.
+    """
+
+    buffers: Count
+    arrivals: Arrivals
+    split: Literal["train", "test"] = "test"
+    samples: Natural = 0
+    answers: bool = True
+    kept: Annotated[Kept | None, Field(exclude_if=lambda found: found is None)] = None
+
+
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
 """torch's name of a type."""
 
@@ -94,6 +116,7 @@ class Settings:
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
+        serving: of a job that serves requests; None for one that trains.
         timeout_s: seconds after which a run that stands still has failed.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
@@ -130,6 +153,7 @@ class Settings:
     checkpoint_drain: bool = False
     resume: str | None = None
     first_step: Natural = 0
+    serving: Annotated[ServeSettings | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +185,8 @@ class Job:
         for name in FILES:
             (folder / FILES[name]).write_text(to_json(getattr(self, name)))
         (folder / "program.txt").write_text(self.program.to_text())
+        if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
+            (folder / "schedule.yml").write_text(schedule)
         if self.evaluation:
             (folder / "evaluation.txt").write_text(self.evaluation.to_text())
         if weights is not None:
@@ -276,9 +302,9 @@ def assemble(
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
-    _check_weights(strategy.weights, settings)
+    check_weights(strategy.weights, settings)
     optimizer.check(strategy.weights)
-    _check_clipping(optimizer, plan, problem.graph)
+    check_clipping(optimizer, plan, problem.graph)
     check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
     if plan.divided:
         from gpp.capture.operands import check_divided
@@ -286,7 +312,7 @@ def assemble(
         whole = problem.cost.whole_ops(problem.graph, problem.cluster.devices[0])
         check_divided(captured, plan, problem.graph, whole)
     if overwrites:
-        _check_derived(captured, plan, problem.graph, strategy.weights, kind)
+        check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(
         settings=Settings(
             steps=steps,
@@ -312,80 +338,6 @@ def assemble(
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
-
-
-def _check_weights(weights: AbstractWeights, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that a weight policy cannot be combined with at run time.
-
-    Raises:
-        InvalidConfig: names the setting.
-    """
-    if settings.get("checkpoint_every") and not settings.get("checkpoint_drain") and not weights.repeats:
-        rule = f"strategy.weights={weights.name} keeps no weights by which micro-batches in flight could be repeated"
-        raise InvalidConfig("checkpoint.drain", False, rule, "set checkpoint.drain=true")
-    if settings.get("autocast") and weights.backward != "same":
-        rule = f"backwards would use the cast copies of the forward's weights, and strategy.weights={weights.name} wants others"
-        raise InvalidConfig("engine.autocast", settings["autocast"], rule, "set engine.autocast=null, or strategy/weights=stash")
-    if settings.get("compile") and not weights.flushes:
-        rule = f"a compiled stage is bound to its parameters, and strategy.weights={weights.name} exchanges them"
-        raise InvalidConfig("engine.compile", settings["compile"], rule, "set engine.compile=null, or strategy/weights=flush")
-
-
-def _check_derived(captured: Captured, plan: Plan, graph: OpGraph, weights: AbstractWeights, kind: str) -> None:
-    """Refuse a tensor computed from parameters that a backward would find as the forward left it.
-
-    Args:
-        kind: of the devices.
-
-    Raises:
-        InvalidConfig: names the stage, the operator and the parameter.
-    """
-    for s, stage in enumerate(plan.stages):
-        if weights.changes(plan.position(s)):
-            own = _closure(captured, [node for op in stage.ops for node in graph.ops[op].nodes])
-            for derived in (*captured.derived, *(_packed(captured) if kind == "cuda" else ())):
-                if derived.node in own:
-                    target, params = captured.node_of[derived.node].target, ", ".join(derived.params)
-                    rule = (
-                        f"its backwards use other weights than the forwards did, and {target} of stage {s} ({derived.where}) keeps "
-                        f"a tensor that the forward has computed from {params}"
-                    )
-                    fix = "let the operator read the parameter itself, or set strategy/weights=stash, or engine=reference"
-                    raise InvalidConfig("strategy.weights", weights.name, rule, fix)
-
-
-def _closure(captured: Captured, nodes: Iterable[str]) -> set[str]:
-    """A stage's nodes, with those that belong to no operator and that it computes for itself."""
-    seen: set[str] = set()
-    todo = list(nodes)
-    while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
-            node = captured.node_of[name]
-            todo += [name for name in (*node_references(node), *node.after) if captured.node_of[name].free]
-    return seen
-
-
-def _packed(captured: Captured) -> Iterator[Derived]:
-    """Recurrent layers, whose weights cuDNN packs into memory of its own and keeps in this form."""
-    for node in captured.nodes:
-        if node.kind == "call" and any(part in node.target for part in ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")):
-            own = [captured.node_of[name] for name in node_references(node)]
-            yield Derived(
-                node=node.name, params=tuple(n.target for n in own if n.kind == "param" and n.requires_grad), where=node.module
-            )
-
-
-def _check_clipping(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph) -> None:
-    """Refuse to clip a parameter by stage if several stages share it.
-
-    Raises:
-        InvalidConfig: names the parameter and the stages.
-    """
-    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage" and (shared := plan.shared_weights(graph)):
-        name, stages = shared[0]
-        rule = f"{name} is shared by stages {' and '.join(map(str, stages))}, whose norms differ"
-        raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model")
 
 
 FILES = {

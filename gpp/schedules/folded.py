@@ -31,7 +31,11 @@ def unfolded(cluster: Cluster, k: int, *, back: bool) -> Cluster:
     turns = [range(cluster.num_devices)[:: -1 if back and turn % 2 else 1] for turn in range(k)]
     which = [device for turn in turns for device in turn]
     return replace(
-        cluster, devices=tuple(cluster.devices[d] for d in which), nodes=tuple(cluster.nodes[d] for d in which), processors=None
+        cluster,
+        devices=tuple(cluster.devices[d] for d in which),
+        nodes=tuple(cluster.nodes[d] for d in which),
+        processors=None,
+        hosts=(),
     )
 
 

@@ -59,7 +59,7 @@ def copy_costs(plan: Plan, graph: OpGraph, cluster: Cluster, bills: Sequence[Sta
 
 def _beside(plan: Plan, graph: OpGraph, cluster: Cluster, copying: Sequence[int]) -> Mapping[tuple[str, int], float]:
     """(kind of a copy, device) -> bytes of messages over the same link and in the same direction, for each of its copies."""
-    if not (cluster.intra_node.over_host or cluster.inter_node.over_host):
+    if not any(link.over_host for link in cluster.wiring.every):
         return {}
     rates = message_rates(plan, graph)
     moved: dict[tuple[str, int], float] = defaultdict(float)

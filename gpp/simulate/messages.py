@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpp.cost.edges import ANNOUNCE_BYTES
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.edges import announcing
 from gpp.plan.helpers import gradient_bytes
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -18,10 +20,11 @@ ORDER_BYTES = 1
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
-    for (s, t), tensors in plan.edge_tensors(graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        out[FORWARD, s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        out[BACKWARD, t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+    tensors, announces = plan.edge_tensors(graph), announcing(plan, graph)
+    for (s, t), (forward, backward) in plan.message_bytes(graph).items():
+        fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
+        ahead = float(ANNOUNCE_BYTES) if (s, t) in announces else 0.0
+        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed + ahead), (backward, fixed)
     for s, stage in enumerate(plan.stages):
         trained = sum(graph.param_of[name].num_bytes for name in {name for op in stage.ops for name in graph.trained_by[op]})
         out[HELPING, s, s] = (sum(graph.ops[op].late_bytes for op in stage.ops), 0.0)

@@ -21,7 +21,7 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, ReduceGroup, reduce_groups
 from gpp.routing import copies, messages
-from gpp.simulate.messages import ORDER_BYTES
+from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, spans
 from gpp.timeline import Metrics, Timeline
 
@@ -123,11 +123,9 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     total = 0.0
     group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
     cut = [stage.pieces(b) for stage in plan.stages]
-    returning = plan.returning(problem.graph)
-    for (s, t), tensors in plan.edge_tensors(problem.graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        forward = sum(x.bytes_per_sample for x in tensors)
-        backward = sum(x.bytes_per_sample for x in tensors if x.differentiable)
+    returning, rates = plan.returning(problem.graph), message_rates(plan, problem.graph)
+    for s, t in plan.edges:
+        (forward, fixed), (backward, _) = rates[FORWARD, s, t], rates[BACKWARD, t, s]
         for route in messages(cut[s], cut[t]):
             makers, readers = group_of[route.src_device], group_of[route.dst_device]
             size = forward * (route.hi - route.lo) + fixed

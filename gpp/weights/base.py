@@ -159,6 +159,18 @@ class AbstractWeights(ABC):
             start: as in `PipelinePosition.latest`; no earlier version is there.
         """
 
+    def microbatch_size(self, minibatch_size: int) -> int | None:
+        """Samples of a micro-batch, where the user has not said otherwise; None leaves them to the planner.
+
+        Raises:
+            InvalidConfig: the accumulation that was set does not divide the mini-batch.
+        """
+        count = self.accumulation
+        if count is not None and minibatch_size % count:
+            rule = f"must divide minibatch_size={minibatch_size}"
+            raise InvalidConfig("strategy.weights.accumulation", count, rule, "set strategy.weights.accumulation=1")
+        return None if count is None else minibatch_size // count
+
     @abstractmethod
     def least_accumulation(self, depth: int) -> int:
         """Micro-batches that a mini-batch must have at least in a pipeline of `depth` stages."""

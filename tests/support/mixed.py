@@ -1,22 +1,14 @@
-"""Problems on clusters of unequal devices, and everything that can be done with a small one."""
+"""Problems on clusters of unequal devices, with links by node, by device or by pair."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
-from gpp.cluster import Link
+from gpp.cluster import Link, PairLink
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
-from tests.oracle.exhaustive import convex_partitions
 from tests.support.problems import Rate, cluster
 
 INTER = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
@@ -48,32 +40,25 @@ def mixed_problem(seed: int, *, ops: tuple[int, int] = (12, 40), devices: tuple[
     )
 
 
-def optimum_s(problem: Problem) -> float | None:
-    """The best of all convex partitions on all devices, with every micro-batch size; None if nothing fits."""
-    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
-    best = float("inf")
-    for masks in convex_partitions(problem.graph, problem.cluster.num_devices):
-        with contextlib.suppress(InvalidPlan):
-            for placement in _placements(problem, len(masks)):
-                for b in problem.microbatch_sizes():
-                    if all(b % len(devices) == 0 for devices in placement):
-                        parts = [(mask, len(devices)) for mask, devices in zip(masks, placement, strict=True)]
-                        order = make_plan(problem, "x", parts, b)  # raises where stages form a cycle
-                        place = dict(zip(masks, placement, strict=True))
-                        stages = tuple(replace(stage, devices=place[sum(1 << op for op in stage.ops)]) for stage in order.stages)
-                        with contextlib.suppress(Infeasible):
-                            plan = replace(order, stages=stages)
-                            plan.validate(problem)
-                            best = min(best, strategy.predict(plan, problem, record=False).metrics.iteration_s)
-    return best if best < float("inf") else None
+def linked(problem: Problem, seed: int) -> Problem:
+    """The problem with rates of links by device, by type of device, or by pair."""
+    rng = random.Random(f"linked {seed}")
+    cluster, kinds = problem.cluster, sorted(set(problem.type_of_device))
+    rates = (1e8, 1e9, 4e9, 4e10)
 
+    def link() -> Link:
+        return Link(latency_s=rng.choice([1e-5, 1e-4]), bandwidth_bytes_per_s=rng.choice(rates))
 
-def _placements(problem: Problem, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way to give `count` stages devices, one of those that differ in names only."""
-    labels = list(zip(problem.type_of_device, problem.cluster.nodes, strict=True))
-    seen = set()
-    for owner in itertools.product(range(-1, count), repeat=len(labels)):
-        key = tuple(tuple(sorted(label for label, o in zip(labels, owner, strict=True) if o == s)) for s in range(count))
-        if all(key) and key not in seen:
-            seen.add(key)
-            yield tuple(tuple(d for d, o in enumerate(owner) if o == s) for s in range(count))
+    how = seed % 3
+    own = {kind: rng.choice([*rates, None]) for kind in kinds}
+    rate = [own[kind] if how == 0 else rng.choice([*rates, None]) if how == 1 else None for kind in problem.type_of_device]
+    devices = tuple(
+        replace(device, name=f"type{kind}", bandwidth_bytes_per_s=each)
+        for device, kind, each in zip(cluster.devices, problem.type_of_device, rate, strict=True)
+    )
+    pairs = list(itertools.combinations(range(cluster.num_devices), 2))
+    links = [PairLink(between=pair, link=link()) for pair in rng.sample(pairs, rng.randint(1, len(pairs)))] if how == 2 else []
+    if how > 0:
+        names = list(itertools.combinations_with_replacement(sorted(f"type{kind}" for kind in kinds), 2))
+        links += [PairLink(between=pair, link=link()) for pair in rng.sample(names, rng.randint(1, len(names)))]
+    return replace(problem, cluster=replace(cluster, devices=devices, links=tuple(links)))

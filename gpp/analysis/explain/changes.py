@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpp.cluster import Cluster, Link
+from gpp.cluster import Cluster, Device, Link
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
@@ -24,13 +24,24 @@ def with_links(cluster: Cluster, factor: float) -> Cluster:
     def faster(link: Link) -> Link:
         return replace(link, latency_s=link.latency_s / factor, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
 
-    return replace(cluster, intra_node=faster(cluster.intra_node), inter_node=faster(cluster.inter_node))
+    def with_own(device: Device) -> Device:
+        own = device.bandwidth_bytes_per_s
+        return device if own is None else replace(device, bandwidth_bytes_per_s=own * factor)
+
+    return replace(
+        cluster,
+        devices=tuple(map(with_own, cluster.devices)),
+        intra_node=faster(cluster.intra_node),
+        inter_node=faster(cluster.inter_node),
+        links=tuple(replace(pair, link=faster(pair.link)) for pair in cluster.links),
+    )
 
 
 def with_twice_the_devices(cluster: Cluster) -> Cluster:
     """The cluster and a copy of all its nodes."""
     beyond = max(cluster.nodes) + 1
-    return replace(cluster, devices=cluster.devices * 2, nodes=(*cluster.nodes, *(node + beyond for node in cluster.nodes)))
+    nodes = [node + beyond for node in cluster.nodes]
+    return cluster.with_copies(range(cluster.num_devices), nodes)
 
 
 def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
@@ -101,19 +112,19 @@ def _on_twice_the_devices(
 ) -> tuple[Plan, Problem] | None:
     """The plan after `change` on each of `stages`, which gets as many further devices of its kind in its nodes."""
     pieces: list[Stage] = []
-    devices, nodes = list(problem.cluster.devices), list(problem.cluster.nodes)
+    cluster, copied = problem.cluster, list[int]()
     for s, stage in enumerate(plan.stages):
         if s not in stages:
             pieces.append(stage)
             continue
-        more = tuple(range(len(devices), len(devices) + len(stage.devices)))
+        count = cluster.num_devices + len(copied)
+        more = tuple(range(count, count + len(stage.devices)))
         changed = change(stage, more)
         if changed is None:
             return None
         pieces += changed
-        devices += [devices[d] for d in stage.devices]
-        nodes += [nodes[d] for d in stage.devices]
-    larger = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices), nodes=tuple(nodes)))
+        copied += stage.devices
+    larger = replace(problem, cluster=cluster.with_copies(copied, [cluster.nodes[d] for d in copied]))
     return _remade(plan, larger, pieces), larger
 
 

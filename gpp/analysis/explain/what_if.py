@@ -85,7 +85,7 @@ class Replanned:
 
 def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, bottlenecks: Sequence[int]) -> tuple[WhatIf, ...]:
     """The plan with its bottlenecks changed, simulated; best first."""
-    problem = strategy.posed(problem)
+    strategy, problem = strategy.drafted, strategy.posed(problem)
     count = len(bottlenecks)
     which = f"s{bottlenecks[0]}" if count == 1 else f"the {count} slowest stages"
     more = sum(len(plan.stages[s].devices) for s in bottlenecks)
@@ -110,7 +110,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
 
     A search begins only if as much time is left as the first one took; twice the devices count double.
     """
-    cluster = problem.cluster
+    strategy, cluster = strategy.drafted, problem.cluster
     free = [stage for stage in plan.stages if not mask_of(stage.ops) & problem.minibatch_ops] or plan.stages
     sizes = sorted({stage.microbatch_size for stage in free})
     tasks: list[tuple[bool, str, Problem, float]] = [

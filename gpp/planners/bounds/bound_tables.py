@@ -112,9 +112,5 @@ def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:
     """Seconds for each byte that `replicas` devices reduce, over the fastest links that so many devices can have."""
     if replicas < 2:
         return 0.0
-    cluster = problem.cluster
-    largest = max(cluster.nodes.count(node) for node in set(cluster.nodes))
-    links = [cluster.intra_node] if largest > 1 and replicas <= largest else []
-    links += [cluster.inter_node] if len(set(cluster.nodes)) > 1 else []
-    rate = max(link.bandwidth_bytes_per_s for link in links) * cluster.collective_efficiency
+    rate = problem.cluster.wiring.widest(replicas) * problem.cluster.collective_efficiency
     return 2 * (replicas - 1) / replicas / rate

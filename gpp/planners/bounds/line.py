@@ -124,10 +124,8 @@ class Line:
         self.samples = self.sizes / self.replicas
         self.num_devices = problem.cluster.num_devices
         self.memory = max(device.memory_bytes for device in problem.cluster.devices) * ROUNDING
-        links = [problem.cluster.intra_node]
-        links += [problem.cluster.inter_node] if len(set(problem.cluster.nodes)) > 1 else []
-        self.latency_s = min(link.latency_s for link in links)
-        self.bandwidth = max(link.bandwidth_bytes_per_s for link in links)
+        link = problem.cluster.wiring.best
+        self.latency_s, self.bandwidth = link.latency_s, link.bandwidth_bytes_per_s
         self._closures()
         self._borders()
         self._pairs()

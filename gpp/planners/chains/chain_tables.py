@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
@@ -61,6 +61,7 @@ class Tables:
         self._read = (family.members @ read).astype(np.int16)
         self._readers = np.array([len(t.consumers) for t in self._tensors], dtype=np.int16)
         self._bytes = np.array([t.bytes_per_sample for t in self._tensors])
+        self._sent = np.array([problem.sent_bytes(t) for t in self._tensors])
         self._back = self._bytes * np.array([t.differentiable for t in self._tensors], dtype=float)
         self._unsaved = self._bytes * np.array([not t.saved for t in self._tensors], dtype=float)
         self._saved = family.sums(np.array([op.saved_bytes for op in graph.ops]))
@@ -81,7 +82,7 @@ class Tables:
     def _live(self) -> np.ndarray:
         """[num_states] bytes per sample that cross each cut, both passes, each tensor once."""
         crosses = ~self._made & (self._read > 0)
-        return crosses @ (self._bytes + self._back)
+        return crosses @ (self._sent + self._back)
 
     def of(self, pairs: np.ndarray) -> Pairs:
         """Some pairs, by index."""
@@ -114,11 +115,12 @@ class Tables:
             inside = self._transients.of(self._members[a] & ~self._members[b])
             transient = inside.within(enters @ self._back, leaves @ self._back)
             once[part], fixed[part] = transient.slope, transient.fixed
-            boundary[part] = across @ (self._bytes + self._back)
+            boundary[part] = across @ (self._sent + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
+        rows = np.zeros(len(start))
         for size, readers in self._rows:
-            static = static + rows_bytes(size, self.problem.minibatch_size) * (readers[start] > readers[end])
-        return Pairs(Amounts(trainable, static, kept, once, fixed), boundary)
+            rows = rows + size * (readers[start] > readers[end])
+        return Pairs(self.problem.with_rows(Amounts(trainable, static, kept, once, fixed), rows), boundary)
 
 
 class Seconds:

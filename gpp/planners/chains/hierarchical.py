@@ -18,7 +18,8 @@ def even_servers(cluster: Cluster) -> list[tuple[int, ...]] | None:
     """The devices of each node, if there are several equal ones with slower or faster links between them; else None."""
     nodes = sorted(set(cluster.nodes))
     found = [tuple(d for d, n in enumerate(cluster.nodes) if n == node) for node in nodes]
-    alike = cluster.intra_node == cluster.inter_node or len({len(devices) for devices in found}) > 1
+    inside, across = cluster.wiring.means
+    alike = inside == across or len({len(devices) for devices in found}) > 1
     return None if len(nodes) == 1 or alike or len(found[0]) == 1 else found
 
 
@@ -45,7 +46,7 @@ class Servers:
     ) -> None:
         self.problem, self.tables, self.family, self.servers = problem, tables, tables.family, servers
         self.seconds, self.budget, self.limit, self.replication = seconds, budget, limit_bytes, replication
-        self.per_node, self.inner, self.outer = len(servers[0]), problem.cluster.intra_node, problem.cluster.inter_node
+        self.per_node, (self.inner, self.outer) = len(servers[0]), problem.cluster.wiring.means
         budget.hold(8.0 * self.family.num_states**2 * 4 * self.per_node, "its tables")
         self.amounts, self.copies = tables.of(np.arange(self.family.num_pairs)).amounts, problem.regime.assumed_copies
 

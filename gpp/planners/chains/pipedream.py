@@ -129,7 +129,7 @@ class PipeDream(AbstractPlanner):
         """The released optimizer's own plan, at the micro-batch sizes at which it is a plan of this problem."""
         cluster = problem.cluster
         servers = even_servers(cluster) if self.hierarchical else None
-        inner, outer = cluster.intra_node.bandwidth_bytes_per_s, cluster.inter_node.bandwidth_bytes_per_s
+        inner, outer = (link.bandwidth_bytes_per_s for link in cluster.wiring.means)
         one_node = len(set(cluster.nodes)) == 1
         machines = [cluster.num_devices] if servers is None else [len(servers[0]), len(servers)]
         found = published_plan(
@@ -193,8 +193,7 @@ class _Flat:
         self.cuts: Cuts = cuts
         self.family, self.tables = cuts.family, Tables(problem, cuts.family)
         self.replication = settings.replication
-        cluster = problem.cluster
-        self.link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+        self.link = problem.cluster.wiring.common
         self.text = "on one kind of link"
         self.servers = None
         if servers is not None:

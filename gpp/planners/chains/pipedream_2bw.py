@@ -170,7 +170,8 @@ class _Search:
     def _bandwidth(self, placement: Placement) -> float:
         cluster = self.problem.cluster
         one_node = len({cluster.nodes[d] for devices in placement for d in devices}) == 1
-        return (cluster.intra_node if one_node else cluster.inter_node).bandwidth_bytes_per_s
+        inside, across = cluster.wiring.means
+        return (inside if one_node else across).bandwidth_bytes_per_s
 
     def _worst(self, placement: Placement) -> tuple[int, ...]:
         """The stage's devices whose all-reduce takes longest, by the nodes that they are in."""
@@ -202,7 +203,10 @@ class _Search:
         graph, amounts = self.problem.graph, table.amounts
         differentiated = _between(np.array([graph.differentiated >> op & 1 for op in table.order], dtype=float)) > 0
         # Without a backward pass nothing is in flight, as in `Problem.amounts`.
-        kept, once = np.where(differentiated, amounts.kept, 0.0), np.where(differentiated, amounts.once, amounts.kept)
+        kept, once = (
+            np.where(differentiated, amounts.kept, 0.0),
+            np.where(differentiated, amounts.once, amounts.kept + amounts.once),
+        )
         return amounts._replace(kept=kept, once=once)
 
 

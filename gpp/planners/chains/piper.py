@@ -122,12 +122,11 @@ class Piper(AbstractPlanner):
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
         """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""
         cluster = problem.cluster
-        link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
         found = published_plan(
             problem.graph,
             cluster.num_devices,
             memory_bytes=problem.memory_limit_bytes,
-            bandwidth=link.bandwidth_bytes_per_s,
+            bandwidth=cluster.wiring.common.bandwidth_bytes_per_s,
             num_microbatches=problem.minibatch_size,
             linear=self.linearize == "always",
             recompute=True,
@@ -182,8 +181,7 @@ class _Search:
                 "strategy.planner.linearize=auto, or a higher strategy.planner.max_states",
             )
         self.family, self.text, self.tables = cuts.family, cuts.text, Tables(problem, cuts.family)
-        cluster = problem.cluster
-        self.link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+        self.link = problem.cluster.wiring.common
         self.degrees = self._degrees()
         self._menus: dict[tuple[int, int], _Menu] = {}
         self._known: dict[tuple[int, int, int], np.ndarray] = {}

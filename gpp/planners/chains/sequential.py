@@ -23,8 +23,10 @@ Constraints:
 Complexity: O(S D P) numpy operations per b, with S stages, D devices and P the (interval, r) pairs that
 are fast enough to beat the best known chain; exact for the objective on a homogeneous cluster.
 
-Departures: PipeDream minimises only the slowest stage, which leaves bubbles out; a heterogeneous
-cluster is searched as if all devices were its slowest and smallest, then judged as it is.
+Departures: PipeDream minimises only the slowest stage, which leaves bubbles out. On unequal devices or
+links the tables are those of the slowest and smallest device, and each plan is judged on its own ones;
+chains are laid out type by type (`heterogeneous_chain`), too, and the best ones improved on their own
+devices (`rebalance`).
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_candidates
+from gpp.planners.common.average import average
 from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.heterogeneous_chain import simulate_layouts
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
 from gpp.planners.common.local_search import climb_best
 from gpp.planners.common.moves import CHAINS
+from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.settings import Count, settings
 
@@ -98,8 +103,23 @@ def climb_chains(incumbent: Incumbent, patience: int) -> list[Candidate]:
     candidates = chain_candidates(incumbent.assessor)
     incumbent.simulate_all(candidates, patience)
     incumbent.simulate_all(even_candidates(incumbent.assessor))
-    climb_best(incumbent, patience, moves=CHAINS, order=depth_first_order(incumbent.assessor.graph))
+    order = depth_first_order(incumbent.assessor.graph)
+    climb_best(incumbent, patience, moves=CHAINS, order=order)
+    if not incumbent.assessor.cluster.homogeneous:
+        _on_types(incumbent, order)
+        rebalance(incumbent, order)
     return candidates
+
+
+def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
+    """Simulate chains whose stages are as long as the devices are fast that they are laid out on."""
+    costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
+    table = intervals(costs, order)
+    into = table.prefix_s[0]
+    # In a long chain places that are equally far apart in time.
+    places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
+    at = sorted({0, *map(int, places), len(order)})
+    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
 
 
 def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
@@ -124,6 +144,9 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
             break
     return out
 
+
+MOST_PLACES = 256
+"""Places where a chain may be cut on unequal devices."""
 
 WORTH = 1.3
 """Chains are kept up to this factor above the best estimate: what transfers may change in a prediction."""
@@ -205,7 +228,7 @@ class _ChainSearch:
         for r in costs.replicas[self.b]:
             samples = self.b // r
             prefix = table.prefix_s[costs.row(samples)]
-            boundary_s = table.grads[i, j] * samples / link.bandwidth_bytes_per_s
+            boundary_s = table.moved[i, j] * samples / link.bandwidth_bytes_per_s
             stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
             depth = table.held((i, j), samples).depth(costs.limit_bytes, m)

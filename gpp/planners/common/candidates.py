@@ -236,10 +236,18 @@ class Assessor:
         if self._homogeneous:
             return self.placer.equal(counts)
         placer = self.placer
-        seconds = [[sum(self.stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
+        seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self._need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
+
+    def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
+        """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
+        out = [sum(self.stage_s(mask, b, (first,) * count)) for first in self.placer.types]
+        if self.cluster.wiring.by_node is None:
+            size = max(self.costs.boundary(mask)[:2]) * b / count
+            out = [max(took, size / rate) for took, rate in zip(out, self.placer.mean_rates, strict=True)]
+        return out
 
     def _between(self, parts: Parts, b: int, nexts: list[list[int]]) -> dict[tuple[int, int], float]:
         """Bytes of a micro-batch over each edge, both ways."""
@@ -325,7 +333,7 @@ class Assessor:
         if second not in known:
             tensors = self.problem.crossing(first, second)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
-            known[second] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
+            known[second] = sum(self.problem.sent_bytes(t) for t in tensors), sum(back) if back or not tensors else -math.inf
         return known[second]
 
     def transfers_s(
@@ -349,22 +357,22 @@ class Assessor:
             samples = microbatch_size * share
             late, slow = links[0]
             ahead, back = late + forward * samples * slow, late + backward * samples * slow
-            if len(links) > 1:
-                late, slow = links[1]
+            for late, slow in links[1:]:
                 ahead, back = min(ahead, late + forward * samples * slow), min(back, late + backward * samples * slow)
             out.append((ahead, back))
         self._sent[key] = readers, out
         return out
 
     def _route(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, list[tuple[float, float]]]:
-        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the one or two links for it."""
+        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the links for it."""
         few, many = sorted((len(a), len(b)))
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
-        nodes = self.cluster.nodes
-        links = [self.cluster.intra_node] if {nodes[i] for i in a} & {nodes[i] for i in b} else []
-        links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
-        found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        links = self.cluster.wiring.between(a, b)
+        found = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        if self.cluster.wiring.by_node is None and not set(a).isdisjoint(b):
+            found[1].append((0.0, 0.0))  # from a device to itself
+        self._routes[a][b] = found
         return found
 
     def _walk(

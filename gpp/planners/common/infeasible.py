@@ -52,7 +52,9 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
         )
     named = _rounded_up(have * high)
     remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
-    if problem.microbatch_size is not None and (b := _smaller_microbatch(problem, attempt)) is not None:
+    # A model that runs at one batch size only has no other one.
+    sizes = problem.microbatch_size is not None and problem.max_replicas != 1
+    if sizes and (b := _smaller_microbatch(problem, attempt)) is not None:
         remedy += f", or microbatch_size={b}"
     return Infeasible(constraint, remedy)
 

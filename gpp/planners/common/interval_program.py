@@ -78,7 +78,9 @@ def _costs(around: Around, point: Point, line: tuple[int, ...], places: Sequence
         i, j = places[s][:, None], places[s + 1][None, :]
         samples = b // count
         devices = point.devices[s] if point.devices is not None else None
-        seconds = table.grads[i, j] * (samples / costs.link.bandwidth_bytes_per_s)
+        rates = assessor.cluster.wiring.mean_rates
+        rate = min(rates[d] for d in devices) if devices else costs.link.bandwidth_bytes_per_s
+        seconds = table.moved[i, j] * (samples / rate)
         for prefix in _prefixes(around, table, samples, devices):
             seconds = np.maximum(seconds, prefix[j] - prefix[i])
         seconds = seconds + costs.finish_array_s(table.trainable[i, j], count) / most

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.planners.common.stage_costs import StageCosts
@@ -53,7 +53,8 @@ class Intervals:
 
     Args:
         amounts: what the bytes of each interval as a stage are made of, as in `Problem.amounts`.
-        grads: gradient bytes per sample at its boundary.
+        moved: bytes per sample at its boundary in the direction in which there are more: gradients, which go as the data do
+            into which they are; of a graph of forwards alone its data.
         entering: bytes per sample that come in, and go back for them, in both passes.
         link_out_bytes: bytes per sample that cross the end of the interval out of its last operator, both passes.
     """
@@ -84,20 +85,34 @@ class Intervals:
             # Made before the interval and read inside it.
             _add_first(kept, consumers, i + 1, size)
             _add_first(coming, consumers, i + 1, back)
-            _add_first(entering, consumers, i + 1, size + back)
-            self.link_out_bytes[i + 1] += size + back
+            sent = problem.sent_bytes(tensor) + back
+            _add_first(entering, consumers, i + 1, sent)
+            self.link_out_bytes[i + 1] += sent
         frozen, trainable, rows, kept, coming, going, self.entering = (
             table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, rows, kept, coming, going, entering)
         )
         self.trainable = trainable
-        self.grads = coming + going
+        self.moved = coming + going if graph.differentiated else self._one_way(graph, at)
         transient = Transients(graph).of_intervals(order).within(coming, going)
-        static = static_bytes(trainable, frozen, problem.state_factor) + rows_bytes(rows, problem.minibatch_size)
-        self.amounts = Amounts(trainable, static, kept, transient.slope, transient.fixed)
+        static = static_bytes(trainable, frozen, problem.state_factor)
+        self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed), rows)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
         )
+
+    @staticmethod
+    def _one_way(graph: OpGraph, at: dict[int, int]) -> np.ndarray:
+        """Bytes per sample that an interval receives or sends, whichever are more, where nothing comes back."""
+        n = len(at)
+        received, sent = np.zeros((n + 2, n + 2)), np.zeros((n + 2, n + 2))
+        for tensor in graph.tensors:
+            if tensor.consumers:
+                i, consumers = at[tensor.producer], sorted(at[c] for c in tensor.consumers)
+                _add(sent, 0, i, i + 1, consumers[-1], tensor.bytes_per_sample)
+                _add_first(received, consumers, i + 1, tensor.bytes_per_sample)
+        received, sent = (table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (received, sent))
+        return np.maximum(received, sent)
 
     def held(self, index: Any, samples: Any) -> StageBytes:
         """Bytes of some intervals as stages, with so many samples of a micro-batch on a device.

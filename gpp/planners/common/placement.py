@@ -9,10 +9,12 @@ order, each into its predecessor's node if there is room, else into the fullest 
 On unequal ones (`Placer.unequal`) the types of devices are dealt out first, under a limit on every stage's time that is the
 smallest of those that stages have on some type: the stages with the smallest choice of fast enough, large enough devices come
 first, and each takes the slowest and smallest of its choice, replicas of one type if it has as many. Devices of a type are
-then chosen by node.
+then chosen by node; where devices and pairs have links of their own, one by one, by what the messages of a micro-batch would
+take to the stages that are placed already and to those that are not.
 
-Complexity: O(S N + D) for S stages and N nodes; with K types O(S K (log S K + N)). Greedy, so the limit need not be the least
-that some placement has: `gpp.planners.graphpipe.unequal` improves the placements of the plans that are worth it.
+Complexity: O(S N + D) for S stages and N nodes; with K types O(S K (log S K + N)), and with links by pair O(D^2) messages.
+Greedy, so the limit need not be the least that some placement has: `gpp.planners.graphpipe.unequal` improves the placements of
+the plans that are worth it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from gpp.cluster import Cluster
@@ -31,16 +34,23 @@ DeviceTypes = tuple[int, ...]
 """The type of device of each of a stage's replicas; see `Placer.types`."""
 
 
+MOST_TYPES = 8
+"""Types of devices up to which a device's own rate makes another type."""
+
+
 class Placer:
     """Devices of one cluster.
 
-    `types` are the first devices of each type, and `type_of` says for every device which of them it equals.
+    `types` are the first devices of each type, and `type_of` says for every device which of them it equals. Devices that differ
+    in the rates of their own links are of one type where there would be more than `MOST_TYPES` of them otherwise.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.homogeneous = cluster.homogeneous
         devices = cluster.devices
+        if len(set(cluster.wiring.rates)) > 1 and len({devices.index(device) for device in devices}) > MOST_TYPES:
+            devices = tuple(replace(device, bandwidth_bytes_per_s=None) for device in devices)
         firsts = [0] * len(devices) if self.homogeneous else [devices.index(device) for device in devices]
         self.types = sorted(set(firsts))
         self.type_of = [self.types.index(first) for first in firsts]
@@ -169,8 +179,19 @@ class Placer:
                 free[better[0]] -= counts[s]
         return out
 
+    @cached_property
+    def mean_rates(self) -> list[float]:
+        """Of each type the mean rate of its devices' links, in bytes per second."""
+        out = []
+        for k, count in enumerate(self.counts):
+            own = [rate for rate, type in zip(self.cluster.wiring.mean_rates, self.type_of, strict=True) if type == k]
+            out.append(count / sum(1 / rate for rate in own) if len(set(own)) > 1 else own[0])
+        return out
+
     def near(self, types: Sequence[DeviceTypes], bytes_between: dict[tuple[int, int], float]) -> Placement:
         """Devices of the given types: a stage's in one node if possible, in that of the stages it talks to most."""
+        if self.cluster.wiring.by_node is None:
+            return self._linked(types, bytes_between)
         nodes = self.cluster.nodes
         free: dict[tuple[int, int], list[int]] = {}
         for device, type in enumerate(self.type_of):
@@ -205,6 +226,38 @@ class Placer:
                     del free[type, node][:lack]
                     chosen += got
                     lack -= len(got)
+            out[s] = tuple(sorted(chosen))
+        return tuple(out)
+
+    def _linked(self, types: Sequence[DeviceTypes], bytes_between: dict[tuple[int, int], float]) -> Placement:
+        """Devices of the given types, each the one on which messages to all other stages take least.
+
+        Stages that are placed already count with their devices, the others with the mean link of the device.
+        """
+        wiring = self.cluster.wiring
+        talks: list[dict[int, float]] = [{} for _ in types]
+        for (s, t), size in bytes_between.items():
+            talks[s][t] = talks[s].get(t, 0.0) + size
+            talks[t][s] = talks[t].get(s, 0.0) + size
+        free = list(range(len(self.type_of)))
+        out: list[tuple[int, ...]] = [()] * len(types)
+
+        def seconds(d: int, s: int, chosen: list[int]) -> tuple[float, float]:
+            """Of messages to placed stages and to others; then of the ring's slowest link to the devices chosen before."""
+            took = 0.0
+            for t, size in talks[s].items():
+                rates = [wiring.link(d, other).bandwidth_bytes_per_s for other in out[t]] or [wiring.mean_rates[d]]
+                took += size * sum(1 / rate for rate in rates) / len(rates)
+            return took, max((1 / wiring.link(d, other).bandwidth_bytes_per_s for other in chosen), default=0.0)
+
+        for s in sorted(range(len(types)), key=lambda s: (-len(types[s]), -sum(talks[s].values()), s)):
+            chosen: list[int] = []
+            for type in sorted(types[s]):
+                # Of devices with the same links the first one stands for all.
+                some = {wiring.places[d]: d for d in reversed(free) if self.type_of[d] == type}
+                found = min(some.values(), key=lambda d: (*reversed(seconds(d, s, chosen)), d))
+                free.remove(found)
+                chosen.append(found)
             out[s] = tuple(sorted(chosen))
         return tuple(out)
 

@@ -1,12 +1,14 @@
 """Times and bytes of candidate stages, tabulated: what `Problem` says, fast enough for a search.
 
 A stage of the search is an operator mask with a number of replicas; which devices it will get is not
-known yet. On a heterogeneous cluster the tables therefore hold the slowest device's time and the
-smallest device's memory; a finished candidate is judged on its own devices (see `candidates`).
+known yet. On unequal devices the tables therefore hold the slowest device's time and the smallest
+device's memory, and on links that differ by more than nodes the mean ones; a finished candidate is
+judged on its own devices (see `candidates`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -60,8 +62,8 @@ class StageCosts:
         self.forward_s = np.array([np.max([t.forward_s for t in row], axis=0) for row in times]).reshape(shape)
         self.backward_s = np.array([np.max([t.backward_s for t in row], axis=0) for row in times]).reshape(shape)
         self._total_s = self.forward_s + self.backward_s
-        one_node = len(set(self.cluster.nodes)) == 1
-        self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
+        self.link = self.cluster.wiring.common
+        self._even = problem if self.cluster.wiring.by_node else replace(problem, cluster=self.cluster.evened())
         self.of_orders: dict[tuple[int, ...], object] = {}
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._finish: dict[tuple[float, int], float] = {}
@@ -131,13 +133,13 @@ class StageCosts:
         """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
         key = (trainable_bytes, num_replicas)
         if key not in self._finish:
-            once = finish_s(self.problem, trainable_bytes, tuple(range(num_replicas)))
+            once = finish_s(self._even, trainable_bytes, tuple(range(num_replicas)))
             self._finish[key] = once * self.problem.regime.minibatches
         return self._finish[key]
 
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
         """`finish_s` of many stages."""
-        once = finish_array_s(self.problem, trainable_bytes, tuple(range(num_replicas)))
+        once = finish_array_s(self._even, trainable_bytes, tuple(range(num_replicas)))
         return once * self.problem.regime.minibatches
 
     def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:

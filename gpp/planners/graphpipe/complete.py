@@ -141,7 +141,7 @@ def everywhere(
         return
     classes: dict[tuple[int, int], list[int]] = {}
     for device, own in enumerate(assessor.placer.type_of):
-        classes.setdefault((own, assessor.cluster.nodes[device]), []).append(device)
+        classes.setdefault((own, assessor.cluster.wiring.places[device]), []).append(device)
     members = list(classes.values())
 
     def deal(taken: tuple[int, ...], placed: Placement) -> Iterator[Placement]:

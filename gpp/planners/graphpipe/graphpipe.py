@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -59,21 +59,21 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
-from gpp.planners.chains.sequential import chain_candidates, climb_chains
+from gpp.planners.chains.sequential import chain_candidates, climb_chains, with_and_without
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.planners.common.local_search import climb_best, repair
+from gpp.planners.common.local_search import EqualMicrobatches, climb_best, repair
 from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
+from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
 from gpp.planners.graphpipe.colocate import Colocate, colocate
 from gpp.planners.graphpipe.complete import complete
 from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
-from gpp.planners.graphpipe.rebalance import rebalance
 from gpp.planners.graphpipe.sp_structure import SPStructure
 from gpp.planners.graphpipe.tensor_parallel import splits
 from gpp.planners.graphpipe.unequal import simulate_unequal
@@ -168,6 +168,8 @@ class GraphPipe(AbstractPlanner):
         small, large = _size(problem) <= SMALL, _size(problem) >= LARGE
         if small:
             self._chains(incumbent)
+        if not problem.cluster.homogeneous and not large:
+            self._chains_on_devices(incumbent, with_and_without(problem, self.replication)[int(small) :])
         self._partitions(incumbent, shape)
         for improve in (spread, recut):
             for best, _ in incumbent.best_by_size()[: 1 if large else IMPROVED]:
@@ -249,6 +251,14 @@ class GraphPipe(AbstractPlanner):
             parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
             unchained.append(incumbent.assessor.assess(parts, plan.stages[0].microbatch_size))
         incumbent.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+
+    def _chains_on_devices(self, incumbent: Incumbent, tables: Sequence[StageCosts]) -> None:
+        """The best chains on unequal devices, as `sequential` finds them: no partition of the search need be as good."""
+        for costs in tables:
+            own = Incumbent(Assessor(costs), incumbent.planner, incumbent.predict)
+            climb_chains(own, self.patience)
+            if own.best is not None:
+                incumbent.simulate(EqualMicrobatches(incumbent=incumbent).start(own.best))
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""

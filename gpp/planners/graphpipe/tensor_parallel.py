@@ -33,7 +33,7 @@ class Split:
     def __init__(self, problem: Problem, degree: int) -> None:
         self.problem, self.degree = problem, degree
         cluster = problem.cluster
-        teams = replace(cluster, devices=cluster.devices[::degree], nodes=cluster.nodes[::degree])
+        teams = replace(cluster, devices=cluster.devices[::degree], nodes=cluster.nodes[::degree], hosts=())
         self.view = replace(
             problem, graph=_shared(problem.graph, degree), cluster=teams, cost=_OfTeams(problem.cost, problem, degree)
         )

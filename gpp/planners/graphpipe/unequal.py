@@ -19,83 +19,25 @@ Departures: the paper has no unequal devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import final
 
-import numpy as np
-
-from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
-from gpp.cost.problem import Problem
-from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import Order
-from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.average import average
+from gpp.planners.common.heterogeneous_chain import simulate_layouts
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.local_search import repair
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import candidate_partitions
-from gpp.planners.graphpipe.heterogeneous_chain import HeterogeneousChain
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
 
 DEPTH_SCALES = (0.25, 0.5, 0.75, 1.0)
 """Depths of a line that memory is reckoned with, in units of its stages."""
 
-LAYOUTS = 16
-"""Layouts of each line that are judged, with their own types of devices and with the placer's."""
-
 REPAIRS = 2
 """Candidate partitions that lack memory and are changed until they fit, for each view."""
 
 PATIENCE = 6
 """Simulations without a better plan after which no further partition of a view is simulated."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Average(AbstractCostModel):
-    """Times of an average device: the harmonic mean over the cluster's, so that equal devices would get as much done."""
-
-    problem: Problem
-
-    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
-        firsts = self.problem.type_of_device
-        each = [self.problem.op_times(samples, first, degree) for first in firsts]
-
-        def mean(rows: list[np.ndarray]) -> np.ndarray:
-            with np.errstate(divide="ignore"):
-                return len(rows) / (1 / np.array(rows)).sum(axis=0)
-
-        return OpTimes(
-            forward_s=mean([t.forward_s for t in each]),
-            backward_s=mean([t.backward_s for t in each]),
-            weight_s=mean([t.weight_s for t in each]),
-        )
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return _mean([self.problem.cost.update_s(num_bytes, d) for d in self.problem.cluster.devices])
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return _mean([self.problem.cost.move_s(num_bytes, d) for d in self.problem.cluster.devices])
-
-    def launch_s(self, device: Device) -> float:
-        return _mean([self.problem.cost.launch_s(d) for d in self.problem.cluster.devices])
-
-
-def _mean(each: list[float]) -> float:
-    """Harmonic mean of times: that of speeds."""
-    return len(each) / sum(1 / s for s in each) if all(each) else 0.0
-
-
-def average(problem: Problem) -> list[Problem]:
-    """The problem on equal, average devices, with the least, the median and the largest memory."""
-    cluster = problem.cluster
-    memory = sorted(device.memory_bytes for device in cluster.devices)
-    out = []
-    for level in sorted({memory[0], memory[len(memory) // 2], memory[-1]}):
-        devices = (replace(cluster.devices[0], memory_bytes=level),) * len(memory)
-        out.append(replace(problem, cluster=replace(cluster, devices=devices), cost=_Average(problem)))
-    return out
 
 
 def simulate_unequal(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]]) -> None:
@@ -108,20 +50,6 @@ def simulate_unequal(incumbent: Incumbent, orders: Sequence[Order], lines: Seque
             incumbent.simulate_all(found.fitting, PATIENCE)
             for _, stages, b in found.lacking[:REPAIRS]:
                 repair(incumbent, stages, b)
-    if not HeterogeneousChain.affordable(assessor.placer):
-        return
     for line in lines:
-        for scale in DEPTH_SCALES:
-            lacking, found = [], []
-            for layout in HeterogeneousChain(views[0], assessor.problem, assessor.placer, line, depth_scale=scale).layouts()[
-                :LAYOUTS
-            ]:
-                tried = [assessor.assess(layout.parts, layout.microbatch_size, types=types) for types in (layout.types, None)]
-                fitting = [candidate for candidate in tried if isinstance(candidate, Candidate)]
-                found += fitting
-                lacking += [layout] * (not fitting)
-            incumbent.simulate_all(found, PATIENCE)
-            for layout in lacking[:REPAIRS]:
-                repair(incumbent, layout.parts, layout.microbatch_size)
-            if not lacking:
-                break
+        structure = SPStructure(views[0], None, line)
+        simulate_layouts(incumbent, views[0], structure.intervals, structure.root.bounds, DEPTH_SCALES)

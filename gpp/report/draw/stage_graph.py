@@ -59,8 +59,9 @@ def microbatch_words(plan: Plan) -> str:
 
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
     """Bytes that one micro-batch of the producer puts on each edge, forwards; None on an order-only edge."""
+    sizes = plan.message_bytes(graph)
     return {
-        edge: sum(t.bytes_per_sample for t in tensors) * plan.stages[edge[0]].microbatch_size if tensors else None
+        edge: sizes[edge][0] * plan.stages[edge[0]].microbatch_size if tensors else None
         for edge, tensors in plan.edge_tensors(graph).items()
     }
 

@@ -51,7 +51,7 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     console.print(table)
     update = profile.update_per_byte()
     lines = [] if update is None else [("update", f"{text.seconds(update * 1e6)} for 1 MB of parameters")]
-    fixed, link = problem.overheads, problem.cluster.intra_node
+    fixed, link = problem.overheads, problem.cluster.wiring.common
     if fixed != NOTHING:
         lines += [
             (

@@ -47,6 +47,7 @@ def result_dict(
     emulation: Emulation | None = None,
     idle_s: Mapping[str, float] | None = None,
     versions: Versions | None = None,
+    replaced: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -69,6 +70,7 @@ def result_dict(
             an explanation.
         versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
             other runs.
+        replaced: plans that were replaced while they served (`gpp.runtime.replan.Replaced`); the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if best is not None:
@@ -87,6 +89,8 @@ def result_dict(
         more["idle_s"] = dict(idle_s)
     if versions is not None:
         more["versions"] = asdict(versions)
+    if replaced:
+        more["replaced"] = [asdict(one) for one in replaced]
     return finite(
         {
             "status": status,

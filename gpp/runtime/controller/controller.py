@@ -76,7 +76,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
                 watch.pids = said_pids(ranks, world)
             if hang := watch.poll(time.monotonic()):
                 watch.kill(hang.out)
-                raise WorkerFailed(hang.rank, hang.reason)
+                raise WorkerFailed(hang.rank, hang.reason, gone=hang.out)
     finally:
         context.close(signal.SIGTERM, timeout=5)
     follow.poll()
@@ -109,7 +109,7 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     if killed:
         number = -(codes[killed[0]] or 0)
         memory = "; that is what the kernel does for want of memory" if number == signal.SIGKILL else ""
-        return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}")
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}", gone=tuple(killed))
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
@@ -119,8 +119,9 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     rank = min(silent or codes)
     path = Path(stderrs.get(rank, os.devnull))
     tail = path.read_text()[-4000:] if path.is_file() else ""
-    code = codes[rank]
-    return WorkerFailed(rank, "ended without a word: killed, or its machine is gone" if code is None else f"exit code {code}", tail)
+    if (code := codes[rank]) is None:
+        return WorkerFailed(rank, "ended without a word: killed, or its machine is gone", tail, gone=(rank,))
+    return WorkerFailed(rank, f"exit code {code}", tail)
 
 
 @dataclass(slots=True)
@@ -193,6 +194,8 @@ class Follower:
             self._offsets[rank] = _clock_offset_s(self.folder, rank)
         start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
         self._done[rank] = step + 1
+        if "pass_s" in record:
+            self.progress.on_pass(rank, record["pass_s"])
         self.starts[step] = min(self.starts.get(step, start), start)
         self.ends[step] = max(self.ends.get(step, end), end)
         if losses := {name: value for name, value in record.items() if is_loss(name)}:

@@ -191,7 +191,8 @@ class EmulatedWorker:
         (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
 
 
-def _largest(values: list[float]) -> list[float]:
+def largest(values: list[float]) -> list[float]:
+    """The largest value at each place over all workers."""
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor.tolist()
@@ -200,7 +201,7 @@ def _largest(values: list[float]) -> list[float]:
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     sharpen_timer()
     device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = EmulatedWorker(job, device_id=device_id, transport=transport, agree=_largest, status=status)
+    worker = EmulatedWorker(job, device_id=device_id, transport=transport, agree=largest, status=status)
     # A pause to collect garbage would be a late message.
     gc.disable()
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
@@ -210,12 +211,21 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
 
 def main(run_dir: Path) -> None:
     """The whole process; does not return."""
+    run_emulated(run_dir, _run)
+
+
+def run_emulated(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
+    """Fork the workers of a job; does not return.
+
+    Args:
+        run: a worker's share, as `guarded` takes it.
+    """
     job = Job.load(run_dir)
     # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()
 
     def worker(rank: int) -> None:
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-        guarded(run_dir, _run, job)
+        guarded(run_dir, run, job)
 
     fork_workers(worker, int(os.environ["WORLD_SIZE"]), run_dir / "ranks")

@@ -15,10 +15,11 @@ from gpp.planners.base import AbstractPlanner
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
+from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
 from gpp.runtime.halves import check_halves, check_helped
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
+from gpp.runtime.replan import Replan
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 
@@ -27,7 +28,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 @final
 @settings("engine")
-class Distributed(AbstractEngine):
+class Distributed(AbstractServer):
     """Runs a plan for real.
 
     Args:
@@ -46,6 +47,7 @@ class Distributed(AbstractEngine):
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         enforce_memory: whether a worker on a processor may hold no more than its device's memory: the run ends where an allocation
             is beyond it, as on a card.
+        replan: when a plan is replaced while it serves.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
@@ -68,6 +70,7 @@ class Distributed(AbstractEngine):
     shared_memory: bool = True
     workers_per_card: Count = 1
     enforce_memory: bool = False
+    replan: Replan = field(default_factory=Replan)
 
     @property
     def worker_settings(self) -> dict[str, Any]:
@@ -149,7 +152,11 @@ class Distributed(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
+        from gpp.runtime.controller.stream import collect as collect_stream
 
+        if job.settings.serving is not None:
+            logs = run_workers("gpp.runtime.serve.worker", job, run_dir, job.plan.num_devices, progress)
+            return collect_stream(job, run_dir, logs)
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.main", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":

@@ -16,7 +16,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.emulator.pace import Overhead, Pace
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractServer, Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.settings import Positive, Seconds, settings
 from gpp.simulate.simulator import steady_period, update_ends
@@ -25,7 +25,7 @@ from gpp.timeline import Emulation, Event
 
 @final
 @settings("engine")
-class Emulate(AbstractEngine):
+class Emulate(AbstractServer):
     """Runs a plan on emulated devices.
 
     Nothing is computed, so there is no loss; recomputation and tensor parallelism are only times and run too.
@@ -68,6 +68,11 @@ class Emulate(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import devices_of, run_workers, timeline
 
+        if job.settings.serving is not None:
+            from gpp.runtime.controller.stream import collect_emulated
+
+            logs = run_workers("gpp.runtime.emulator.serving", job, run_dir, job.plan.num_devices, progress, processes=1)
+            return collect_emulated(job, run_dir, logs)
         quiet = Progress(on_step=lambda step, loss, rate: progress.on_step(step, None, None))
         logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]

@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, Task, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractServer, Outcome, Progress, Task, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
@@ -23,7 +23,7 @@ from gpp.timeline import Versions
 
 @final
 @settings("engine")
-class Reference(AbstractEngine):
+class Reference(AbstractServer):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 
     Policies for memory change nothing of what is computed, and it ignores them.
@@ -62,6 +62,10 @@ class Reference(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
 
+        if job.settings.serving is not None:
+            # One after the other: the times say nothing of a pipeline's.
+            run_workers("gpp.runtime.reference.serving", job, run_dir, 1, progress)
+            return Outcome()
         logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, final
 from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractServer, Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.settings import settings
 
 
 @final
 @settings("engine")
-class Simulate(AbstractEngine):
+class Simulate(AbstractServer):
     """Predicts only."""
 
     runs: ClassVar[bool] = False

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.in_place import StageTimes
 from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import mask_of
@@ -215,6 +216,7 @@ def stage_times(job: Job, devices: tuple[DeviceTimes, ...], pass_s: tuple[float,
 
 def short(job: Job, steps: int) -> Job:
     """The job cut down to a rehearsal: a few steps, no evaluation, no checkpoint."""
+    serving = job.settings.serving
     settings = replace(
         job.settings,
         steps=steps,
@@ -224,5 +226,6 @@ def short(job: Job, steps: int) -> Job:
         checkpoint_every=0,
         resume=None,
         first_step=0,
+        serving=serving and replace(serving, arrivals=Arrivals(requests=steps), answers=False),
     )
     return replace(job, settings=settings, evaluation=None)

@@ -28,6 +28,7 @@ def main() -> None:
     import torch
     import torch._dynamo  # torch's optimizers load it when the first of them is made
 
+    import gpp.runtime.serve.worker
     import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
     from gpp.runtime.job import Job
     from gpp.runtime.worker.forked import run_forked
@@ -60,7 +61,10 @@ def main() -> None:
 
 def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
+    import torch
+
     from gpp.runtime.cards.cuda import CudaCard
+    from gpp.runtime.serve.worker import Server
     from gpp.runtime.stretches import stretch_at
     from gpp.runtime.worker.clock import HostClock
     from gpp.runtime.worker.process import disconnect, enter
@@ -73,18 +77,31 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     clock = HostClock(time.thread_time) if computed else None
     if computed:
         transport.finished = time.thread_time
-    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card, clock=clock)
-    worker.kept = type(worker.kept)()  # of every step
     ends: list[tuple[float, float]] = []
     log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
+    if job.settings.serving is not None:
+        with torch.inference_mode():
+            server = Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, clock=clock)
+            server.kept = type(server.kept)()  # of every request
+            server.warm_up()
+            server.serve(log)
+        _write(run_dir, device_id, server.kept, ends)
+        disconnect(status)
+        return
+    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card, clock=clock)
+    worker.kept = type(worker.kept)()  # of every step
     step = job.settings.first_step
     while step < job.settings.steps:
         first, count = stretch_at(job, step)
         worker.train(first, count, log)
         step = first + count
-    record = {"device": device_id, "steps": list(worker.kept), "ends": ends}
-    (run_dir / "ranks" / f"device_{device_id}.json").write_text(json.dumps(record))
+    _write(run_dir, device_id, worker.kept, ends)
     disconnect(status)
+
+
+def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, float]]) -> None:
+    record = {"device": device_id, "steps": list(kept), "ends": ends}
+    (run_dir / "ranks" / f"device_{device_id}.json").write_text(json.dumps(record))
 
 
 def _log(ends: list[tuple[float, float]], computed: Any, record: dict[str, Any]) -> None:

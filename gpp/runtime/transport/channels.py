@@ -24,6 +24,7 @@ from gpp.program.kinds import BACKWARD, FORWARD, HELPING, HELPING_INPUTS
 from gpp.program.program import ReduceGroup, reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.send_timer import SendTimer, TimedSend
 from gpp.runtime.transport.shared_memory import SPIN_S, RingBuffer, RingSize, SharedMemory, available, place
 
 Channel = tuple[str, int, int, int, int]
@@ -84,6 +85,13 @@ class AbstractTransport(ABC):
     def lend(self, allowed: bool) -> None:
         """Whether a message may stay where the transport has it; otherwise it gets memory of its own, which the allocator sees."""
         return None
+
+    def timed(self, channel: Channel) -> list[tuple[int, float]]:
+        """Bytes, and seconds that the link took, of the messages that have left on a channel since the last call.
+
+        Whoever sends on such a channel begins to call it before the first message; a transport may know nothing of its links.
+        """
+        return []
 
     def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
         """Where the next message of a channel may be written, to be given to `send` at once; None: send any tensor."""
@@ -183,7 +191,8 @@ class TorchTransport(AbstractTransport):
         self._reduce: list[Any] = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         made = {devices: dist.new_group([rank_of[d] for d in devices]) for devices in teams(plan)}
         self._teams = {devices: group for devices, group in made.items() if device in devices}
-        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._pending: deque[tuple[dist.Work | TimedSend, torch.Tensor]] = deque()
+        self._timed: dict[Channel, SendTimer] = {}
         self._memory: SharedMemory | None = None
         self._incoming: dict[Channel, int] = {}
         self._outgoing: dict[Channel, RingBuffer] = {}
@@ -231,13 +240,23 @@ class TorchTransport(AbstractTransport):
         ring = self._outgoing.get(channel)
         return ring.room(form) if ring else None
 
+    def timed(self, channel: Channel) -> list[tuple[int, float]]:
+        if channel not in self._timed:
+            self._timed[channel] = SendTimer()
+        return self._timed[channel].take()
+
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        timer = self._timed.get(channel)
         if ring := self._outgoing.get(channel):
+            start = time.perf_counter()
             ring.put(tensor)
+            if timer:
+                timer.note(tensor.nbytes, time.perf_counter() - start)
             return
         group, peer = self._route[channel]
         # The tensor stays referenced until its send is done: the backend reads from its memory.
-        self._pending.append((group.send([tensor], peer, self._tag[channel]), tensor))
+        work = group.send([tensor], peer, self._tag[channel])
+        self._pending.append((timer.follow(work, tensor.nbytes) if timer else work, tensor))
         while self._pending and self._pending[0][0].is_completed():
             self._pending.popleft()
 

@@ -154,7 +154,7 @@ def build_mailboxes(
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=with_helpers(boundary(job.plan, job.graph, module, s, narrow), given.get(s), job, s),
+            boundary=with_helpers(boundary(job.plan, job.graph, module, s, narrow, job.settings.serving), given.get(s), job, s),
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )

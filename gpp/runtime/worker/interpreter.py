@@ -152,10 +152,13 @@ class Interpreter(Generic[R]):
         self.actions = list(self._handled(actions))
         self._summed = _summed([action for action, _, _ in self.actions]) if arm else {}
 
-    def run(self, actions: Iterable[Action] | None = None) -> None:
+    def run(self, actions: Iterable[Action] | None = None, *, ends: bool = True) -> None:
         """Run the list once, or `actions` in its place: a stretch of another length.
 
         `take` then gives what the device did.
+
+        Args:
+            ends: whether what is under way is waited for at the end; False where more of a stream follows.
         """
         self._timed, self._waits = [], []
         now, finished, device, timed = self.clock.now, self.transport.finished, self.device_id, self._timed
@@ -181,7 +184,8 @@ class Interpreter(Generic[R]):
         at(index + 1)
         if self.issued:
             self.issued()
-        self._wait(self._end)
+        if ends:
+            self._wait(self._end)
 
     def _handled(self, actions: Iterable[Action]) -> Iterator[tuple[Action, bool, _Handler]]:
         """Each action, whether it is the last send of a compute action's tensors, and who runs it."""

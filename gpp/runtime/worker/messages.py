@@ -6,13 +6,15 @@ Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.graph.op_graph import OpGraph
+from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
+from gpp.graph.op_graph import OpGraph, Tensor
+from gpp.plan.edges import announcing, carried
 from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -22,10 +24,13 @@ from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.kept_rate import KeptRate
+from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
+    from gpp.runtime.job import ServeSettings
 
 ALIGN = 16
 """Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
@@ -36,20 +41,35 @@ class Layout:
     """Arrangement of the tensors of one message in its buffer.
 
     Args:
+        specs: of the tensors as the stage that sends them has them.
+        quantisers: how each is coded, None for one that travels as it is; empty: all do.
         whole: whether its tensors are not made of samples: the shapes of their specs are all of them.
     """
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
     whole: bool = False
+    quantisers: tuple[Quantiser | None, ...] = ()
+    travelling: tuple[TensorSpec, ...] = field(init=False)
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """The tensors as they travel."""
+        self.travelling = self.specs
+        if self.quantisers:
+            pairs = zip(self.quantisers, self.specs, strict=True)
+            self.travelling = tuple(replace(spec, shape=(q.words,), dtype=torch.int32) if q else spec for q, spec in pairs)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors inside `buffer`, batch first."""
         if len(self.names) == 1:
             return [buffer]
+        return self.parts(buffer, samples)
+
+    def parts(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
+        """The tensors one behind the other in bytes that hold at least `num_bytes`."""
         out, at = [], 0
-        for spec in self.specs:
+        for spec in self.travelling:
             shape = self._shape(spec, samples)
             size = _num_bytes(shape, spec.dtype)
             out.append(buffer[at : at + size].view(spec.dtype).view(shape))
@@ -60,7 +80,7 @@ class Layout:
         """Bytes of a message."""
         if not self.names:
             return 1
-        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.specs]
+        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.travelling]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def form(self, samples: int, device: torch.device) -> Form:
@@ -68,11 +88,23 @@ class Layout:
         found = self.forms.get((samples, device))
         if found is None:
             if len(self.names) == 1:
-                found = Form(self._shape(self.specs[0], samples), self.specs[0].dtype, device)
+                found = Form(self._shape(self.travelling[0], samples), self.travelling[0].dtype, device)
             else:
                 found = Form((self.num_bytes(samples),), torch.uint8, device)
             self.forms[samples, device] = found
         return found
+
+    def encoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Batch-first tensors of a stage as they travel."""
+        if not self.quantisers:
+            return tensors
+        return [q.encode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
+
+    def decoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What travelled, as tensors of a stage, batch first."""
+        if not self.quantisers:
+            return tensors
+        return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
     def _shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         return spec.shape if self.whole else (samples, *spec.shape)
@@ -81,6 +113,59 @@ class Layout:
         """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
         for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
             view.copy_(tensor)
+
+
+@dataclass(slots=True)
+class Changing:
+    """The messages of an edge whose bits follow its links: each begins with the bits of a later one.
+
+    Args:
+        layouts: by bits; 0: values as they are.
+        first: bits of the first messages.
+        ahead: messages from an announcement to the one that it is about.
+        window: messages over which a sender measures a link.
+        sample_s: sender and receiver -> seconds that their link may take for each sample that it carries.
+    """
+
+    layouts: dict[int, Layout]
+    first: int
+    ahead: int
+    window: int
+    sample_s: dict[tuple[int, int], float]
+
+    def num_bytes(self, bits: int, samples: int) -> int:
+        """Bytes of a message."""
+        return ANNOUNCE_BYTES + self.layouts[bits].num_bytes(samples)
+
+    def most_bytes(self, samples: int) -> int:
+        """Of the largest one."""
+        return max(self.num_bytes(bits, samples) for bits in self.layouts)
+
+    def form(self, bits: int, samples: int, device: torch.device) -> Form:
+        return Form((self.num_bytes(bits, samples),), torch.uint8, device)
+
+    def sender(self, ends: tuple[int, int]) -> KeptRate:
+        """What a sender keeps of a channel."""
+        # Of so many samples nothing is padded.
+        sizes = {bits: layout.num_bytes(ALIGN) / ALIGN for bits, layout in self.layouts.items()}
+        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
+
+    def write(self, buffer: torch.Tensor, bits: int, announced: int, tensors: list[torch.Tensor], samples: int) -> None:
+        """Fill a message with batch-first tensors."""
+        layout = self.layouts[bits]
+        buffer[:ANNOUNCE_BYTES].view(torch.int32)[0] = announced
+        for part, tensor in zip(layout.parts(buffer[ANNOUNCE_BYTES:], samples), layout.encoded(tensors), strict=True):
+            part.copy_(tensor)
+
+    def read(self, buffer: torch.Tensor, bits: int, samples: int) -> list[torch.Tensor]:
+        """The batch-first tensors of a message."""
+        layout = self.layouts[bits]
+        return layout.decoded(layout.parts(buffer[ANNOUNCE_BYTES:], samples))
+
+
+def announced(buffer: torch.Tensor) -> int:
+    """The bits that a message announces."""
+    return int(buffer[:ANNOUNCE_BYTES].view(torch.int32)[0])
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -96,6 +181,21 @@ def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
     return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
 
 
+def quantised(lay: Layout, tensors: Sequence[Tensor], bits: int, *, clip: bool) -> Layout:
+    """The layout of an edge's forward messages whose floating-point values have so many bits.
+
+    Args:
+        tensors: of the graph, as `lay` has them.
+    """
+    found = tuple(
+        Quantiser(bits=bits, clip=clip, gelu=tensor.values == "gelu", dtype=spec.dtype, shape=tuple(spec.shape))
+        if coded(tensor)
+        else None
+        for tensor, spec in zip(tensors, lay.specs, strict=True)
+    )
+    return Layout(lay.names, lay.specs, quantisers=found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
@@ -104,6 +204,7 @@ class Boundary:
         wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
+        changing: forward messages whose bits change, in place of their layouts.
         helping: layouts of what a helper of the stage needs, by direction: at the helper those that come, at the stage's own device
             those that go.
         parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device: gradients of
@@ -115,6 +216,7 @@ class Boundary:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
+    changing: dict[int, Changing] = field(default_factory=dict)
     helping: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
     parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)
 
@@ -134,12 +236,21 @@ class Boundary:
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow: torch.dtype | None = None) -> Boundary:
+def boundary(
+    plan: Plan,
+    graph: OpGraph,
+    module: StageModule,
+    stage: int,
+    narrow: torch.dtype | None = None,
+    serving: ServeSettings | None = None,
+) -> Boundary:
     """The boundary of `stage`, whose module is `module`.
 
     Args:
         narrow: type in which messages of float32 tensors travel; None: as captured.
+        serving: of a job that serves requests, where bits may change.
     """
+    changes = announcing(plan, graph)
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
@@ -151,6 +262,19 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
+            bits = plan.bits_of((s, t))
+            if (s, t) in changes and serving is not None and serving.kept is not None:
+                lay = forward[peer]
+                out.changing[peer] = Changing(
+                    {0: lay} | {b: quantised(lay, tensors, b, clip=plan.edge_clip) for b in useful_bits()},
+                    first=bits,
+                    # As many receives are posted before the one that is waited for.
+                    ahead=serving.buffers + 1,
+                    window=serving.kept.window,
+                    sample_s={ends: serving.kept.sample_s / share for ends, share in carried(plan, (s, t)).items()},
+                )
+            elif bits:
+                forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
             if plan.stages[t].input_share:
                 parts = by_columns(plan.stages[t], backward[peer])
                 if stage == t:
@@ -186,9 +310,10 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
             continue
         lays, channel = boundaries[action.stage], channel_of(action, device)
         ways = lays.sent if action.kind in SENDS else lays.received
-        way = KINDS[action.kind].direction
+        way, samples = KINDS[action.kind].direction, action.hi - action.lo
         lay = lays.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
-        largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
+        changing = lays.changing.get(action.peer_stage) if way == FORWARD else None
+        largest[channel] = max(largest.get(channel, 1), changing.most_bytes(samples) if changing else lay.num_bytes(samples))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
 

@@ -21,14 +21,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from gpp.cost.problem import Problem
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.incumbent import Incumbent
+from gpp.planners.common.linear_orders import Intervals
+from gpp.planners.common.local_search import repair
 from gpp.planners.common.placement import DeviceTypes, Placer
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.sp_structure import SPStructure
+
+LAYOUTS = 16
+"""Layouts of each line that are judged, with their own types of devices and with the placer's."""
+
+REPAIRS = 2
+"""Layouts that lack memory and are changed until they fit, for each depth."""
+
+PATIENCE = 6
+"""Simulations without a better plan after which no further layout is simulated."""
 
 MOST_STATES = 6000
 """Numbers of devices of each type, multiplied; a larger cluster's types are not laid out."""
@@ -71,14 +84,16 @@ class HeterogeneousChain:
     """One line of operators.
 
     Args:
-        costs: of average devices, which say where the line may be cut; problem: on the cluster as it is.
+        costs: of average devices; problem: on the cluster as it is.
+        table: the line; at: the places where it may be cut, both ends included.
         depth_scale: how deep a stage really is for each stage behind it in the line, for the memory check.
     """
 
-    def __init__(self, costs: StageCosts, problem: Problem, placer: Placer, line: tuple[int, ...], *, depth_scale: float) -> None:
+    def __init__(
+        self, costs: StageCosts, problem: Problem, placer: Placer, table: Intervals, at: Sequence[int], *, depth_scale: float
+    ) -> None:
         self.costs, self.problem, self.placer, self.depth_scale = costs, problem, placer, depth_scale
-        self.structure = SPStructure(costs, None, line)
-        self.at = np.array(self.structure.root.bounds)
+        self.table, self.at = table, np.array(at)
         counts = placer.counts
         self.states = np.array(list(itertools.product(*(range(count + 1) for count in counts))))
         self.weights = np.array([math.prod(count + 1 for count in counts[k + 1 :]) for k in range(len(counts))])
@@ -86,11 +101,6 @@ class HeterogeneousChain:
         self.max_depth = min(costs.cluster.num_devices, len(self.at) - 1, 64)
         self._seconds: dict[tuple[int, int, int], np.ndarray] = {}
         self._depths: dict[tuple[int, int, int], np.ndarray] = {}
-
-    @staticmethod
-    def affordable(placer: Placer) -> bool:
-        """Whether the table stays small."""
-        return math.prod(count + 1 for count in placer.counts) <= MOST_STATES
 
     def layouts(self) -> list[Layout]:
         """For the best micro-batch sizes those under the smallest feasible limits and under wider ones, best first."""
@@ -125,17 +135,17 @@ class HeterogeneousChain:
     def _compute(self, device_type: int, samples: int) -> np.ndarray:
         """Seconds of the line up to each place on one device."""
         times = self.problem.op_times(samples, self.placer.types[device_type])
-        took = (times.forward_s + times.backward_s)[self.structure.line]
+        took = (times.forward_s + times.backward_s)[list(self.table.order)]
         return np.concatenate([[0.0], np.cumsum(took)])[self.at]
 
     def _stages(self, device_type: int, b: int, r: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the stages between places, and the longest pipeline whose micro-batches fit: [first, one past last]."""
         key = device_type, b, r
         if key not in self._seconds:
-            costs, table, box = self.costs, self.structure.intervals, np.ix_(self.at, self.at)
+            costs, table, box = self.costs, self.table, np.ix_(self.at, self.at)
             samples, most = b // r, self.problem.minibatch_size // b
-            prefix, grads = self._compute(device_type, samples), table.grads[box]
-            seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
+            prefix, moved = self._compute(device_type, samples), table.moved[box]
+            seconds = np.maximum(prefix[None, :] - prefix[:, None], moved * (samples / self.placer.mean_rates[device_type]))
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
             fits = table.held(box, samples).depth(self.placer.memory_bytes[device_type], most)
@@ -223,9 +233,43 @@ class HeterogeneousChain:
                         break
                 else:
                     raise AssertionError("every reachable state has a step that led to it")
-                parts.append((self.structure.mask(int(self.at[at]), int(self.at[end])), step.num_replicas))
+                parts.append((self.table.mask(int(self.at[at]), int(self.at[end])), step.num_replicas))
                 types.append((step.device_type,) * step.num_replicas)
                 state, at, left = before, end, left - 1
             micro = self.problem.minibatch_size // b
             out.append(Layout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(types)))
         return out
+
+
+def simulate_layouts(
+    incumbent: Incumbent,
+    costs: StageCosts,
+    table: Intervals,
+    at: Sequence[int],
+    scales: Sequence[float],
+    *,
+    chain: bool = False,
+) -> None:
+    """Simulate the best layouts of a line, if its tables stay small: with more and more depth, until all of them fit.
+
+    Args:
+        costs, table, at: as in `HeterogeneousChain`; scales: the depths that are tried.
+        chain: whether each stage waits for the one before, even where no data go between them; then the line stays as it is.
+    """
+    assessor = incumbent.assessor
+    if math.prod(count + 1 for count in assessor.placer.counts) > MOST_STATES:
+        return
+    for scale in scales:
+        lacking, found = [], []
+        search = HeterogeneousChain(costs, assessor.problem, assessor.placer, table, at, depth_scale=scale)
+        for layout in search.layouts()[:LAYOUTS]:
+            b = layout.microbatch_size
+            tried = [assessor.assess(layout.parts, b, types=types, chain=chain) for types in (layout.types, None)]
+            fitting = [candidate for candidate in tried if isinstance(candidate, Candidate)]
+            found += fitting
+            lacking += [layout] * (not fitting)
+        incumbent.simulate_all(found, PATIENCE)
+        for layout in lacking[:REPAIRS] if not chain else ():
+            repair(incumbent, layout.parts, layout.microbatch_size)
+        if not lacking:
+            break

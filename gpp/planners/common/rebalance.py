@@ -7,14 +7,14 @@ once (`all_boundaries`). What changes a stage's work is tried with the placer's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpp.cluster import Cluster
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.local_search import EqualMicrobatches, climb, climb_best
-from gpp.planners.common.moves import Around, Point, boundaries
+from gpp.planners.common.moves import ANY_STAGES, CHAINS, Around, Point, boundaries
 from gpp.planners.common.placement import Placement
 
 PATIENCE = 6
@@ -27,13 +27,17 @@ ALL_STAGES = 10
 """Plans of at most so many stages are changed everywhere, larger ones at the stages that hold them up."""
 
 
-def rebalance(incumbent: Incumbent) -> None:
-    """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more."""
-    moves = (exchanges, placed_anew, resized, moved_boundaries, all_boundaries)
-    hill = EqualMicrobatches(incumbent=incumbent, moves=moves, keeps_devices=True, all_stages=ALL_STAGES)
+def rebalance(incumbent: Incumbent, order: Sequence[int] | None = None) -> None:
+    """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more.
+
+    Args:
+        order: of the operators, of which all stages stay intervals, in a chain; None for stages of any shape.
+    """
+    moves = (exchanges, placed_anew, resized, moved_boundaries) + (all_boundaries,) * (order is None)
+    hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order, keeps_devices=True, all_stages=ALL_STAGES)
     for plan, seconds in incumbent.best_by_size()[:REBALANCED]:
         climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
-    climb_best(incumbent, PATIENCE)
+    climb_best(incumbent, PATIENCE, moves=ANY_STAGES if order is None else CHAINS, order=order)
     for plan, seconds in incumbent.best_by_size()[:1]:
         climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
 
@@ -71,26 +75,31 @@ def _selections(cluster: Cluster, own: tuple[int, ...], idle: list[int], count: 
     def rate(d: int) -> float:
         return cluster.devices[d].speed_factor * max(cluster.devices[d].peak_flop_per_s.values())
 
+    def away(d: int) -> float:
+        if cluster.wiring.by_node is not None:
+            return cluster.nodes[d] != cluster.nodes[own[0]]
+        return 0.0 if d == own[0] else 1 / cluster.link(d, own[0]).bandwidth_bytes_per_s
+
     fast = sorted(pool, key=lambda d: (-rate(d), d not in own, d))[:count]
     large = sorted(pool, key=lambda d: (-cluster.devices[d].memory_bytes, d not in own, d))[:count]
-    near = sorted(pool, key=lambda d: (d not in own, cluster.nodes[d] != cluster.nodes[own[0]], d))[:count]
+    near = sorted(pool, key=lambda d: (d not in own, away(d), d))[:count]
     return list(dict.fromkeys(tuple(sorted(some)) for some in (fast, large, near)))
 
 
 def exchanges(around: Around, point: Point) -> Iterator[Point]:
-    """Two stages' devices exchanged, all or one by one; one device for an idle one. Only where types or nodes differ."""
+    """Two stages' devices exchanged, all or one by one; one device for an idle one. Only where types or places differ."""
     assert point.devices is not None
     devices, hot = point.devices, around.hot
-    placer, nodes = around.assessor.placer, around.assessor.cluster.nodes
+    placer, places = around.assessor.placer, around.assessor.cluster.wiring.places
 
     def label(d: int) -> tuple[int, int]:
-        return placer.type_of[d], nodes[d]
+        return placer.type_of[d], places[d]
 
     def with_devices(changes: dict[int, tuple[int, ...]]) -> Point:
         changed: Placement = tuple(tuple(sorted(changes.get(s, own))) for s, own in enumerate(devices))
         return replace(point, devices=changed)
 
-    idle = sorted(set(range(len(nodes))).difference(*devices))
+    idle = sorted(set(range(len(places))).difference(*devices))
     for s in sorted(hot):
         mine = {label(d): d for d in devices[s]}
         for d in {label(d): d for d in idle}.values():

@@ -1,0 +1,49 @@
+"""The captured model of a run, from the cache or made now, and its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpp.graph.captured import Captured, capture_key, load_cached, store
+from gpp.models.base import AbstractModel
+from gpp.models.profile import AbstractProfile
+
+if TYPE_CHECKING:
+    import torch
+
+
+def captured_model(model: AbstractModel, dtype: str, cache_dir: str, microbatch_size: int | None, minibatch_size: int) -> Captured:
+    """A model with its loss; from the cache, without torch, if it was captured before."""
+    if isinstance(model, AbstractProfile):
+        return model.captured()
+    found = _captured_at(model, dtype, cache_dir, None)
+    if found.batch is None:
+        return found
+    # The model runs at one batch size only: the micro-batch must have it.
+    b = microbatch_size or next(b for b in (4, 2, 3, 1, minibatch_size) if minibatch_size % b == 0)
+    return found if found.batch == b else _captured_at(model, dtype, cache_dir, b)
+
+
+def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | None) -> Captured:
+    own = model.captured()
+    if own is not None:
+        return own
+    key = capture_key({**model.key(), "dtype": dtype, **({"batch": batch} if batch else {})})
+    folder = Path(cache_dir) / "graphs"
+    found = load_cached(key, folder)
+    if found is None:
+        from gpp.capture.examples import capture_model
+
+        found = capture_model(model, dtype=dtype, batch=batch)
+        store(key, found, folder)
+    return found
+
+
+def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Weights by full name: those of a run or a file, else those that the model is built with."""
+    from gpp.capture.examples import initial_weights
+    from gpp.runtime.checkpoint.weights import read_weights
+
+    built = initial_weights(model, captured, seed=seed, dtype=dtype)
+    return read_weights(source, built, captured) if source else built

@@ -1,0 +1,25 @@
+"""A plan from the user's own file."""
+
+from __future__ import annotations
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.plan.plan import Plan
+from gpp.strategy import Strategy
+
+
+def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) -> None:
+    """Prove that a plan from a file can run under a strategy, to the end of its program.
+
+    Raises:
+        InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file.
+    """
+    try:
+        strategy.check(plan, problem)
+        strategy.lower(plan, problem)
+    except Infeasible as error:
+        raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
+    except InvalidConfig as error:
+        raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
+    except (InvalidPlan, MalformedProgram) as error:
+        raise InvalidPlan(f"{path}: {error}") from None

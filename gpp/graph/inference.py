@@ -1,0 +1,143 @@
+"""What is left of a model where nothing is trained: forwards, without gradients, targets or a loss.
+
+A captured model is that of its training. `served` leaves out what belongs to the loss and the metrics; what these read are the
+model's answers. `forward_only` says what the rest takes in time and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured, Node, evaluate, node_references
+from gpp.graph.op_graph import Op, OpGraph
+
+ANSWER = "answer:"
+"""Prefix of a result that is an answer of the model: [samples, ...]."""
+
+ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+"""Bytes of an element, by type; 8 for all others."""
+
+_OF_LOSS = "loss"
+"""Module of the nodes that make up the loss and the metrics (`gpp.graph.captured.Node`)."""
+
+
+def forward_only(graph: OpGraph) -> OpGraph:
+    """The graph of forwards alone: nothing differentiated or saved, every parameter frozen.
+
+    What an operator takes while it runs is what it would keep for a backward and its temporaries, and what other operators have
+    made that is still to be read: in the order of the operators, in which a stage runs them. Bytes at the boundary of a stage are
+    counted by its bill, so a graph that says nothing of saved activations (a profile's) takes its messages alone.
+    """
+    alive = [0.0] * graph.num_ops
+    for tensor in graph.tensors:
+        size = min(tensor.bytes_per_sample, graph.ops[tensor.producer].saved_bytes)
+        for op in range(tensor.producer + 1, max(tensor.consumers, default=tensor.producer) + 1):
+            alive[op] += size
+    ops = tuple(
+        replace(
+            op,
+            backward_flops=0.0,
+            weight_flops=0.0,
+            saved_bytes=0.0,
+            late_bytes=0.0,
+            again_bytes=0.0,
+            fixed_bytes=0.0,
+            transient_bytes=op.saved_bytes + op.transient_bytes + alive[number],
+            variants=(),
+        )
+        for number, op in enumerate(graph.ops)
+    )
+    tensors = tuple(replace(tensor, saved=False, differentiable=False) for tensor in graph.tensors)
+    return replace(graph, ops=ops, tensors=tensors, params=tuple(replace(param, trainable=False) for param in graph.params))
+
+
+def served(captured: Captured) -> Captured:
+    """The model alone, to be run in evaluation mode: without loss, metrics and targets; its results are its answers.
+
+    Raises:
+        InvalidConfig: nothing but the loss reads an input of the network, so it has no answers.
+    """
+    network = network_of(captured)
+    answers = _answers(captured, network)
+    if not answers:
+        rule = "has a loss that reads no operator of the network, so there is nothing to answer with"
+        raise InvalidConfig("model", captured.name, rule, "use a model whose network makes outputs")
+    needed = _needed(captured, network)
+    graph = _graph(captured.graph, network, {name: captured.node_of[name] for name in answers})
+    return replace(
+        captured,
+        nodes=tuple(node for node in captured.nodes if node.name in needed),
+        inputs=tuple(name for name in captured.inputs if not name.startswith("target:")),
+        results={f"{ANSWER}{name}": name for name in answers},
+        graph=graph,
+        constants={name: data for name, data in captured.constants.items() if name in needed},
+        loss_ops=(),
+        coupled=None,
+        summed=False,
+        derived=(),
+    )
+
+
+def network_of(captured: Captured) -> set[str]:
+    """Names of the nodes that belong neither to the loss nor to a metric."""
+    return {node.name for node in captured.nodes if node.module != _OF_LOSS}
+
+
+def _answers(captured: Captured, network: set[str]) -> tuple[str, ...]:
+    """Nodes of the network that the loss or a metric reads, in the order in which they are made."""
+    read = {name for node in captured.nodes if node.name not in network for name in node_references(node)}
+    read.update(captured.results.values())
+    made = (node for node in captured.nodes if node.kind in ("call", "block") and not node.free)
+    return tuple(node.name for node in made if node.name in network and node.name in read)
+
+
+def _needed(captured: Captured, network: set[str]) -> set[str]:
+    """The network's operators and all that they read."""
+    todo = [name for op in captured.graph.ops for name in op.nodes if name in network]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += node_references(captured.node_of[name])
+            todo += [earlier for earlier in captured.node_of[name].after if earlier in network]
+    return found
+
+
+def _graph(graph: OpGraph, network: set[str], answers: Mapping[str, Node]) -> OpGraph:
+    """The operators of the network."""
+    kept = [op for op in graph.ops if any(name in network for name in op.nodes)]
+    position = {op.name: i for i, op in enumerate(kept)}
+    at = {number: position[op.name] for number, op in enumerate(graph.ops) if op.name in position}
+    tensors = [
+        replace(tensor, producer=at[tensor.producer], consumers=tuple(at[c] for c in tensor.consumers if c in at))
+        for tensor in graph.tensors
+        if tensor.producer in at
+    ]
+    read = {name for op in kept for name in op.params}
+    given = {name for op in kept for name in op.inputs}
+    ops = tuple(replace(op, nodes=tuple(n for n in op.nodes if n in network)) for op in kept)
+    whole = replace(
+        graph,
+        ops=ops,
+        tensors=tuple(tensor for tensor in tensors if tensor.consumers),
+        params=tuple(param for param in graph.params if param.name in read),
+        inputs=tuple(own for own in graph.inputs if own.name in given and not own.name.startswith("target:")),
+    )
+    return forward_only(replace(whole, ops=tuple(_answering(op, whole, answers) for op in ops)))
+
+
+def _answering(op: Op, graph: OpGraph, answers: Mapping[str, Node]) -> Op:
+    """An operator of the network, without targets; it holds the answers that it makes."""
+    own = sum(_bytes_per_sample(answers[name]) for name in op.nodes if name in answers)
+    known = {given.name for given in graph.inputs}
+    inputs = tuple(name for name in op.inputs if name in known)
+    return replace(op, inputs=inputs, transient_bytes=op.transient_bytes + own)
+
+
+def _bytes_per_sample(node: Node) -> float:
+    sizes = [evaluate(extent, 1) for extent in node.shape or ()]
+    return math.prod(sizes) * ITEM_BYTES.get(node.dtype or "", 8)

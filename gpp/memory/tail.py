@@ -1,0 +1,95 @@
+"""vPipe's way to make a stage fit: swaps that fill the link, and its last operators recomputed as one run.
+
+What the stage's operators make goes to the host from its first operator on, whose outputs wait longest, as far as copies hide
+behind a period. If that does not do, the shortest tail of the stage is computed again with which it fits, as one run; what is left
+of the swaps stands before it. That the tail is one run of the last operators, and swaps fill the link, is published; that swaps
+come first, and begin at the stage's first operator, is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar, final
+
+import numpy as np
+
+from gpp.memory.choices import HAIR, Choices, Judged, Marking
+from gpp.memory.fit import Fit
+from gpp.memory.policy import AbstractMemory, Question
+from gpp.memory.priced import Way
+from gpp.settings import settings
+
+
+@final
+@settings("strategy.memory")
+class Tail(AbstractMemory):
+    """The last operators of a stage are computed again as one run, behind swaps that fill the link, where it lacks memory.
+
+    Args:
+        swap: whether what operators make may go to the host.
+    """
+
+    name: ClassVar[str] = "tail"
+    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    swap: bool = True
+
+    def fit(self, asked: Question) -> Fit | None:
+        ways: Collection[Way] = self.ways if self.swap else ("recompute",)
+        key = "tail", asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(asked.again), tuple(ways)
+        if key not in asked.problem.bills:
+            choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, asked.again)
+            found = _shortest(choices, asked.limit_bytes)
+            asked.problem.bills[key] = None if found is None else Fit.of(found)
+        return asked.problem.bills[key]
+
+
+def tail_of(count: int, ratio: float) -> int:
+    """Operators in the tail of a stage of so many, at a ratio as vPipe's plan files have it."""
+    return int(ratio * count)
+
+
+def _shortest(choices: Choices, limit: float) -> Judged | None:
+    """The marking with a shortest tail that fits, with swaps if they do, else without; None if none does.
+
+    A longer tail mostly takes less, so the shortest one is found by bisection below the first of a few lengths that fits.
+    """
+    n = len(choices.stage.ops)
+    # Of operators that may not be computed again a tail holds none.
+    longest = 0 if not choices.recomputes else n if choices.able.all() else int(np.argmin(choices.able[::-1]))
+
+    def fitting(length: int) -> Judged | None:
+        for swapped in (True, False) if choices.offloads else (False,):
+            judged = choices.judge(_marking(choices, length, swapped))
+            if judged.peak <= limit * (1 + HAIR):
+                return judged
+        return None
+
+    low, best = -1, None
+    for eighth in range(9):
+        length = longest * eighth // 8
+        best = fitting(length) if length > low else None
+        if best is not None:
+            break
+        low = max(low, length)
+    if best is None:
+        return None
+    high = len(best.marking.recompute)
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = fitting(middle)
+        if found is None:
+            low = middle
+        else:
+            high, best = middle, found
+    return best
+
+
+def _marking(choices: Choices, length: int, swapped: bool) -> Marking:
+    """A tail of some operators, and swaps before it as far as they hide."""
+    ops = choices.stage.ops
+    head, tail = ops[: len(ops) - length], ops[len(ops) - length :]
+    if not swapped:
+        return Marking(recompute=tail)
+    saved = choices.tensors.saved[: len(head)]
+    within = np.cumsum(saved) <= choices.hidden * (1 + HAIR)
+    return Marking(recompute=tail, offload=tuple(op for op, size, fits in zip(head, saved, within, strict=True) if size and fits))

@@ -1,0 +1,252 @@
+"""EdgePipe: stages for inference on unequal devices, of which not all have to be used.
+
+Objective (reported in the plan's explanation): the slowest stage or message for one micro-batch,
+
+    max over stages of the seconds of its forward, and over messages of theirs,
+
+since a device computes and sends at the same time. Micro-batches per second are one over it.
+
+Constraints:
+1. Memory: a stage's weights, the buffers of its messages and what a pass takes fit its device (`Forward.held_bytes`).
+2. One device a stage, no replicas. All stages use the same b; b is swept, and the best prediction wins.
+3. Stages of a chain are intervals; of a graph, any partition whose stages form no cycle.
+
+Chains are solved exactly by `gpp.planners.chains.typed_chain`, on types of devices that no plan can tell apart (`Kinds`);
+graphs with few downsets exactly by `typed_stages`. Of other graphs the best is taken of: chains over two linear orders, on
+which messages are overrated, and the stages of `graphpipe`, whose devices are assigned anew; from there boundaries and devices
+are changed as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
+that are most alike count as one, by the slowest of them. The plan says which of these it was.
+
+With `compatible` the published tool's own dynamic program plans in its units, index error included
+(`gpp.planners.chains.published.pipeedge`); `corrected` leaves the index error out. It plans chains alone.
+
+Complexity: of a chain of L operators on T types of n_t devices, 30 bottlenecks times T * L * prod(n_t + 1) operations on
+integers of L bits.
+
+Departures: PipeEdge plans chains on types that differ in one rate each; here each pair of types has its link, and a message its
+latency. Memory is that of the bill, not of PipeEdge's formula, which it equals for layers whose memory was measured.
+Source: Hu et al., "PipeEdge: Pipeline Parallelism for Large-Scale Model Inference on Heterogeneous Edge Devices", DSD 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Objective, Plan
+from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.chains.published.pipeedge import Published, schedule
+from gpp.planners.chains.typed_chain import Placed
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.incumbent import MARGIN
+from gpp.planners.common.infeasible import explain
+from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.edgepipe.assign import assigned, improve
+from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.kinds import Kinds
+from gpp.planners.edgepipe.typed_stages import TooMany, TypedStages
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.settings import Count, settings
+
+MOST_STATES_OF_A_CHAIN = 40_000
+"""States of devices up to which a chain's tables are made exactly: 16 devices of four types have 2,500."""
+
+MEBI = 2**20 / 1e6
+"""What the published tool takes a MB, or a Mbit, for."""
+
+
+@final
+@settings("strategy.planner")
+class EdgePipe(AbstractPlanner):
+    """Stages for inference on unequal devices.
+
+    Args:
+        compatible: plan as the published tool does, its index error included.
+        corrected: plan as the published tool would without its index error; with `compatible`.
+        most_downsets, most_states: downsets of a graph, and states of the search for all bottlenecks, up to which its stages are
+            searched exactly.
+    """
+
+    compatible: bool = False
+    corrected: bool = False
+    most_downsets: Count = 400
+    most_states: Count = 100_000
+
+    def __post_init__(self) -> None:
+        if self.corrected and not self.compatible:
+            rule = "is about the published tool's index, and strategy.planner.compatible is false"
+            raise InvalidConfig("strategy.planner.corrected", True, rule, "set strategy.planner.compatible=true, or leave it out")
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if problem.graph.differentiated:
+            raise InvalidConfig(
+                "strategy.planner",
+                "edgepipe",
+                "plans inference, in which nothing has a backward pass",
+                "set mode=inference, or strategy=graphpipe",
+            )
+        costs, best, best_s = StageCosts(problem, replication=False), None, float("inf")
+        for b in problem.microbatch_sizes():
+            for stages, how in self._candidates(forward := Forward(problem, costs, b), predict):
+                plan = self._made(forward, stages, how)
+                found = predict(plan).metrics.iteration_s
+                if best is None or found < best_s * MARGIN:
+                    best, best_s = plan, found
+        if best is None:
+            raise explain(problem, self._attempt)
+        return best
+
+    def _candidates(self, forward: Forward, predict: Predict) -> Iterator[tuple[Assigned, tuple[str, ...]]]:
+        """Stages and devices, and words about how they were found."""
+        graph = forward.problem.graph
+        if self.compatible:
+            found = published(forward, corrected=self.corrected)
+            if found is not None:
+                stages, believed_s = found
+                yield stages, (f"the published tool's schedule, which it believes to take {believed_s:.6g} s a micro-batch",)
+            return
+        kinds, finest = _kinds(forward)
+        if is_line(graph):
+            if (stages := _cut(forward, kinds, depth_first_order(graph))) is not None:
+                yield (
+                    (stages, ("a chain; exact",))
+                    if finest
+                    else (improve(forward, stages), ("a chain, its types joined; not exact",))
+                )
+            return
+        cuts = {order: stages for order in _orders(graph) if (stages := _cut(forward, kinds, order)) is not None}
+        if finest:
+            try:
+                limits = {"most_downsets": self.most_downsets, "most_states": self.most_states}
+                known = min(cuts.values(), key=forward.bottleneck_s, default=None)
+                if (stages := TypedStages(forward, kinds, **limits).fastest(known, _least_s(forward, kinds))) is not None:
+                    yield stages, ("all partitions of the graph; exact",)
+                return
+            except TooMany:
+                pass
+        for stages in cuts.values():
+            yield improve(forward, stages), ("a chain over a linear order, improved; not exact",)
+        if (stages := _regrouped(forward, kinds, predict)) is not None:
+            yield improve(forward, stages), ("the stages of graphpipe, their devices assigned anew; not exact",)
+
+    def _made(self, forward: Forward, stages: Assigned, how: tuple[str, ...]) -> Plan:
+        parts = [(mask, 1) for mask, _ in stages]
+        placement = [(device,) for _, device in stages]
+        plan = make_plan(forward.problem, "edgepipe", parts, forward.microbatch_size, ordered=True, placement=placement)
+        value = Objective(value_s=max(forward.times(stages).values()), scope="a micro-batch for the slowest stage or message")
+        used = f"{len(stages)} of {forward.problem.cluster.num_devices} devices are used"
+        return replace(plan, objective=value, explanation=(f"own objective: {value}", *how, used))
+
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+        """Some chain that fits, for the explanation of why none does."""
+        costs = StageCosts(problem, replication=False, memory_scale=memory_scale)
+        kinds, order = _kinds(Forward(problem, costs, problem.microbatch_sizes()[0]))[0], depth_first_order(problem.graph)
+        for b in problem.microbatch_sizes():
+            chain = Forward(problem, costs, b).chain(order, kinds).within(math.inf)
+            if chain is not None:
+                stages = _placed(chain, kinds, order)
+                parts = tuple((mask, 1) for mask, _ in stages)
+                return Candidate(0.0, len(stages), b, True, parts, tuple((device,) for _, device in stages))
+        return None
+
+
+def _kinds(forward: Forward) -> tuple[Kinds, bool]:
+    """The types of the devices, and whether they are the finest."""
+    finest = Kinds.of(forward.problem.cluster)
+    if finest.num_states <= MOST_STATES_OF_A_CHAIN:
+        return finest, True
+    return finest.joined(forward.seconds.sum(axis=1).tolist(), MOST_STATES_OF_A_CHAIN), False
+
+
+def is_line(graph: OpGraph) -> bool:
+    """Whether every operator hands what it makes to the next one alone, and there is no other."""
+    return all(mask == (1 << op >> 1) for op, mask in enumerate(graph.predecessors))
+
+
+def _cut(forward: Forward, kinds: Kinds, order: tuple[int, ...]) -> Assigned | None:
+    """The fastest chain over an order, its devices the first ones of their types."""
+    chain = forward.chain(order, kinds).fastest()
+    return None if chain is None else _placed(chain, kinds, order)
+
+
+def _placed(chain: list[Placed], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
+    free = [list(group) for group in kinds.groups]
+    return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
+
+
+def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
+    """Linear orders that are worth cutting."""
+    return tuple(dict.fromkeys((depth_first_order(graph), branch_first_order(graph))))
+
+
+def _least_s(forward: Forward, kinds: Kinds) -> float:
+    """No stages are faster: a bound for graphs whose operators have one order alone; else 0.
+
+    All stages are intervals of it then, and the stage that ends at a cut sends the next one at least what its last operator hands
+    to the operator behind the cut. (What else crosses the cut may go past the next stage.)
+    """
+    graph = forward.problem.graph
+    order = depth_first_order(graph)
+    if not all(graph.successors[a] >> b & 1 for a, b in pairwise(order)):
+        return 0.0
+    chain = forward.chain(order, kinds, least=True)
+    found = chain.fastest()
+    return 0.0 if found is None else chain.bottleneck_s(found)
+
+
+def _regrouped(forward: Forward, kinds: Kinds, predict: Predict) -> Assigned | None:
+    """The stages of `graphpipe`, on the best devices for them; None where it finds none."""
+    partitioner = GraphPipe(replication=False, max_candidates=0, colocate="never")
+    try:
+        plan = partitioner.plan(replace(forward.problem, microbatch_size=forward.microbatch_size), predict)
+    except Infeasible:
+        return None
+    return assigned(forward, kinds, [mask_of(stage.ops) for stage in plan.stages])
+
+
+def published(forward: Forward, *, corrected: bool) -> tuple[Assigned, float] | None:
+    """The published tool's stages and devices, and the seconds that it believes they take; None where it finds none.
+
+    Types are told apart by their names alone, and the rate of a type's links is that of its devices.
+
+    Raises:
+        InvalidConfig: the graph is no chain, or devices lack what the tool's files say of them.
+    """
+    problem, b = forward.problem, forward.microbatch_size
+    graph, devices = problem.graph, problem.cluster.devices
+    if not is_line(graph):
+        rule = f"plans chains alone, and {graph.name} is none"
+        raise InvalidConfig("strategy.planner.compatible", True, rule, "leave it out, or use model=pipeedge")
+    if unnamed := [d for d, device in enumerate(devices) if device.name is None or device.bandwidth_bytes_per_s is None]:
+        rule = f"needs the name of each device's type, and its own rate; device {unnamed[0]} lacks one"
+        raise InvalidConfig("strategy.planner.compatible", True, rule, "use cluster=pipeedge, or give cluster.device.name")
+    groups: dict[str, list[int]] = {}
+    for d in sorted(range(len(devices)), key=lambda d: (devices[d].name or "", d)):
+        groups.setdefault(devices[d].name or "", []).append(d)
+    first = [group[0] for group in groups.values()]
+    held = [sum(problem.param_bytes(1 << op)) for op in range(graph.num_ops)]
+    incoming = sum(given.bytes_per_sample for given in graph.inputs)
+    outgoing = [sum(graph.tensors[t].bytes_per_sample for t in graph.made_by(1 << op)) for op in range(graph.num_ops)]
+    given = Published(
+        counts=tuple(map(len, groups.values())),
+        time_s=forward.seconds[first],
+        memory_bytes=np.array([devices[d].memory_bytes for d in first]) * MEBI,
+        bytes_per_s=np.array([devices[d].bandwidth_bytes_per_s or 0.0 for d in first]) * MEBI,
+        layer_bytes=np.array(held) * MEBI,
+        moved_bytes=np.array([incoming, *outgoing]) * b,
+    )
+    found = schedule(given, corrected=corrected)
+    if found is None:
+        return None
+    kinds = Kinds(problem.cluster, tuple(map(tuple, groups.values())))
+    return _placed(found.chain, kinds, tuple(range(graph.num_ops))), found.believed_s

@@ -1,0 +1,118 @@
+"""A stream of requests through a pipeline: the program of one request, repeated, with buffers of bounded size.
+
+A request is a mini-batch: samples that come together, and whose answers go together. Its program has forwards and messages only
+(`gpp.schedules.forward_only`), and every device repeats its own list for each request without a barrier in between. What bounds how
+far devices run ahead of each other are the buffers of the edges. With n of them on each side:
+
+* The messages of a device's pass p are sent when its pass p - n has begun: it has taken its own messages out of the buffers.
+* A device begins pass q when what its pass q - n - 1 has made has left.
+
+So beside the messages of the pass under way no more than n on each edge lie with the reader, and n with the maker. Both rules wait
+for passes of earlier micro-batches, so nothing can wait for itself where all stages cut requests alike (`check_served`): with other
+sizes a reader may need more messages for one pass than an edge has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpp.errors import InvalidPlan
+from gpp.plan.plan import Plan
+from gpp.program.action import Action
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.program import Program
+from gpp.program.steady_state import moved
+
+
+class Sent(NamedTuple):
+    """A message: its channel (the two stages and devices), and its samples."""
+
+    stage: int
+    peer_stage: int
+    device: int
+    peer_device: int
+    samples: int
+
+
+class Served(NamedTuple):
+    """A pass of a request: the messages that it sends when it is over."""
+
+    stage: int
+    device: int
+    microbatch: int
+    sends: tuple[Sent, ...]
+
+
+def passes_of(program: Program, plan: Plan) -> list[Served]:
+    """The passes of one request in an order in which they can run: by micro-batch, and by the stage graph."""
+    depth = plan.distance_to_sink
+    out: list[Served] = []
+    for device, actions in program.actions.items():
+        for number, action in enumerate(actions):
+            if action.kind in COMPUTE:
+                sends: list[Sent] = []
+                for other in actions[number + 1 :]:
+                    if other.kind in COMPUTE:
+                        break
+                    if other.kind in SENDS:
+                        sends.append(Sent(other.stage, other.peer_stage, device, other.peer_device, other.hi - other.lo))
+                out.append(Served(action.stage, device, action.microbatch, tuple(sends)))
+    return sorted(out, key=lambda own: (own.microbatch, -depth[own.stage], own.device))
+
+
+def stream_of(
+    actions: Sequence[Action], ahead: int, counts: Mapping[int, int], samples: int, requests: int, first: int = 0
+) -> Iterator[list[Action]]:
+    """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
+
+    Args:
+        actions: of one request.
+        ahead: passes before the one that needs a message at which its receive is posted.
+        counts: micro-batches of a request, by stage.
+        samples: of a request.
+        first, requests: number of the first one, and how many there are with those before it.
+    """
+    passes = [action for action in actions if action.kind in COMPUTE]
+    receives = {(a.stage, a.microbatch): [b for b in actions if b.kind in RECEIVES and b[1:3] == a[1:3]] for a in passes}
+    sends = {(a.stage, a.microbatch): [b for b in actions if b.kind in SENDS and b[1:3] == a[1:3]] for a in passes}
+
+    def posts(number: int) -> list[Action]:
+        request, place = divmod(number, len(passes))
+        return [moved(a, counts, samples, request) for a in receives[passes[place][1:3]]] if request < requests else []
+
+    begin = first * len(passes)
+    for request in range(first, requests):
+        own = [a for number in range(begin, begin + ahead) for a in posts(number)] if request == first else []
+        for place, one in enumerate(passes):
+            own += posts(request * len(passes) + place + ahead)
+            own.append(moved(one, counts, samples, request))
+            own += [moved(a, counts, samples, request) for a in sends[one[1:3]]]
+        yield own
+
+
+def check_served(plan: Plan) -> None:
+    """Refuse a plan that no stream of requests can run through.
+
+    Raises:
+        InvalidPlan: names the stage, and what it does that a stream cannot.
+    """
+    size = plan.stages[0].microbatch_size
+    for s, stage in enumerate(plan.stages):
+        if stage.recompute or stage.offload:
+            raise InvalidPlan(
+                f"stage {s} recomputes operators, or keeps them on the host, for a backward, and mode=inference has none. "
+                "Fix: plan with mode=inference, or leave recompute and offload out of the plan"
+            )
+        if stage.microbatch_size != size or plan.minibatch_size % size:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {stage.microbatch_size} must be the same in all stages and divide the request, "
+                f"{plan.minibatch_size} samples, or an edge with few buffers would block. Fix: set microbatch_size={size}"
+            )
+        if stage.tensor_parallel > 1 or stage.helpers:
+            raise InvalidPlan(
+                f"stage {s} splits its operators over devices, which mode=inference does not. Fix: one device for each replica "
+                "(strategy.planner.tensor_parallel=false)"
+            )
+    if plan.shares_devices:
+        raise InvalidPlan("a device holds several stages, which mode=inference would have to interleave. Fix: one stage a device")

@@ -1,0 +1,73 @@
+"""Process of `engine=reference` in mode=inference: stage after stage, micro-batch after micro-batch, and no pipeline.
+
+It shares the stages' code, the codec of quantised messages and the file of the answers with the workers, and nothing that handles
+messages, buffers or order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from gpp.capture.stage import build_stage
+from gpp.graph.inference import ANSWER
+from gpp.runtime.checkpoint.state import job_weights
+from gpp.runtime.job import Job, restore
+from gpp.runtime.serve.answers import answers_of
+from gpp.runtime.worker.messages import Layout, boundary
+from gpp.runtime.worker.process import guarded, write_line
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    settings, plan = job.settings, job.plan
+    serving = settings.serving
+    assert serving is not None, "the job serves requests"
+    order = sorted(range(len(plan.stages)), key=lambda s: -plan.distance_to_sink[s])
+    modules = {}
+    with job_weights(run_dir) as weights:
+        for s in order:
+            module = build_stage(
+                job.captured, [node for op in plan.stages[s].ops for node in job.graph.ops[op].nodes], device=device
+            )
+            module.load(weights)
+            modules[s] = module.eval_module()
+    incoming = {s: boundary(plan, job.graph, module, s).incoming.values() for s, module in modules.items()}
+    model = restore(settings.model) if settings.model else None
+    samples = restore(settings.data).load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
+    wanted = {name for module in modules.values() for name in module.inputs}
+    answers = answers_of(job, run_dir) if serving.answers else None
+    size, request = plan.stages[0].microbatch_size, plan.minibatch_size
+    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out, torch.inference_mode():
+        for number in range(settings.steps):
+            start = time.perf_counter()
+            for lo in range(number * request, (number + 1) * request, size):
+                values = samples.fetch(torch.arange(lo, lo + size) % len(samples), wanted)
+                for s in order:
+                    values |= modules[s].forward(size, values | _received(incoming[s], values))
+                for name in job.captured.results:
+                    if answers is None:
+                        break
+                    dim = job.captured.node_of[name.removeprefix(ANSWER)].batch_dim or 0
+                    answers.write(name.removeprefix(ANSWER), lo, values[name].movedim(dim, 0))
+            write_line(out, {"step": number, "start": start, "end": time.perf_counter()})
+    if answers:
+        answers.close()
+
+
+def _received(layouts: Iterable[Layout], values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a stage gets in place of values that are quantised on their way to it."""
+    found = {}
+    for layout in layouts:
+        for name, spec, quantiser in zip(layout.names, layout.specs, layout.quantisers, strict=bool(layout.quantisers)):
+            if quantiser:
+                sent = quantiser.encode(values[name].movedim(spec.batch_dim, 0))
+                found[name] = quantiser.decode(sent).movedim(0, spec.batch_dim)
+    return found
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

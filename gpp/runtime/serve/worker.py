@@ -1,0 +1,249 @@
+"""One worker of a pipeline that answers requests: forwards of its stage, without autograd, until the stream ends.
+
+The worker repeats its list of one request (`gpp.program.stream`). Interpreter, channels, mailboxes and stages are those of a
+training worker; a stage runs in evaluation mode, and its answers go to their place in a file.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from gpp.graph.inference import ANSWER
+from gpp.program.action import Action
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.stream import stream_of
+from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
+from gpp.runtime.job import Job, restore
+from gpp.runtime.serve.answers import Answers, answers_of
+from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.allocator import MemoryEvents, held_by
+from gpp.runtime.worker.build import build_mailboxes, build_modules
+from gpp.runtime.worker.clock import AbstractClock, HostClock
+from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.messages import ring_sizes
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded
+from gpp.runtime.worker.stage import StageRunner
+from gpp.runtime.worker.team import Teams
+
+WARM = 3
+"""Requests that go through before the stream: memory is measured meanwhile, and what is made on first use is made."""
+
+SETTLE_S = 0.05
+"""Seconds from the agreement of all workers to the begin of the stream."""
+
+
+class ServingRunner(StageRunner):
+    """A stage that answers.
+
+    `answered` gets (name, first sample, rows) of every answer; it must be set.
+    """
+
+    answered: Callable[[str, int, torch.Tensor], None]
+
+    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[Any]:
+        for name in self.module.results:
+            if name in outputs:
+                self.answered(name, lo, outputs.pop(name))
+        return []
+
+
+def bounded_rings(sizes: Mapping[Channel, RingSize], buffers: int) -> dict[Channel, RingSize]:
+    """The room of every channel: `buffers` messages, and one that a pass reads where it lies.
+
+    With one buffer a message is copied out when it is taken, as the transport lends only where slots are left.
+    """
+    return {channel: RingSize(size.message_bytes, buffers + 1 if buffers > 1 else 1) for channel, size in sizes.items()}
+
+
+class Server:
+    """A device's share of a job that answers requests; arguments as `gpp.runtime.worker.worker.Worker` has them."""
+
+    def __init__(
+        self,
+        job: Job,
+        run_dir: Path,
+        *,
+        device_id: int,
+        device: torch.device,
+        transport: AbstractTransport,
+        status: AbstractStatus | None = None,
+        clock: AbstractClock | None = None,
+    ) -> None:
+        assert job.settings.serving is not None, "the job serves requests"
+        self.job, self.device_id, self.transport, self.status = job, device_id, transport, status or NoStatus()
+        self.serving, plan = job.settings.serving, job.plan
+        self.stages = plan.stages_of_device[device_id]
+        teams = Teams(job, self.stages, device_id, transport, self.status)
+        modules = build_modules(job, run_dir, self.stages, device, teams)
+        self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
+        self.actions = job.program.actions[device_id]
+        mailboxes = build_mailboxes(
+            job, self.modules, job.program, device_id=device_id, device=device, transport=transport, given={}, handover={}
+        )
+        self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
+        self.clock = clock or HostClock()
+        self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
+        sends = [action for action in self.actions if action.kind in SENDS]
+        each = max((sum(a[1:3] == b[1:3] for b in sends) for a in sends), default=1)
+        self.interpreter = Interpreter(
+            self.actions,
+            self.runners,
+            mailboxes,
+            transport,
+            device_id=device_id,
+            pending_limit=self.serving.buffers * each - 1,
+            status=self.status,
+            clock=self.clock,
+        )
+        self.rings = bounded_rings(
+            ring_sizes(self.actions, device_id, {s: runner.mailbox.boundary for s, runner in self.runners.items()}),
+            self.serving.buffers,
+        )
+        self.memory = MemoryEvents(transport.lend)
+        self.answers = self._answers(run_dir) if self.serving.answers else None
+        transport.prepare(self.rings)
+        self._rows = self._reader()
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+
+    def _runner(self, s: int, mailbox: Any, device: torch.device) -> ServingRunner:
+        stage = self.job.plan.stages[s]
+        size = self.job.plan.minibatch_size
+        return ServingRunner(
+            self.modules[s],
+            stage=s,
+            device=device,
+            mailbox=mailbox,
+            pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(size) if p.device == self.device_id},
+            accumulation=self.counts[s],
+            round_robin_degree=stage.round_robin_degree,
+            num_samples=size,
+            train=False,
+            now=self.clock.now,
+        )
+
+    def _answers(self, run_dir: Path) -> Answers | None:
+        """The file of the answers, if this device makes some."""
+        own = [name for runner in self.runners.values() for name in runner.module.results]
+        if not own:
+            return None
+        return answers_of(self.job, run_dir)
+
+    def _reader(self) -> Callable[[int, int], dict[str, torch.Tensor]]:
+        """Function (lo, hi) -> the user inputs of those samples of the stream: of a micro-batch, which nothing keeps."""
+        settings = self.job.settings
+        wanted = {name for module in self.modules.values() for name in module.inputs}
+        if not wanted:
+            return lambda lo, hi: {}
+        model = restore(settings.model) if settings.model else None
+        samples = restore(settings.data).load(self.serving.split, model, seed=settings.seed, dtype=settings.dtype)
+        count = len(samples)
+        return lambda lo, hi: samples.fetch(torch.arange(lo, hi) % count, wanted)
+
+    def _begin(self, written: Answers | None) -> None:
+        """Let the stages start a stream whose answers go to a file, or nowhere."""
+
+        def answered(name: str, first: int, rows: torch.Tensor) -> None:
+            if written is not None:
+                dim = self.job.captured.node_of[name.removeprefix(ANSWER)].batch_dim or 0
+                written.write(name.removeprefix(ANSWER), first, rows.movedim(dim, 0))
+
+        for runner in self.runners.values():
+            runner.answered = answered
+            runner.begin(self._rows, lambda microbatch: 0, 0)
+
+    def _requests(self, first: int, end: int) -> Iterator[list[Action]]:
+        return stream_of(self.actions, self.serving.buffers, self.counts, self.job.plan.minibatch_size, end, first)
+
+    def warm_up(self) -> int:
+        """Let some requests through that nobody asked for; returns the peak of this device's memory."""
+        self._begin(None)
+        self.memory.begin(held_by(self.modules.values(), (), ()))
+        for actions in self._requests(0, WARM):
+            self.interpreter.run(actions, ends=False)
+            self.interpreter.take()
+        self.transport.flush()
+        self.memory.end()
+        # The slot that a pass reads stands for the copy that was measured in its place.
+        incoming = [size for channel, size in self.rings.items() if channel[4] == self.device_id]
+        return self.memory.peak_bytes + sum(min(self.serving.buffers, size.slots) * size.message_bytes for size in incoming)
+
+    def run(self, out: TextIO, ranks: Path) -> None:
+        """The whole stream; one JSON line for each request to `out`."""
+        gc.collect()
+        gc.freeze()
+        self.status.begin(EVALUATION, 0)
+        peak = self.warm_up()
+        lines = Lines(out, holds=any(action.kind in RECEIVES for action in self.actions))
+        self.transport.idle = lines.flush
+        self.serve(lines.step)
+        lines.flush()
+        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
+        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+
+    def serve(self, log: Callable[[dict[str, Any]], None]) -> None:
+        """Answer all requests.
+
+        Args:
+            log: gets a record of each: number, when it came or was begun, and when this device was done with it.
+        """
+        self._begin(self.answers)
+        source = any(not self.job.plan.predecessors[s] for s in self.stages)
+        arrivals = self.serving.arrivals.times_s() if self.serving.arrivals.rate and source else None
+        epoch = _agreed(time.perf_counter()) + SETTLE_S
+        self.status.begin(EVALUATION, 1)
+        settings = self.job.settings
+        for number, actions in enumerate(self._requests(settings.first_step, settings.steps), start=settings.first_step):
+            came = None
+            if arrivals is not None:
+                # The source's clock stands still between two plans.
+                came = epoch + arrivals[number] - arrivals[settings.first_step]
+                self._wait(came)
+            self.interpreter.run(actions, ends=False)
+            end = time.perf_counter()
+            events, waited_s = self.interpreter.take()
+            passes = [event for event in events if event.kind in COMPUTE]
+            begun = min((event.start_s for event in passes), default=end)
+            pass_s = sum(event.end_s - event.start_s for event in passes) / max(len(passes), 1)
+            self.kept.append({"step": number, "start": begun, "end": end, "waited_s": waited_s, "events": events})
+            log({"step": number, "start": begun if came is None else came, "end": end, "pass_s": pass_s})
+        self.transport.flush()
+        if self.answers:
+            self.answers.close()
+
+    def _wait(self, until_s: float) -> None:
+        """Sleep until a request comes; what has been made goes out first."""
+        if until_s > time.perf_counter():
+            self.status.waiting(True)
+            self.transport.flush()
+            while (left := until_s - time.perf_counter()) > 0:
+                time.sleep(left)
+            self.status.waiting(False)
+
+
+def _agreed(value: float) -> float:
+    """The largest of all workers' values."""
+    found = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found.item())
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    device_id, transport, status = enter(job, run_dir, rank, world)
+    with torch.inference_mode(), open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status).run(out, run_dir / "ranks")
+    disconnect(status)
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

@@ -1,0 +1,81 @@
+"""ViT, DeiT and BERT in quarter-blocks: the published sizes, PyTorch's own layer, and the operators that planners see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpp.errors import InvalidConfig
+from gpp.graph.coarsen.whole import whole_modules
+from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.models.networks.quarter_blocks import EPS, Block
+from gpp.plan.loss_stage import coarsen_for
+from tests.support.conf import model_named
+from tests.support.inprocess import captured_named
+
+PUBLISHED = {
+    "vit_base": 86_567_656,  # google/vit-base-patch16-224
+    "vit_large": 304_326_632,
+    "deit_base": 87_338_192,  # facebook/deit-base-distilled-patch16-224
+    "deit_small": 22_436_432,
+    "deit_tiny": 5_910_800,
+    "bert_base": 109_482_240 + 2 * 769,  # bert-base-uncased, and a head of two classes
+    "bert_large": 335_141_888 + 2 * 1025,
+    "vit_huge": 630_764_800 + 21_843 * 1281,  # google/vit-huge-patch14-224-in21k without its pooler, and its head
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_the_published_models(name):
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in model_named(name).build().parameters()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_block_is_pytorchs_layer(before):
+    torch.manual_seed(0)
+    own = Block(8, 2, before=before)
+    theirs = nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", EPS, batch_first=True, norm_first=before)
+    norms = (own.attend.norm, own.widen.norm) if before else (own.project.norm, own.narrow.norm)
+    weights = {f"self_attn.out_proj.{k}": v for k, v in own.project.linear.state_dict().items()}
+    for kind in ("weight", "bias"):
+        parts = [getattr(part, kind) for part in (own.attend.query, own.attend.key, own.attend.value)]
+        weights[f"self_attn.in_proj_{kind}"] = torch.cat(parts)
+    for theirs_name, module in (
+        ("linear1", own.widen.linear),
+        ("linear2", own.narrow.linear),
+        ("norm1", norms[0]),
+        ("norm2", norms[1]),
+    ):
+        weights |= {f"{theirs_name}.{k}": v for k, v in module.state_dict().items()}
+    theirs.load_state_dict(weights)
+    x = torch.randn(3, 5, 8)
+    torch.testing.assert_close(own(x), theirs(x))
+
+
+def test_planners_see_quarters():
+    model, captured, _ = captured_named("vit_small")
+    graph = coarsen_for(captured, 64, "microbatch", model.whole)
+    quarters = [f"blocks.{i}.{part}" for i in range(6) for part in ("attend", "project", "widen", "narrow")]
+    assert [op.name for op in graph.ops] == ["embed", *quarters, "head"]
+    assert sum(op.forward_flops for op in graph.ops) == sum(op.forward_flops for op in captured.graph.ops)
+    # Behind `project` and `narrow` one activation is handed on, behind `attend` two of them, behind `widen` five.
+    crossing = [sum(t.bytes_per_sample for t in graph.tensors if t.producer <= i < t.consumers[-1]) for i in range(1, 25)]
+    assert [size / min(crossing) for size in crossing] == [2, 1, 5, 1] * 6
+
+
+def test_modules_that_cannot_be_one_operator_are_refused():
+    def graph(names: list[str], edges: list[tuple[int, int]]) -> OpGraph:
+        tensors = (Tensor(name=f"t{i}", producer=a, consumers=(b,), bytes_per_sample=1.0) for i, (a, b) in enumerate(edges))
+        return OpGraph(name="g", ops=tuple(Op(name=name) for name in names), tensors=tuple(tensors))
+
+    around = graph(["a.x", "b.x", "a.y"], [(0, 1), (1, 2)])
+    assert [op.name for op in whole_modules(around, ["b"]).ops] == ["a.x", "b", "a.y"]
+    with pytest.raises(InvalidConfig, match=r"model\.whole=a: has operators before and behind"):
+        whole_modules(around, ["a"])
+    with pytest.raises(InvalidConfig, match=r"model\.whole=nowhere: no module of g"):
+        whole_modules(around, ["b", "nowhere"])
+    crossed = graph(["a.x", "b.y", "b.x", "a.y"], [(0, 2), (1, 3)])
+    with pytest.raises(InvalidConfig, match="would wait for each other"):
+        whole_modules(crossed, ["a", "b"])

@@ -1,0 +1,118 @@
+"""DawnPiper's chains and vPipe's moves on small problems; `python -m tests.check_memory --planners dawnpiper` compares many."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile
+from gpp.memory.policy import Auto, Recompute
+from gpp.planners.chains.dawnpiper import DawnPiper
+from gpp.planners.chains.residual_blocks import residual_blocks
+from gpp.planners.chains.vpipe import VPipe
+from gpp.planners.common.linear_orders import depth_first_order
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.split_1f1b import Split1F1B
+from gpp.strategy import Strategy
+from gpp.weights.stash import Stash
+from tests.check_memory import SEARCHES, judged_chains, random_chain_problem
+from tests.support.graphs import graph, problem
+
+
+def residual_chain(blocks: int, memory_bytes: float = 1e9, minibatch_size: int = 8) -> Problem:
+    """Blocks of three operators, the last of which reads what went past the other two; micro-batches of one sample."""
+    edges = [(0, 1)]
+    for block in range(blocks):
+        first = 1 + 3 * block
+        edges += [(first, first + 1), (first + 1, first + 2), (first - 1, first + 2)]
+        edges += [(first + 2, first + 3)] if block < blocks - 1 else []
+    operators = graph(1 + 3 * blocks, edges, saved=3.0)
+    return problem(operators, 4, minibatch_size, memory_bytes=memory_bytes, microbatch_size=1)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_equal_to_every_cut_and_every_way(number: int) -> None:
+    rng = random.Random(f"suite-{number}")
+    found = judged_chains(
+        random_chain_problem(rng), rng.choice([("recompute",), ("recompute", "offload")]), stashes=number % 2 == 0
+    )
+    assert all(found[search][0] in ("equal", "nothing fits") for search in SEARCHES), found
+
+
+def strategy(planner: DawnPiper | VPipe, *, drains: bool = True) -> Strategy:
+    if drains:
+        return Strategy(name="test", planner=planner, schedule=OneFOneB())
+    return Strategy(name="test", planner=planner, schedule=NoFlush(), weights=Stash(accumulation=1))
+
+
+@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize("planner", [DawnPiper(), DawnPiper(search="binary"), VPipe()])
+def test_a_stage_that_lacks_memory_is_marked_and_one_that_does_not_is_left_alone(planner: DawnPiper | VPipe, drains: bool) -> None:
+    of, size = strategy(planner, drains=drains), 8 if drains else 1
+    free = of.plan(residual_chain(4, minibatch_size=size))
+    assert len(free.stages) == 4
+    assert not any(stage.recompute or stage.offload for stage in free.stages)
+    short = residual_chain(4, memory_bytes=30.0, minibatch_size=size)
+    assert any(stage.recompute for stage in of.plan(short).stages)
+
+
+def test_nothing_fits() -> None:
+    for planner in (DawnPiper(), DawnPiper(search="binary"), VPipe()):
+        with pytest.raises(Infeasible, match="more memory"):
+            strategy(planner).plan(residual_chain(2, memory_bytes=5.0))
+
+
+def test_refused_beside_a_memory_policy_and_under_schedules_that_split() -> None:
+    beside = Strategy(name="test", planner=DawnPiper(), schedule=OneFOneB(), memory=Auto())
+    with pytest.raises(InvalidConfig, match=r"strategy\.memory=auto.*decides itself"):
+        beside.plan(residual_chain(2))
+    with pytest.raises(InvalidConfig, match=r"strategy\.planner=.*whole backwards"):
+        Strategy(name="test", planner=VPipe(), schedule=Split1F1B()).plan(residual_chain(2))
+
+
+def test_blocks_end_at_residual_sums() -> None:
+    graph = residual_chain(3).graph
+    assert residual_blocks(graph, depth_first_order(graph)) == [(0, 4), (4, 7), (7, 10)]
+
+
+def test_a_tail_is_one_run_of_the_last_operators_and_takes_no_less_than_the_best_marks() -> None:
+    short = residual_chain(4, memory_bytes=30.0)
+    plan = strategy(VPipe(swap=False)).plan(short)
+    tails = [stage.recompute for stage in plan.stages]
+    assert any(tails)
+    assert all(tail == stage.ops[len(stage.ops) - len(tail) :] for tail, stage in zip(tails, plan.stages, strict=True))
+    best = Recompute().fitted(replace(plan, stages=tuple(stage.unmarked for stage in plan.stages)), short)
+    assert best is not None
+    seconds = [sum(bill.backward_s for bill in one.bills(short)) for one in (best, plan)]
+    assert seconds[0] <= seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"partition": [1, 2], "recompute_ratio": [0.5, 0.0]}, None),
+        ({"partition": [1, 1], "recompute_ratio": [0, 0]}, r"partition=\[1,1\]: must sum up to the model's 3 blocks, here 2"),
+        ({"partition": [1, 2], "recompute_ratio": [1.5, 0]}, r"recompute_ratio\[0\]=1.5: must be from 0 to 1"),
+        ({"partition": [1, 2], "recompute_ratio": [0.5, -0.1]}, r"recompute_ratio\[1\]=-0.1: must be from 0 to 1"),
+        ({"partition": [1, 2], "recompute_ratio": [1]}, r"recompute_ratio=\[1(\.0)?\]: must have one for each of 2 stages"),
+        ({"partition": [0, 3], "recompute_ratio": [0, 0]}, r"partition\[0\]=0: must be at least 1"),
+        ({"partition": [1, 1, 1, 0, 0], "recompute_ratio": [0] * 5}, r"must have 1 to 4 stages"),
+    ],
+)
+def test_a_plan_file_of_vpipes(content: dict[str, list[float]], said: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "vpipe.json"
+    path.write_text(json.dumps(content))
+    of = strategy(VPipe(path=str(path)))
+    if said is not None:
+        with pytest.raises(InvalidFile, match=said):
+            of.plan(residual_chain(3))
+        return
+    plan = of.plan(residual_chain(3))
+    assert [stage.ops for stage in plan.stages] == [(0, 1, 2, 3), (4, 5, 6, 7, 8, 9)]
+    assert [stage.recompute for stage in plan.stages] == [(2, 3), ()]

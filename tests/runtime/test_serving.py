@@ -1,0 +1,114 @@
+"""mode=inference on real processes, beside plain PyTorch in evaluation mode; and what it refuses before any of them starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.cli import run
+from tests.support.conf import option
+from tests.support.long import long
+from tests.support.one_process import answered, check_only
+
+COMMON = ("mode=inference", "cost=analytical", "logger=none", "minibatch_size=8", "microbatch_size=4")
+REQUESTS = 5
+
+
+def plain(model: str, weights: dict[str, torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """The answers to all requests: the user's module in evaluation mode, on one micro-batch after the other."""
+    settings: Any = option("model", model)
+    torch.manual_seed(0)
+    network = settings.build().eval()
+    if weights is not None:
+        network.load_state_dict(weights, strict=False)
+    data: Any = option("data", "digits" if model == "digits" else "synthetic")
+    samples = data.load("test", settings, seed=0, dtype="float32")
+    made: list[list[torch.Tensor]] = []
+    with torch.no_grad():
+        for lo in range(0, 8 * REQUESTS, 4):
+            rows = samples.fetch(torch.arange(lo, lo + 4) % len(samples), set(settings.inputs()))
+            found = network(**rows)
+            parts = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else (found,)
+            made.append(list(parts))
+    return [torch.cat(column) for column in zip(*made, strict=True)]
+
+
+def check(done: Any, expected: list[torch.Tensor]) -> dict[str, Any]:
+    assert done.code == 0, done.out
+    result, answers = done.result, load_file(done.run_dir / "answers.safetensors")
+    assert len(answers) == len(expected)
+    for tensor in expected:
+        assert any(own.shape == tensor.shape and torch.equal(own, tensor) for own in answers.values())
+    for device, most in result["predicted"]["peak_memory_bytes"].items():
+        assert result["measured"]["peak_memory_bytes"][device] <= most
+    served = result["measured"]["serving"]
+    assert served["requests"] == REQUESTS and served["median_s"] <= served["p95_s"] <= served["p99_s"]
+    assert result["loss"] == [] and not (done.run_dir / "checkpoints").exists()
+    actions = (done.run_dir / "job" / "program.txt").read_text().split()
+    assert not any(word.partition(".")[2][:1] in ("B", "U") for word in actions)
+    return result
+
+
+@pytest.mark.dist
+def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    settings: Any = option("model", "digits")
+    weights = {name: tensor.contiguous() for name, tensor in settings.build().state_dict().items()}
+    save_file(weights, tmp_path / "own.safetensors")
+    words = ("model=digits", "strategy=graphpipe", "cluster.num_devices=3", f"steps={REQUESTS}", "graph.max_ops=12")
+    done = run(
+        tmp_path / "run",
+        *COMMON,
+        *words,
+        f"load_weights={tmp_path / 'own.safetensors'}",
+        "engine.arrival_rate=200",
+        "engine.buffers=1",
+    )
+    result = check(done, plain("digits", weights))
+    assert result["measured"]["serving"]["arrival_rate"] == 200 and {"loss", "accuracy"} <= set(result["final_metric"])
+    timelines = json.loads((tmp_path / "run" / "timeline.json").read_text())
+    assert {event[1] for event in timelines["measured"]["events"]} <= {"F", "SF"}
+
+
+@long
+@pytest.mark.dist
+@pytest.mark.parametrize("strategy", ["graphpipe", "sequential"])
+@pytest.mark.parametrize("model", ["mmt_small", "clip_small", "gpt_small"])
+def test_four_workers_answer_as_one_device(model: str, strategy: str, tmp_path: Path) -> None:
+    words = (f"model={model}", f"strategy={strategy}", "cluster.num_devices=4", f"steps={REQUESTS}", "graph.max_ops=24")
+    done = run(tmp_path / "run", *COMMON, *words)
+    one = run(tmp_path / "one", *COMMON, *words, "engine=reference")
+    assert done.code == one.code == 0, done.out + one.out
+    here, there = (load_file(folder / "answers.safetensors") for folder in (tmp_path / "run", tmp_path / "one"))
+    assert here.keys() == there.keys() and all(torch.equal(tensor, there[name]) for name, tensor in here.items())
+    check(done, plain(model))
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("checkpoint.every=5",), ("checkpoint.every=5", "nothing to save", "leave checkpoint.every out")),
+        (("strategy=pipedream",), ("strategy.weights", "no updates", "strategy/weights=flush")),
+        (("strategy/memory=recompute",), ("strategy.memory", "nothing to recompute", "strategy/memory=keep")),
+        (("strategy/schedule=gpipe",), ("strategy.schedule", "forwards only", "leave strategy/schedule out")),
+        (("engine=torch_pipelining", "strategy=even"), ("mode=inference", "trains only", "engine=distributed")),
+        (("engine.autocast=bfloat16",), ("engine.autocast", "is for training", "leave engine.autocast out")),
+        (("resume=outputs/nowhere",), ("resume", "only reads weights", "load_weights=outputs/nowhere")),
+        (("engine.buffers=0",), ("engine.buffers=0", "at least 1")),
+        (("engine.arrival_rate=-1",), ("engine.arrival_rate", "positive number")),
+        (("strategy.objective=speed",), ("strategy.objective", "throughput")),
+        (("mode=train", "load_weights=w.safetensors"), ("load_weights", "mode=inference")),
+    ],
+)
+def test_settings_of_a_training_are_refused(
+    words: tuple[str, ...], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, out = answered([*COMMON, "model=digits", f"hydra.run.dir={tmp_path}", *words], check_only, monkeypatch)
+    assert code == 2, out
+    for name in names:
+        assert name in out
