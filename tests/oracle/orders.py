@@ -83,3 +83,34 @@ def _times(of: Pipeline, orders: Sequence[Sequence[int]]) -> tuple[float, float]
         ends.append(max(free))
     half = REPEATS // 2
     return (ends[-1] - ends[half - 1]) / (REPEATS - half), ends[0]
+
+
+def earliest(edges: Sequence[tuple[int, int]], seconds: Sequence[tuple[float, float, float]], device_of: Sequence[int]) -> float:
+    """The earliest end of one micro-batch over all orders of devices that may have several stages; messages take no time."""
+    words = [
+        list(
+            itertools.permutations([(stage, letter) for stage, own in enumerate(device_of) if own == device for letter in range(3)])
+        )
+        for device in sorted({*device_of})
+    ]
+    best = float("inf")
+    for orders in itertools.product(*words):
+        done: dict[tuple[int, int], float] = {}
+        place, free, moved = [0] * len(orders), [0.0] * len(orders), True
+        while moved:
+            moved = False
+            for device, word in enumerate(orders):
+                while place[device] < len(word):
+                    stage, letter = word[place[device]]
+                    needs = [(stage, letter - 1)] if letter else []
+                    needs += [(a, 0) for a, b in edges if b == stage and letter == 0]
+                    needs += [(b, 1) for a, b in edges if a == stage and letter == 1]
+                    if any(need not in done for need in needs):
+                        break
+                    start = max([free[device], *(done[need] for need in needs)])
+                    free[device] = done[stage, letter] = start + seconds[stage][letter]
+                    place[device] += 1
+                    moved = True
+        if all(at == len(word) for at, word in zip(place, orders, strict=True)):
+            best = min(best, max(free))
+    return best

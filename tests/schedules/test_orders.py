@@ -33,7 +33,7 @@ from gpp.schedules.v_min import VMin
 from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
 from gpp.schedules.zero_bubble_v import ZeroBubbleV
 from gpp.strategy import Strategy
-from tests.oracle.orders import Pipeline, least
+from tests.oracle.orders import Pipeline, earliest, least
 from tests.support.graphs import chain, graph, problem, two_towers, with_weights
 
 SHAPES = [((0, 1),), ((0, 1), (1, 2)), ((0, 2), (1, 2)), ((0, 1), (0, 2))]
@@ -96,6 +96,24 @@ def test_what_is_proven_is_the_best_of_all_orders(seed: int) -> None:
         assert bound_s(flow, aim) <= best * (1 + 1e-9) and min(values) >= best * (1 - 1e-9)
         for by_lane in (*orders, found.by_lane):
             assert max(flow.peaks(by_lane)) <= pipeline.room * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("edges", "device_of"), [([(0, 1), (1, 2)], (0, 1, 0)), ([(0, 2), (1, 2)], (0, 0, 1))])
+def test_what_is_proven_of_devices_with_several_stages_is_the_best(
+    edges: list[tuple[int, int]], device_of: tuple[int, ...]
+) -> None:
+    """The end of a step of one micro-batch, against every order of the devices."""
+    rng = random.Random(1)
+    seconds = [(float(rng.randint(1, 4)), float(rng.randint(1, 4)), float(rng.randint(1, 3))) for _ in device_of]
+    of = split(graph(3, edges), seconds, [(1.0, 1.0)] * 3)
+    made = problem(of, 2, 1, microbatch_size=1)
+    made = replace(made, cluster=replace(made.cluster, intra_node=Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)))
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(3)], 1, placement=[(device,) for device in device_of])
+    flow = flow_of(ZeroBubbleAuto(cap=None), made, plan)
+    found = next(order for rule in rules(flow.distance) if (order := greedy(flow, rule)) is not None)
+    proven, best = prove(flow, found, "end", 10.0), earliest(edges, seconds, device_of)
+    assert proven.closed and proven.bound_s == pytest.approx(best)
+    assert value_of(flow, proven.by_lane, "end") == pytest.approx(best)
 
 
 @pytest.mark.parametrize(("cap", "beyond"), [(1.0, 7.0), (2.0, 0.0)])

@@ -255,3 +255,29 @@ def test_what_stages_of_one_device_hold_is_reckoned_together() -> None:
     whole = lower(plan, of, OneFOneB(), bills=plan.bills(posed))
     halves = strategy.lower(plan, posed)
     assert simulate(halves, plan, posed).metrics.iteration_s < simulate(whole, plan, posed).metrics.iteration_s
+    check_gaps({device: [action[:3] for action in own if action.kind in "FIW"] for device, own in halves.actions.items()})
+
+
+def check_gaps(orders: dict[int, list[tuple[str, int, int]]]) -> None:
+    """Equal passes of a chain of stages, two on each device: a second half starts only where the other stage could not go."""
+    ends: dict[tuple[str, int, int], int] = {}
+    last, at = max(stage for own in orders.values() for _, stage, _ in own), dict.fromkeys(orders, 0)
+    free, started = dict.fromkeys(orders, 0), list[tuple[int, int, int]]()
+
+    def ready(kind: str, s: int, m: int) -> int | None:
+        before = {"F": [("F", s - 1, m)] * (s > 0), "I": [("F", s, m), *[("I", s + 1, m)] * (s < last)], "W": [("I", s, m)]}[kind]
+        return max((ends[each] for each in before), default=0) if all(each in ends for each in before) else None
+
+    while going := [device for device, own in orders.items() if at[device] < len(own) and ready(*own[at[device]]) is not None]:
+        for device in going:
+            kind, stage, microbatch = orders[device][at[device]]
+            start = max(free[device], ready(kind, stage, microbatch) or 0)
+            started += [(device, at[device], start)] if kind == "W" else []
+            free[device] = ends[kind, stage, microbatch] = start + 1
+            at[device] += 1
+    assert all(at[device] == len(own) for device, own in orders.items())
+    for device, place, start in started:
+        stage = orders[device][place][1]
+        other = next((each for each in orders[device][place:] if each[1] != stage), ("W", stage, 0))
+        came = ready(*other)
+        assert other[0] == "W" or (came is not None and came > start), (device, orders[device][place], other)
