@@ -290,6 +290,7 @@ def local(
     device: Device | None = None,
     link: Link | None = None,
     memory_bytes: Positive | None = None,
+    speeds: tuple[Positive, ...] | None = None,
 ) -> Cluster:
     """This machine as `num_devices` devices of one core each.
 
@@ -298,11 +299,14 @@ def local(
     Args:
         device: None for `core()`.
         link: None for `LOOPBACK`.
+        speeds: factor on the speed of each device, for plans on unequal ones; `engine.paced` has workers take that long.
     """
     device = device or core()
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes, machine_memory_bytes() / num_devices)
-    return uniform(
+    if speeds is not None and len(speeds) != num_devices:
+        raise InvalidConfig("cluster.speeds", speeds, f"one speed for each of {num_devices} devices", f"give {num_devices} numbers")
+    found = uniform(
         name=name,
         num_nodes=1,
         devices_per_node=num_devices,
@@ -311,6 +315,9 @@ def local(
         memory_bytes=memory_bytes,
         collective_efficiency=GLOO_COLLECTIVE_EFFICIENCY,
     )
+    if speeds is None:
+        return found
+    return replace(found, devices=tuple(replace(device, speed_factor=speed) for speed in speeds))
 
 
 LOOPBACK = Link(latency_s=1e-4, bandwidth_bytes_per_s=2.3e9)

@@ -107,6 +107,7 @@ class Settings:
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine exchange messages in shared memory.
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
+        paced: whether workers on slower devices (`Device.speed_factor`) take longer by so much.
         enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
         whole_ops: operators whose backward stays whole where its stage's is split: their halves take too long, as measured.
         compile: backend of torch.compile for every stage; None to run as captured.
@@ -144,6 +145,7 @@ class Settings:
     whole_ops: tuple[Natural, ...] = ()
     shared_memory: bool = True
     workers_per_card: Count = 1
+    paced: bool = False
     enforce_memory: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)

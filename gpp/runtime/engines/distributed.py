@@ -45,6 +45,8 @@ class Distributed(AbstractServer):
             messages travel in it; None: as captured.
         workers_per_card: workers that share a card. With more than one, messages go by gloo over pinned main memory.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
+        paced: whether a worker on a processor takes as much longer for its passes as its device is slower than the fastest one
+            (`speed_factor`): to try a plan for unequal devices on equal cores, with real computation and messages.
         enforce_memory: whether a worker on a processor may hold no more than its device's memory: the run ends where an allocation
             is beyond it, as on a card.
         replan: when a plan is replaced while it serves.
@@ -69,6 +71,7 @@ class Distributed(AbstractServer):
     compile: str | None = None
     shared_memory: bool = True
     workers_per_card: Count = 1
+    paced: bool = False
     enforce_memory: bool = False
     replan: Replan = field(default_factory=Replan)
 
@@ -84,6 +87,7 @@ class Distributed(AbstractServer):
             "compile": self.compile,
             "shared_memory": self.shared_memory,
             "workers_per_card": self.workers_per_card,
+            "paced": self.paced,
             "enforce_memory": self.enforce_memory,
         }
 
@@ -105,7 +109,8 @@ class Distributed(AbstractServer):
 
     @property
     def rehearses(self) -> bool:
-        return self.launch == "local" and self.compile is None
+        # What a rehearsal measures is seconds of the processor, in which a device that waits is as fast as any.
+        return self.launch == "local" and self.compile is None and not self.paced
 
     def refuse_plan(self, plan: Plan, task: Task) -> None:
         refuse_split_recomputation(plan)
@@ -132,6 +137,9 @@ class Distributed(AbstractServer):
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"
             raise InvalidConfig("engine.workers_per_card", self.workers_per_card, rule, "leave it out, or use cluster=local_gpus")
+        if self.paced and job.settings.device_kind == "cuda":
+            fix = "leave it out, or use a cluster of processors"
+            raise InvalidConfig("engine.paced", True, "is for workers on processors; a card takes the time that it takes", fix)
         if self.enforce_memory:
             _check_bounded(job)
         if self.launch == "env":

@@ -27,7 +27,7 @@ from gpp.runtime.serve.answers import Answers, answers_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
-from gpp.runtime.worker.build import build_mailboxes, build_modules
+from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
 from gpp.runtime.worker.clock import AbstractClock, HostClock
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
@@ -104,6 +104,7 @@ class Server:
             pending_limit=self.serving.buffers * each - 1,
             status=self.status,
             clock=self.clock,
+            slower=slower(job, device_id),
         )
         self.rings = bounded_rings(
             ring_sizes(self.actions, device_id, {s: runner.mailbox.boundary for s, runner in self.runners.items()}),

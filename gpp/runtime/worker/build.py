@@ -35,6 +35,14 @@ from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
 
+def slower(job: Job, device: int) -> float:
+    """How often longer passes take on a device than on the fastest one, where workers are to take that long (`engine.paced`)."""
+    if not job.settings.paced:
+        return 1.0
+    speeds = [job.cluster.devices[d].speed_factor for d in job.plan.work_of_device]
+    return max(speeds) / job.cluster.devices[device].speed_factor
+
+
 def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams) -> dict[int, StageModule]:
     """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
     modules: dict[int, StageModule] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -119,6 +120,7 @@ class Interpreter(Generic[R]):
         clock: says when actions begin and end.
         arm: called before a pass that the sums of gradient groups follow at once, with the groups.
         issued: called when the last action has been issued, before the wait for what goes on.
+        slower: how often longer passes are to take than they do, for a device that is slower than this processor.
         helpers: stage -> what makes parts of its backwards, for stages of other devices that this device helps.
     """
 
@@ -138,9 +140,10 @@ class Interpreter(Generic[R]):
         clock: AbstractClock | None = None,
         arm: Callable[[Sequence[int]], None] | None = None,
         issued: Callable[[], None] | None = None,
+        slower: float = 1.0,
         helpers: Mapping[int, AbstractHelper] | None = None,
     ) -> None:
-        self.helpers = helpers or {}
+        self.helpers, self._slower = helpers or {}, slower
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
@@ -200,13 +203,7 @@ class Interpreter(Generic[R]):
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
         if kind.role is Role.COMPUTE:
-            if kind.helps:
-                return self._help_inputs if kind.returns else self._help_weights
-            if kind.direction == FORWARD:
-                return self._forward
-            if not kind.direction:
-                return self._weight_gradients
-            return self._backward if kind.finishes else self._input_gradients
+            return self._slowed(self._pass(kind)) if self._slower > 1 else self._pass(kind)
         if kind.role is Role.RECEIVE:
             return partial(self._receive, kind.direction)
         if kind.role is Role.SEND:
@@ -216,6 +213,28 @@ class Interpreter(Generic[R]):
         if kind.role is Role.COPY:
             return self._copy_out if kind.occupies is Resource.COPY_OUT else self._fetch
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
+
+    def _pass(self, kind: Kind) -> Callable[[Action, bool], Span | None]:
+        if kind.helps:
+            return self._help_inputs if kind.returns else self._help_weights
+        if kind.direction == FORWARD:
+            return self._forward
+        if not kind.direction:
+            return self._weight_gradients
+        return self._backward if kind.finishes else self._input_gradients
+
+    def _slowed(self, call: Callable[[Action, bool], Span | None]) -> Callable[[Action, bool], Span | None]:
+        """A pass that takes as long as on the slower device; the processor is free for others meanwhile."""
+
+        def slowed(action: Action, last: bool) -> Span | None:
+            span = call(action, last)
+            if span is None:
+                return None
+            start, end = span
+            time.sleep((end - start) * (self._slower - 1.0))
+            return start, self.clock.now()
+
+        return slowed
 
     def take(self) -> tuple[list[Event], float]:
         """What the device did since the last call, without waiting, and the seconds it waited for messages and sums."""

@@ -37,6 +37,7 @@ from gpp.runtime.worker.build import (
     build_modules,
     build_optimizers,
     build_probes,
+    slower,
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
@@ -202,6 +203,7 @@ class Worker:
             clock=self.clock,
             arm=self.gradients.arm if overlaps else None,
             issued=self.rows.ahead if self.card else None,
+            slower=slower(job, self.device_id),
             helpers=self._helpers,
         )
 
