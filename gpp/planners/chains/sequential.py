@@ -76,7 +76,7 @@ class Sequential(AbstractPlanner):
             raise explain(problem, self._attempt)
         best = incumbent.best
         text = (
-            f"best of {incumbent.num_simulated} simulated chains: {len(best.stages)} stages, "
+            f"best of {incumbent.num_simulated} simulated chains: {len(best.stages)} stage{'s' * (len(best.stages) != 1)}, "
             f"micro-batch {best.stages[0].microbatch_size}"
         )
         return replace(best, explanation=(text,))

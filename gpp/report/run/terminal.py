@@ -61,7 +61,8 @@ def show_plan(console: Console, run: RunRecord) -> None:
         return
     count = len(plan.stages)
     console.print(
-        f"{count} stage{'s' * (count != 1)} on {plan.num_devices} devices, depth {plan.depth}, mini-batch {plan.minibatch_size}, "
+        f"{count} stage{'s' * (count != 1)} on {plan.num_devices} device{'s' * (plan.num_devices != 1)}, depth {plan.depth}, "
+        f"mini-batch {plan.minibatch_size}, "
         f"planned in {text.seconds(plan.search_s)}",
         style="dim",
     )
