@@ -14,10 +14,12 @@ from tests.support.conf import CONF, model_named
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))
-ABSTRACT = ["imported", "blocks"]  # have no default factory
+ABSTRACT = ["imported", "blocks", "pipeedge"]  # have no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
 PAPER += ["residual_lstm", "gnmt8", "translator", "amoebanet", "segmentation_unet"]
+PAPER += ["bert_base", "bert_large", "bert_mlm", "cpm", "deit_base", "deit_small", "deit_tiny", "gpt2_medium", "t5_large"]
+PAPER += ["vit_base", "vit_large", "vit_huge"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 
 
