@@ -36,10 +36,15 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
     """Run a job saved in the recorder's directory; one that serves goes on with new plans, as often as `engine.replan` has it.
 
     Raises:
+        InvalidConfig: the disk has no room for the answers.
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
+    from gpp.runtime.serve.answers import check_room
+
     engine, progress, run_dir = experiment.engine, recorder.progress(), recorder.run_dir
+    if engine.needs_weights:
+        check_room(job, run_dir)
     settings = engine.replan if isinstance(engine, Distributed) else Replan()
     if job.settings.serving is None or not settings.most:
         return engine.execute(job, run_dir, progress)

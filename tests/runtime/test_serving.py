@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpp.errors import InvalidConfig
+from gpp.runtime.serve import answers
 from tests.support.cli import run
 from tests.support.conf import option
 from tests.support.long import long
@@ -40,10 +42,10 @@ def plain(model: str, weights: dict[str, torch.Tensor] | None = None) -> list[to
 
 def check(done: Any, expected: list[torch.Tensor]) -> dict[str, Any]:
     assert done.code == 0, done.out
-    result, answers = done.result, load_file(done.run_dir / "answers.safetensors")
-    assert len(answers) == len(expected)
+    result, found = done.result, load_file(done.run_dir / "answers.safetensors")
+    assert len(found) == len(expected)
     for tensor in expected:
-        assert any(own.shape == tensor.shape and torch.equal(own, tensor) for own in answers.values())
+        assert any(own.shape == tensor.shape and torch.equal(own, tensor) for own in found.values())
     for device, most in result["predicted"]["peak_memory_bytes"].items():
         assert result["measured"]["peak_memory_bytes"][device] <= most
     served = result["measured"]["serving"]
@@ -112,3 +114,20 @@ def test_settings_of_a_training_are_refused(
     assert code == 2, out
     for name in names:
         assert name in out
+
+
+def test_answers_for_which_the_disk_has_no_room_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """40 answers of 10 floats; nothing is computed before."""
+    from types import SimpleNamespace
+
+    node = SimpleNamespace(shape=("b", 10), batch_dim=0, dtype="float32")
+    captured = SimpleNamespace(results={"answer:logits": "n"}, node_of={"n": node})
+    settings = SimpleNamespace(serving=SimpleNamespace(answers=True), steps=5)
+    job: Any = SimpleNamespace(settings=settings, captured=captured, plan=SimpleNamespace(minibatch_size=8))
+    for free, refused in ((1599, True), (1600, False)):
+        monkeypatch.setattr(answers.os, "statvfs", lambda folder, free=free: SimpleNamespace(f_bavail=free, f_frsize=1))
+        if refused:
+            with pytest.raises(InvalidConfig, match=r"engine.answers=true: would take 1.60e\+03 bytes"):
+                answers.check_room(job, tmp_path)
+        else:
+            answers.check_room(job, tmp_path)

@@ -90,20 +90,29 @@ class Answers:
 
 def answers_of(job: Job, run_dir: Path) -> Answers:
     """The file of a job's answers."""
+    return Answers(run_dir / NAME, _forms(job), job.settings.steps * job.plan.minibatch_size)
+
+
+def _forms(job: Job) -> dict[str, Form]:
+    """The form of a sample's answers, by name."""
     forms = dict[str, Form]()
     for name, node in job.captured.results.items():
         made = job.captured.node_of[node]
         shape = tuple(int(extent) for i, extent in enumerate(made.shape or ()) if i != made.batch_dim)
         forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, made.dtype or "float32"))
-    return Answers(run_dir / NAME, forms, job.settings.steps * job.plan.minibatch_size)
+    return forms
 
 
-def check_room(folder: Path, num_bytes: float) -> None:
-    """Refuse answers for which the disk has no room.
+def check_room(job: Job, folder: Path) -> None:
+    """Refuse answers for which the disk has no room, before anybody computes them.
 
     Raises:
         InvalidConfig: says how much is free.
     """
+    if job.settings.serving is None or not job.settings.serving.answers:
+        return
+    samples = job.settings.steps * job.plan.minibatch_size
+    num_bytes = float(samples * sum(form.row_bytes for form in _forms(job).values()))
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if num_bytes > free:
