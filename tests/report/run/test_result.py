@@ -46,6 +46,7 @@ METRICS = [
     "weight_versions",
     "staleness",
     "overhead_s",
+    "serving",
 ]
 
 
