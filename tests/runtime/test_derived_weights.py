@@ -9,7 +9,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD
-from gpp.runtime.job import _check_derived
+from gpp.runtime.job_checks import check_derived
 from gpp.runtime.reference.pipeline import run_reference
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
@@ -87,7 +87,7 @@ def test_where_forward_and_backward_use_the_same_weights_nothing_is_refused() ->
 def test_recurrent_layers_are_refused_on_cuda_alone() -> None:
     """cuDNN packs their weights into a buffer of its own."""
     job, _ = make_job("uses: lstm", Naive(), SGDM)
-    _check_derived(job.captured, job.plan, job.graph, Naive(), "cpu")
-    _check_derived(job.captured, job.plan, job.graph, Stash(), "cuda")
+    check_derived(job.captured, job.plan, job.graph, Naive(), "cpu")
+    check_derived(job.captured, job.plan, job.graph, Stash(), "cuda")
     with pytest.raises(InvalidConfig, match=r"aten\.lstm.*s1\.inner\.weight_ih_l0"):
-        _check_derived(job.captured, job.plan, job.graph, Naive(), "cuda")
+        check_derived(job.captured, job.plan, job.graph, Naive(), "cuda")
