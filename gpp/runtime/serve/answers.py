@@ -82,7 +82,7 @@ class Answers:
         """Put answers of the samples from number `first` on where they belong: [samples, ...] of the form's type."""
         form = self.forms[name]
         raw = rows.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        os.pwrite(self._file, raw.numpy(), self._at[name] + first * form.row_bytes)
+        os.pwrite(self._file, raw.numpy().data, self._at[name] + first * form.row_bytes)
 
     def close(self) -> None:
         os.close(self._file)
