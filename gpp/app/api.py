@@ -26,6 +26,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.cut_batches import check_whole_loss
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
@@ -79,7 +80,12 @@ def problem(
         max_ops: to which operators are grouped; None for those that were captured.
         loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
         whole: paths of modules that are one operator each, as `blocks.*.attend`.
+
+    Raises:
+        InvalidConfig: `loss_scope` is `minibatch`, and the model's loss cannot be set apart.
     """
+    if loss_scope == "minibatch":
+        check_whole_loss(captured, minibatch_size)
     graph = coarsen_for(captured, max_ops, loss_scope, whole)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
@@ -154,7 +160,6 @@ def train(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
         )
     resumed = find(resume, steps) if resume is not None else None
-    floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
     job = assemble(
         captured,
         problem,
@@ -164,7 +169,7 @@ def train(
         data=tensors.Tensors(folder=str((run_dir / "data").resolve())),
         model=None,
         steps=steps,
-        dtype=floats,
+        dtype=float_type(model),
         seed=seed,
         train_samples=sizes["train"],
         held_out=sizes["test"],
@@ -189,8 +194,18 @@ def train(
     return outcome
 
 
+def float_type(model: nn.Module) -> str:
+    """torch's name of the type of a model's parameters."""
+    return next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
+
+
+def named_targets(targets: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Targets by name; a single one is `target`."""
+    return dict(targets) if isinstance(targets, Mapping) else {"target": targets}
+
+
 def _targets(batch: Batch) -> dict[str, Tensor]:
-    return dict(batch[1]) if isinstance(batch[1], Mapping) else {"target": batch[1]}
+    return named_targets(batch[1])
 
 
 def _num_samples(batch: Batch) -> int:

@@ -127,7 +127,6 @@ def parallelize(
         plan = strategy.plan(made)
     else:
         strategy.check(plan, made)
-    floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
     job = assemble(
         captured,
         made,
@@ -137,7 +136,7 @@ def parallelize(
         data=tensors.Tensors(folder=str(Path(run_dir, "data").resolve())),
         model=None,
         steps=steps or ENDLESS,
-        dtype=floats,
+        dtype=api.float_type(model),
         seed=seed,
         train_samples=size,
         held_out=size,
@@ -336,9 +335,7 @@ def _named(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _targets(targets: Targets) -> dict[str, Tensor]:
-    if targets is None:
-        return {}
-    return dict(targets) if isinstance(targets, Mapping) else {"target": targets}
+    return {} if targets is None else api.named_targets(targets)
 
 
 def _size(batch: Mapping[str, Tensor]) -> int:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Literal
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
 from gpp.graph.coarsen.coarsen import coarsen
@@ -45,17 +44,8 @@ def coarsen_for(captured: Captured, max_ops: int | None, scope: LossScope, whole
 
 
 def loss_mask(captured: Captured, graph: OpGraph) -> int:
-    """Mask of the operators of `graph`, coarse or not, that the loss function is made of.
-
-    Raises:
-        InvalidConfig: the network makes its loss itself.
-    """
+    """Mask of the operators of `graph`, coarse or not, that the loss function is made of."""
     names = set(captured.loss_ops)
-    if not names:
-        rule = "the network makes its loss itself, in operators that are not told from its own"
-        raise InvalidConfig(
-            "loss.scope", "minibatch", rule, "let the model return its outputs, and make the loss of them and of targets"
-        )
     nodes = {node for op in captured.graph.ops if op.name in names for node in op.nodes}
     return mask_of(i for i, op in enumerate(graph.ops) if nodes & set(op.nodes))
 

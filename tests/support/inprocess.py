@@ -196,6 +196,9 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     errors: list[BaseException] = []
 
     def guard(i: int) -> None:
+        # A new thread has OpenMP's default until torch is asked: its first passes would add up in another order than its
+        # later ones, and a training that goes on would differ in the last bit from the one that it goes on from.
+        torch.get_num_threads()
         try:
             results[i] = calls[i]()
         except BaseException as error:

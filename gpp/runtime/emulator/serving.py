@@ -8,7 +8,6 @@ the reader's word, so paced latencies may be shorter where devices run ahead.
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections import deque
@@ -27,11 +26,10 @@ from gpp.runtime.emulator.emulated import (
     EmulatedHost,
     EmulatedMailbox,
     EmulatedRunner,
-    sharpen_timer,
     sleep_until,
 )
 from gpp.runtime.emulator.pace import Pace
-from gpp.runtime.emulator.worker import Agree, largest, run_emulated
+from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -39,7 +37,7 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Posted
-from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, write_line
+from gpp.runtime.worker.process import KEPT_STEPS, write_line
 from gpp.simulate.messages import message_rates
 
 ROOM = 4096
@@ -245,17 +243,6 @@ class EmulatedServer:
         (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
 
 
-def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    sharpen_timer()
-    device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = EmulatedServer(job, device_id=device_id, transport=transport, agree=largest, status=status)
-    # A pause to collect garbage would be a late message.
-    gc.disable()
-    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-        worker.run(out, run_dir / "ranks")
-    disconnect(status)
-
-
 def main(run_dir: Path) -> None:
     """The whole process; does not return."""
-    run_emulated(run_dir, _run)
+    run_emulated(run_dir, EmulatedServer)

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 import torch.distributed as dist
@@ -198,31 +198,34 @@ def largest(values: list[float]) -> list[float]:
     return tensor.tolist()
 
 
-def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    sharpen_timer()
-    device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = EmulatedWorker(job, device_id=device_id, transport=transport, agree=largest, status=status)
-    # A pause to collect garbage would be a late message.
-    gc.disable()
-    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-        worker.run(out, run_dir / "ranks")
-    disconnect(status)
-
-
 def main(run_dir: Path) -> None:
     """The whole process; does not return."""
-    run_emulated(run_dir, _run)
+    run_emulated(run_dir, EmulatedWorker)
 
 
-def run_emulated(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
-    """Fork the workers of a job; does not return.
+class _Emulated(Protocol):
+    """A device's share of a job; see `EmulatedWorker`."""
 
-    Args:
-        run: a worker's share, as `guarded` takes it.
-    """
+    def __init__(self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus) -> None: ...
+
+    def run(self, out: TextIO, ranks: Path) -> None: ...
+
+
+def run_emulated(run_dir: Path, made: type[_Emulated]) -> None:
+    """Fork the workers of a job; does not return."""
     job = Job.load(run_dir)
     # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()
+
+    def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+        sharpen_timer()
+        device_id, transport, status = enter(job, run_dir, rank, world)
+        worker = made(job, device_id=device_id, transport=transport, agree=largest, status=status)
+        # A pause to collect garbage would be a late message.
+        gc.disable()
+        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+            worker.run(out, run_dir / "ranks")
+        disconnect(status)
 
     def worker(rank: int) -> None:
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
