@@ -27,9 +27,12 @@ from gpp.report.draw.svg import element, standalone
 from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even")
-ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
+DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even", "data_parallel", "dawnpiper", "vpipe")
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim", "layerpipe")
+SCHEDULES = ("interleaved_1f1b", "zero_bubble_v", "v_half", "v_min", "dualpipe_v", "zero_bubble_auto")
+"""Schedules that need more than a rule for each stage, on the chain of `sequential`."""
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
+    **{name: ("strategy=sequential", f"strategy/schedule={name}", f"strategy.name={name}") for name in SCHEDULES},
     "graphpipe_apart": ("strategy=graphpipe", "strategy.planner.colocate=never", "strategy.name=graphpipe_apart"),
     "zero_bubble": ("strategy=zero_bubble", "strategy.planner.colocate=never"),
     # A micro-batch is a mini-batch, as published; no chain of eight stages has room for that.
@@ -58,14 +61,17 @@ def draw(found: Attempt, graph: OpGraph, span: float) -> str:
     of = branches(graph)
     tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
     rows = rows_of(plan.stages_of_device, tones, [predicted])
+    timeline = draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span)
+    return below(draw_stage_graph(plan, graph, of, WIDTH), timeline)
+
+
+def below(*drawings: str) -> str:
+    """Drawings one below the other, as a file."""
     parts, y = [hatch_definition()], 0.0
-    for svg in (
-        draw_stage_graph(plan, graph, of, WIDTH),
-        draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span),
-    ):
+    for svg in drawings:
         width, height = size(svg)
         # A picture is not fitted to a page and has no tooltips.
-        inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1))
+        inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1), flags=re.S)
         parts.append(inner.replace("<svg ", f'<svg x="{(WIDTH - width) / 2:.0f}" y="{y:.0f}" ', 1))
         y += height
     whole = element("svg", "".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH:.0f} {y:.0f}")

@@ -42,5 +42,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_nothing_is_read_from_elsewhere() -> None:
     """The site asks no other server: no fonts, no scripts, no pictures."""
     assert "font: false" in (ROOT / "mkdocs.yml").read_text()
-    far = [f"{page.name}:{n}: {line}" for page in PAGES for n, line in enumerate(page.read_text().splitlines(), 1) if "](http" in line and "![" in line]
+    far = [
+        f"{page.name}:{n}: {line}"
+        for page in PAGES
+        for n, line in enumerate(page.read_text().splitlines(), 1)
+        if "](http" in line and "![" in line
+    ]
     assert not far
