@@ -27,9 +27,9 @@ from gpp.report.draw.svg import element, standalone
 from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even", "data_parallel", "dawnpiper", "vpipe")
+DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even", "data_parallel", "dawnpiper")
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim", "layerpipe")
-SCHEDULES = ("interleaved_1f1b", "zero_bubble_v", "v_half", "v_min", "dualpipe_v", "zero_bubble_auto")
+SCHEDULES = ("interleaved_1f1b", "zero_bubble_v", "v_half", "v_min", "zero_bubble_auto")
 """Schedules that need more than a rule for each stage, on the chain of `sequential`."""
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
     **{name: ("strategy=sequential", f"strategy/schedule={name}", f"strategy.name={name}") for name in SCHEDULES},
@@ -70,10 +70,13 @@ def below(*drawings: str) -> str:
     parts, y = [hatch_definition()], 0.0
     for svg in drawings:
         width, height = size(svg)
-        # A picture is not fitted to a page and has no tooltips.
-        inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1), flags=re.S)
-        parts.append(inner.replace("<svg ", f'<svg x="{(WIDTH - width) / 2:.0f}" y="{y:.0f}" ', 1))
-        y += height
+        shrink = min(1.0, WIDTH / width)
+        # A picture is not fitted to a page and has no tooltips; a wide one is made smaller.
+        head, _, rest = svg.partition(">")
+        head = re.sub(r' (style|width|height)="[^"]*"', "", head)
+        box = f'x="{(WIDTH - shrink * width) / 2:.0f}" y="{y:.0f}" width="{shrink * width:.0f}" height="{shrink * height:.0f}"'
+        parts.append(f"{head.replace('<svg', f'<svg {box}', 1)}>{re.sub(r'<title>.*?</title>', '', rest, flags=re.S)}")
+        y += shrink * height
     whole = element("svg", "".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH:.0f} {y:.0f}")
     return standalone(whole)
 

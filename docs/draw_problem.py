@@ -47,15 +47,18 @@ def simulated(*, chain: bool) -> Timeline:
 
 
 def words(x: float, y: float, text: str, *, size: float = 13.0, kind: str = "words", **more: object) -> str:
+    """A line of text; `kind` is its class in `STYLE`."""
     return element("text", escape(text), x=x, y=y, font_size=size, class_=kind, **more)
 
 
 def box(x: float, y: float, stage: int) -> str:
+    """A stage with its name, its upper left corner at (x, y)."""
     middle = words(x + 36, y + 19, NAMES[stage], size=12.0, kind="", fill="#fff", text_anchor="middle")
     return element("rect", x=x, y=y, width=72.0, height=28.0, rx=5.0, class_=f"s{stage}") + middle
 
 
 def arrow(x0: float, y0: float, x1: float, y1: float) -> str:
+    """An edge of the stage graph."""
     return element("path", d=f"M{x0} {y0}L{x1} {y1}", class_="edge", stroke_width=1.6, marker_end="url(#tip)")
 
 
@@ -137,9 +140,8 @@ def main() -> None:
     )
     path = Path(__file__).resolve().parent / "problem.svg"
     path.write_text(whole + "\n")
-    print(
-        f"{path.name}: {slow.iteration_s:.0f} against {fast.iteration_s:.0f} units of time, idle {slow.bubble_fraction:.0%} and {fast.bubble_fraction:.0%}"
-    )
+    idle = f"idle {slow.bubble_fraction:.0%} and {fast.bubble_fraction:.0%}"
+    print(f"{path.name}: {slow.iteration_s:.0f} against {fast.iteration_s:.0f} units of time, {idle}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import environment
-from tests.support.pages import DOCS, blocks, commands
+from tests.support.pages import DOCS, ROOT, blocks, commands
 from tests.support.warm import warm
 
 
@@ -62,14 +62,19 @@ class Reader:
         return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.mark.dist
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.follow(DOCS / "tutorial.md")
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """Somebody who has followed the tutorial."""
+    found = Reader(tmp_path_factory.mktemp("mine"))
+    found.follow(DOCS / "tutorial.md")
+    return found
 
+
+@pytest.mark.dist
+def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
     loop = next(out for line, out in reader.shown.items() if line.startswith("python"))
     assert float(loop.rsplit("accuracy", 1)[1].split()[0]) > 0.95
-    assert (tmp_path / "model.pt").is_file() and (tmp_path / "runs/loop/report.html").is_file()
+    assert (reader.folder / "model.pt").is_file() and (reader.folder / "runs/loop/report.html").is_file()
 
     trained, planned, emulated, compared = reader.results()
     assert trained["loss"][-1] < trained["loss"][0]
@@ -77,3 +82,13 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert emulated["measured"]["iteration_s"] == pytest.approx(emulated["predicted"]["iteration_s"], rel=0.1)
     found = {row["strategy"]: row["predicted"]["iteration_s"] for row in compared["compared"]}
     assert min(found, key=found.__getitem__) == "graphpipe" and "halves" in found
+
+
+@pytest.mark.dist
+def test_the_lines_of_the_readme_run(reader: Reader) -> None:
+    """With the model and the data of the tutorial."""
+    (lines,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
+    own = reader.folder.joinpath("train.py").read_text().split("inputs, labels")[0]
+    (reader.folder / "readme.py").write_text(own + lines)
+    reader.type("python readme.py")
+    assert reader.shown["python readme.py"].strip().endswith("outputs/pipeline/report.html")

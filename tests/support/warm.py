@@ -56,7 +56,7 @@ class Warm:
         atexit.register(self.close)
 
     def run(self, words: list[str], env: dict[str, str], out: Path, *, folder: Path = ROOT, script: str | None = None) -> int:
-        """Run `run.py` (or another script) with `words` in a folder to its end, its output in the file `out`; returns its exit code."""
+        """Run `run.py`, or another script, with `words` to its end, its output in the file `out`; returns its exit code."""
         assert self._process.stdin is not None and self._process.stdout is not None
         request = {"words": words, "env": env, "out": str(out), "folder": str(folder), "script": script or str(ROOT / "run.py")}
         self._process.stdin.write(json.dumps(request) + "\n")
