@@ -55,6 +55,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_python_interface_lists_every_public_name_at_its_home() -> None:
+    import gpp
+
+    listed = re.findall(r"^::: (\S+)\.(\w+)$", (DOCS / "api.md").read_text(), re.M)
+    assert {name: home for home, name in listed} == gpp._HOME
+
+
 def test_nothing_is_fetched_from_elsewhere() -> None:
     """The site asks no other server: no fonts, no scripts, no pictures."""
     settings = (ROOT / "mkdocs.yml").read_text()
