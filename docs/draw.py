@@ -3,8 +3,8 @@
     python -m docs.draw
 
 The problem is GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64
-samples in micro-batches of eight. All timelines have one scale; for a continuous pipeline they show one mini-batch of
-its steady state.
+samples in micro-batches of eight. The timelines have one scale, and those of continuous pipelines another: they show one mini-batch of the
+steady state.
 """
 
 from __future__ import annotations
@@ -95,10 +95,14 @@ def main() -> None:
     captured = one.captured()
     problem = one.problem(captured, one.op_graph(captured))
     found = [attempt(each.strategy, replace(problem, microbatch_size=each.microbatch_size)) for each in experiments]
-    span = span_s(each.predicted for each in found if each.predicted)
+    # Passes of a continuous pipeline are drawn to their end, far beyond a step, so these have a scale of their own.
+    drains = {each.strategy.name: each.strategy.schedule.drains for each in experiments}
+    spans = {
+        kind: span_s(each.predicted for each in found if drains[each.strategy] == kind and each.predicted) for kind in (True, False)
+    }
     for each in found:
         path = ROOT / "docs" / "strategies" / f"{each.strategy}.svg"
-        path.write_text(draw(each, problem.graph, span))
+        path.write_text(draw(each, problem.graph, spans[drains[each.strategy]]))
         print(f"{path.relative_to(ROOT)}: {1e3 * each.iteration_s:.0f} ms")
 
 
