@@ -3,8 +3,8 @@
     python -m docs.draw
 
 The problem is GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64
-samples in micro-batches of eight. The timelines have one scale, and those of continuous pipelines another: they show one mini-batch of the
-steady state.
+samples in micro-batches of eight. The timelines have one scale, and those of
+continuous pipelines another: they show one mini-batch of the steady state.
 """
 
 from __future__ import annotations
