@@ -85,7 +85,7 @@ WINGS: dict[str, list[set[str]]] = {
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
         {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
-        {"launch", "recording", "replanning"},
+        {"launch", "tracked", "tracking", "recording", "replanning"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
