@@ -89,6 +89,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
+        {"sweep_tracking"},
         {"api", "multirun", "pipeline"},
         {"cli"},
     ],
