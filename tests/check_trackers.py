@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.cli import run_cold, start
 
-PLANNED = ("stages", "depth", "lower_bound_s", "optimality_gap", "bubble_fraction", "speedup_over_sequential", "samples_per_s")
+PLANNED = ("stages", "depth", "lower_bound_s", "optimality_gap", "predicted/bubble_fraction", "speedup_over_sequential")
 WORKERS = ("worker/0/busy_share", "worker/0/peak_memory_bytes", "worker/1/busy_share", "worker/1/peak_memory_bytes")
 COLUMNS = {"stage", "modules", "devices", "micro-batch", "in flight", "forward s", "backward s", "peak bytes"}
 
@@ -181,9 +181,7 @@ def _missing_of_run(found: Found, *, draws: bool, failed: bool) -> Iterator[str]
         if not failed:
             yield "the plan"
         return
-    # A bound is for whole plans that drain, a speed-up for plans that are no chain themselves.
-    known = set(found.summary) | set(found.config)
-    yield from (f"summary {name}" for name in PLANNED + WORKERS if name not in known)
+    yield from (f"summary {name}" for name in PLANNED + WORKERS if name not in found.summary)
     columns, rows = found.tables.get("plan", ([], 0))
     if not set(columns) >= COLUMNS or rows != found.summary["stages"]:
         yield f"the plan's table: {columns}, {rows} rows"
@@ -191,6 +189,8 @@ def _missing_of_run(found: Found, *, draws: bool, failed: bool) -> Iterator[str]
     if draws:
         shown = {"report", "stage_graph", "timeline_predicted"} | ({"timeline_measured"} if trained else set())
         yield from (f"drawing {name}" for name in shown if "<svg" not in found.media.get(name, ""))
+    if not failed:
+        yield from (f"summary {name}" for name in ("iteration_s", "samples_per_s", "bubble_fraction") if name not in found.summary)
     if trained:
         yield from (f"history {name}" for name in ("loss", "learning_rate", "samples_per_s") if not found.history.get(name))
         if "prediction_error" not in found.summary:
@@ -209,10 +209,10 @@ def show(found: Found, *, draws: bool) -> bool:
         print(f"  table    {name}: {rows} rows of {', '.join(columns[:12])}{' ...' if len(columns) > 12 else ''}")
     for name, words in found.media.items():
         print(f"  media    {name}: {len(words)} characters{', with a drawing' if '<svg' in words else ''}")
-    plain = {key: value for key, value in found.summary.items() if not isinstance(value, dict) and not key.startswith("_")}
-    own = {key: value for key, value in plain.items() if "._" not in key}
+    files = {*found.tables, *found.media}
+    own = {key: value for key, value in found.summary.items() if not key.startswith("_") and key.partition(".")[0] not in files}
     print(f"  summary  {', '.join(f'{key}={_short(value)}' for key, value in own.items())}")
-    steps = {key: count for key, count in found.history.items() if key.partition(".")[0] not in {*found.tables, *found.media}}
+    steps = {key: count for key, count in found.history.items() if key.partition(".")[0] not in files}
     print(f"  history  {', '.join(f'{key} ({count})' for key, count in sorted(steps.items()) if not key.startswith('_'))}")
     lines = found.console.splitlines()
     print(f"  console  {len(lines)} lines, the last: {lines[-1].strip() if lines else None}")

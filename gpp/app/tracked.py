@@ -43,8 +43,9 @@ def summary(run: RunRecord) -> dict[str, Any]:
     }
     for source, timeline in (("predicted", run.predicted), ("measured", run.measured)):
         out |= {f"{source}/{name}": value for name, value in _metrics(timeline).items()}
-    known = run.measured or run.predicted
-    out |= {name: value for name, value in _metrics(known).items() if name in ("iteration_s", "samples_per_s", "bubble_fraction")}
+    # What runs are ranked by: measured, or predicted where nothing was to run. A run that has failed has no rank.
+    known = _metrics(run.measured or run.predicted) if result.get("status") == "ok" else {}
+    out |= {name: known.get(name) for name in ("iteration_s", "samples_per_s", "bubble_fraction") if name in known}
     for row in devices_table(run).rows:
         device, busy, busy_measured, peak, peak_measured, limit = row
         values = {"busy_share": busy if busy_measured is None else busy_measured, "memory_limit_bytes": limit}
@@ -73,6 +74,8 @@ def _metrics(timeline: Timeline | None) -> dict[str, float | None]:
 
 def _speedup(run: RunRecord) -> float | None:
     """Predicted time of the chain over that of the plan; None where nobody has planned the chain."""
+    if run.result.get("strategy") == CHAIN and run.predicted is not None:
+        return 1.0
     compared = {found.strategy: found.predicted.metrics for found in run.compared if found.predicted}
     chain: Metrics | None = run.baseline_predicted.get(CHAIN) or compared.get(CHAIN)
     if chain is None or run.predicted is None:

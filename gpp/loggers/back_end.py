@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -54,10 +55,8 @@ class BackEndRecord(PartialRecord):
         self._warnings.append(f"{self.back_end} stopped recording ({what}): {type(error).__name__}: {error}")
         run, self._run = self._run, None
         if run is not None:
-            try:
+            with suppress(Exception):  # that it does not close either is no news
                 self._abandon(run)
-            except Exception as second:
-                self._warnings.append(f"{self.back_end} did not close: {second}")
 
     def _try(self, what: str, action: Callable[[Any], Any]) -> None:
         if self._run is None:

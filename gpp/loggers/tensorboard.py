@@ -4,13 +4,14 @@ Scalars of steps and evaluations are charts, tables and the console are texts (M
 the run are in the HPARAMS tab, where the jobs of a sweep stand side by side. TensorBoard shows no HTML and no SVG: pages
 and drawings stay files of the run, and their names are in the text `files`.
 
-The events are written by tensorboard's own writer: torch's would load torch for a run that only plans.
+The events are written with tensorboard's own messages: torch's writer would load torch for a run that only plans.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,9 +42,15 @@ class TensorBoardRecord(BackEndRecord):
         self._try("start", lambda writer: self._begin(writer, told, info.config))
 
     def _writer(self) -> Any:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        return EventFileWriter(str(self._folder))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        # Not by tensorboard's EventFileWriter: that writes in a thread, whose errors come late, and with a traceback.
+        writer = RecordWriter((self._folder / name).open("wb"))
+        writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        return writer
 
     def _where(self, run: Any) -> tuple[str, ...]:
         return (f"tensorboard --logdir {shlex.quote(os.path.abspath(self._folder))}",)
@@ -55,7 +62,8 @@ class TensorBoardRecord(BackEndRecord):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        writer.write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)).SerializeToString())
+        writer.flush()  # the dashboard reads while the run goes on
 
     def _begin(self, writer: Any, told: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Write the settings, as a table and for the HPARAMS tab."""

@@ -168,7 +168,7 @@ class Wandb(AbstractLogger):
             record = WandbRecord(lambda: self._open(run, "online"), **options)
             if not record.warnings:
                 return record
-            why = f"{record.warnings[0]}. Upload with wandb sync when the server answers"
+            why = f"{record.warnings[0].splitlines()[0]}. Upload with wandb sync when the server answers"
         warnings = (f"logger.wandb.mode=online, but recorded offline: {why}",)
         return WandbRecord(lambda: self._open(run, "offline"), warnings, **options)
 
