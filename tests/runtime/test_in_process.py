@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.inprocess import data_of
 from tests.support.long import long
 from tests.support.problems import random_partition
 
+STEPS = 2
 MODELS = [
     "digits",
     "mmt_small",
@@ -150,25 +152,28 @@ def test_the_norm_of_all_gradients_is_that_of_one_device_and_changes_nothing(eng
         masks = random_partition(problem.graph, 3, random.Random(11))
         parts = [(mask, len(devices)) for mask, devices in zip(masks, where, strict=True)]
         plan = make_plan(problem, "test", parts, [4, 4, 8], placement=where, ordered=True)
-        job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=chosen, steps=2, dtype="float64")
+        job = inprocess.make_job(
+            cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=chosen, steps=STEPS, dtype="float64"
+        )
         assert ("N0" in job.program.to_text()) == asked
         if engine == "reference":
             pipeline = Pipeline(job, weights)
-            found = list(pipeline.train(0, 2))
+            found = list(pipeline.train(0, STEPS))
             states.append({name: tensor.clone() for name, tensor in pipeline.named().items()})
         else:
             job.save(tmp_path / str(asked), weights)
             workers = inprocess.workers_of(job, tmp_path / str(asked))
-            found = []
-            inprocess.in_threads([lambda w=w: w.train(0, 2, found.append) for w in workers])
+            found = list[dict[str, float]]()
+            for step in range(STEPS):  # each is a stretch of its own, since the pipeline drains
+                inprocess.in_threads([partial(worker.train, step, 1, found.append) for worker in workers])
             states.append({name: t.clone() for w in workers for m in w.modules.values() for name, t in m.state_dict().items()})
         assert all(("gradient_norm" in record) == asked for record in found)
         logged += [record for record in found if asked]
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name
     with inprocess.recorded_gradients() as gradients:
-        _, params = inprocess.reference(model, data, optimizer, weights, steps=2, minibatch_size=16, dtype="float64")
-    for step in range(2):
+        _, params = inprocess.reference(model, data, optimizer, weights, steps=STEPS, minibatch_size=16, dtype="float64")
+    for step in range(STEPS):
         squares = sum(float(gradients(param)[step].square().sum()) for param in params.values())
         mine = {record["gradient_norm"] for number, record in enumerate(logged) if record.get("step", number) == step}
         assert len(mine) == 1 and mine.pop() == pytest.approx(squares**0.5, rel=1e-9)
