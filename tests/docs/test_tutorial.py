@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ class Reader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.env = folder, environment()
+        self.folder, self.env = folder, environment(GPP=str(ROOT))
         self.shown: dict[str, str] = {}
 
     def follow(self, page: Path) -> None:
@@ -43,14 +44,13 @@ class Reader:
                     self.type(line)
 
     def type(self, line: str) -> None:
-        program, *words = shlex.split(line)
+        program, *words = shlex.split(Template(line).substitute(self.env | {"PWD": str(self.folder)}))
         if program == "export":
             name, _, value = words[0].partition("=")
-            self.env[name] = os.pathsep.join([value.replace("$PWD", str(self.folder)), environment()["PYTHONPATH"]])
-        elif program in ("gpp", "python"):
+            self.env[name] = os.pathsep.join([value, environment()["PYTHONPATH"]])
+        elif program == "python":
             out = self.folder / f"out{len(self.shown)}.txt"
-            script = str(self.folder / words.pop(0)) if program == "python" else None
-            code = warm().run(words, self.env, out, folder=self.folder, script=script)
+            code = warm().run(words[1:], self.env, out, folder=self.folder, script=str(self.folder / words[0]))
             self.shown[line] = out.read_text()
             assert code == 0, f"{line}\n{self.shown[line]}"
         else:
@@ -72,7 +72,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 @pytest.mark.dist
 def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
-    loop = next(out for line, out in reader.shown.items() if line.startswith("python"))
+    loop = next(out for line, out in reader.shown.items() if line == "python train.py")
     assert float(loop.rsplit("accuracy", 1)[1].split()[0]) > 0.95
     assert (reader.folder / "model.pt").is_file() and (reader.folder / "runs/loop/report.html").is_file()
 
