@@ -62,6 +62,11 @@ def pack_timelines(
     }
 
 
+def pack_operators(names: Sequence[Sequence[str]]) -> dict[str, str]:
+    """The operators of every stage, for a search in the page: a line for each, those of a stage behind an empty one."""
+    return {"packed": _squeeze("\n\n".join("\n".join(own) for own in names).encode())}
+
+
 def _stages(rows: Rows) -> list[int]:
     return sorted({stage for stages in rows.stages_of.values() for stage in stages})
 
@@ -157,6 +162,6 @@ def _put(stream: bytearray, values: Iterable[int]) -> None:
         stream.append(value)
 
 
-def _squeeze(stream: bytes) -> str:
+def _squeeze(stream: bytes | bytearray) -> str:
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(squeezer.compress(bytes(stream)) + squeezer.flush()).decode()
