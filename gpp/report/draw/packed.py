@@ -17,8 +17,8 @@ from typing import Any
 from gpp.program.kinds import COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
 from gpp.report.draw import text
 from gpp.report.draw.memory import FILLS, Level, fullest, memory_levels
-from gpp.report.draw.palette import TRUNK, Tone, token_name
-from gpp.report.draw.timelines import Rows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
+from gpp.report.draw.palette import TRANSFER, TRUNK, Tone, token_name
+from gpp.report.draw.timelines import COPY_FILLS, Rows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
 from gpp.timeline import Event, Timeline
 
 TICKS = 1 << 24
@@ -79,7 +79,10 @@ def _kind(kind: str) -> dict[str, str]:
     """How a kind is drawn: on which track, and its fill: a token, or of passes a shade of the stage's tone."""
     row = KINDS[kind]
     track = {COPY_OUT: "out", COPY_IN: "in"}.get(kind, "message" if kind in TRANSFERS else "pass")
-    fill = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
+    if track == "pass":
+        fill = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
+    else:
+        fill = COPY_FILLS.get(kind, TRANSFER)
     return {"text": kind, "meaning": row.meaning, "track": track, "fill": token_name(fill)}
 
 

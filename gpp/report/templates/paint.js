@@ -107,7 +107,7 @@ function paintEvents(context, panel, view, place, lit, write) {
       const whole = end - x, wide = Math.max(0.5, whole > 4 ? whole - 0.7 : whole);
       context.globalAlpha = lit && !lit.includes(stage) ? 0.22 : 1;
       if (track !== "pass") {
-        context.fillStyle = token(track === "message" ? "transfer" : track === "out" ? "hue2-mid" : "hue7-strong");
+        context.fillStyle = token(fill);
         context.fillRect(x, top + (tracks[track] ?? place.row), Math.max(0.6, whole), track === "message" ? FOOT - 1 : COPY);
         continue;
       }

@@ -75,7 +75,7 @@ function addPointing(panel, view) {
       panel.links.point(stagesAt(panel, entry));
     }
     panel.draw();
-    if (entry) showTip(wordsOf(panel, entry), onPage(panel, entry), aloud);
+    if (entry) showTip(wordsOf(panel, entry), () => onPage(panel, entry), aloud);
   };
   const at = (event) => {
     const box = canvas.getBoundingClientRect();

@@ -12,6 +12,7 @@ from gpp.report.run.trace import build_trace, check_trace
 from gpp.simulate.simulator import simulate
 from tests.program.test_waits import random_case
 from tests.support.host import hosted, on_host
+from tests.support.page_check import parse
 
 
 def hosted_run(recompute: bool = False) -> RunRecord:
@@ -28,7 +29,8 @@ def test_copies_have_tracks_and_threads_of_their_own() -> None:
     run = hosted_run()
     assert run.predicted is not None
     page = run_report(run)
-    assert page.count("copy to the host") == page.count("fetch from the host") == 1
+    words = parse(page).words
+    assert words.count("copy to the host") == words.count("fetch from the host") == 1
     assert "Memory over the same time" in page
     assert "copy to the host" not in run_report(replace(run, predicted=simulate(*_kept())))
     trace = build_trace([("predicted", run.predicted)], run.plan)
