@@ -69,8 +69,10 @@ def test_pointing_shows_the_numbers_of_the_record_and_marks_the_stage(
     assert lit(browser) == {"boxes": [event.stage], "rows": [event.stage], "timelines": [event.stage]}
     browser.point(2, 2)
     assert tip(browser) == "" and lit(browser) == {"boxes": [], "rows": [], "timelines": []}
+    plain = pixel(browser, 0, 0)
     browser.run("document.querySelector('.wide [role=button][data-stage=\"4\"]').focus()")
     assert lit(browser)["timelines"] == [4] and "stage 4 on d4" in tip(browser)
+    assert pixel(browser, 0, 0) != plain  # the block of another stage steps back
     browser.press("Enter", 13)
     browser.run("document.activeElement.blur()")
     assert lit(browser)["rows"] == [4]  # it stays

@@ -129,10 +129,10 @@ class Browser:
             more = words if kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, modifiers=modifiers, **more)
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+    def screenshot(self, path: Path, height: float | None = None) -> None:
+        """The page as a PNG, down to a height or to its end."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 9000), "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(height or size["height"], 9000), "scale": 1}
         data = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(data))
 

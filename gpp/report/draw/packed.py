@@ -79,10 +79,8 @@ def _kind(kind: str) -> dict[str, str]:
     """How a kind is drawn: on which track, and its fill: a token, or of passes a shade of the stage's tone."""
     row = KINDS[kind]
     track = {COPY_OUT: "out", COPY_IN: "in"}.get(kind, "message" if kind in TRANSFERS else "pass")
-    if track == "pass":
-        fill = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
-    else:
-        fill = COPY_FILLS.get(kind, TRANSFER)
+    on_device = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
+    fill = on_device if track == "pass" else COPY_FILLS.get(kind, TRANSFER)
     return {"text": kind, "meaning": row.meaning, "track": track, "fill": token_name(fill)}
 
 

@@ -174,11 +174,11 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
 def _lines(names: tuple[str, ...], lines: int, chars: int) -> list[str]:
     """At most `lines` lines of names; the last one counts the rest."""
     if len(names) <= lines:
-        return [text.shorten_path(name, chars) for name in names]
+        return [text.path_end(name, chars) for name in names]
     if lines == 1:
         rest = f" +{len(names) - 1}"
-        return [text.shorten_path(names[0], chars - len(rest)) + rest]
-    return [*(text.shorten_path(name, chars) for name in names[: lines - 1]), f"+{len(names) - lines + 1} more modules"[:chars]]
+        return [text.path_end(names[0], chars - len(rest)) + rest]
+    return [*(text.path_end(name, chars) for name in names[: lines - 1]), f"+{len(names) - lines + 1} more modules"[:chars]]
 
 
 def branch_swatches(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> list[Swatch]:

@@ -99,6 +99,18 @@ def shorten_path(path: str, length: int) -> str:
     return short if len(short) <= length else f"…{short[len(short) - max(1, length - 1) :]}"
 
 
+def path_end(path: str, length: int) -> str:
+    """The end of a module path in at most `length` characters, from a whole piece on where one fits: `…0.layers.0-3`.
+
+    For drawings, where the whole path is a pointer away; `shorten_path` keeps more of it, for terminals.
+    """
+    if len(path) <= length:
+        return path
+    pieces = path.split(".")
+    ends = (f"…{'.'.join(pieces[start:])}" for start in range(1, len(pieces)))
+    return next((end for end in ends if len(end) <= length), f"…{path[len(path) - max(1, length - 1) :]}")
+
+
 def compress_names(names: Sequence[str], universe: Sequence[str] = ()) -> tuple[str, ...]:
     """Module paths in a short form of the same meaning.
 

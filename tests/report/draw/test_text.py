@@ -51,6 +51,13 @@ def test_paths_keep_their_numbers() -> None:
     assert text.shorten_path("short", 9) == "short"
 
 
+def test_drawings_have_the_end_of_a_path() -> None:
+    assert text.path_end("branches.0.layers.0-3", 14) == "…0.layers.0-3"
+    assert text.path_end("branches.0.layers.0-3", 11) == "…layers.0-3"
+    assert text.path_end("encoder.multihead_attention", 10) == "…attention"
+    assert text.path_end("short", 9) == "short"
+
+
 def test_amounts() -> None:
     assert text.seconds(0.0123) == "12.3 ms" and text.seconds(2.5e-5) == "25.0 µs" and text.seconds(None) == "–"
     assert text.num_bytes(1.5e9) == "1.50 GB" and text.num_bytes(12) == "12 B" and text.num_bytes(math.nan) == "–"
