@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpp.report.compare.strategies import strategy_lines
-from gpp.report.draw.svg import standalone
+from gpp.report.draw.pictures import stage_graph_picture, timelines_picture
 from gpp.report.draw.text import quotient
 from gpp.report.draw.timelines import device_bubbles
 from gpp.report.run.key_figures import peak_memory
-from gpp.report.run.problem_page import plan_drawings
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
 from gpp.timeline import Metrics, Timeline
@@ -162,9 +161,12 @@ def boundaries_table(run: RunRecord) -> TableOf:
 
 
 def drawings(run: RunRecord) -> dict[str, str]:
-    """Whole SVG files by name: the stage graph, and the timelines."""
-    out = {}
-    for name, source, timeline in (("predicted", "Predicted", run.predicted), ("measured", "Measured", run.measured)):
-        found = plan_drawings(run.plan, run.graph, run.branches, [(source, timeline)])
-        out |= {"stage_graph": found["stage_graph"], f"timeline_{name}": found["timelines"]}
-    return {name: standalone(svg) for name, svg in out.items() if svg}
+    """Whole SVG files by name: the stage graph, and the timelines; none without a plan and its graph."""
+    plan, graph = run.plan, run.graph
+    if plan is None or graph is None:
+        return {}
+    out = {"stage_graph": stage_graph_picture(plan, graph, run.branches)}
+    for heading, timeline in (("Predicted", run.predicted), ("Measured", run.measured)):
+        if timeline is not None and timeline.events:
+            out[f"timeline_{heading.lower()}"] = timelines_picture([(heading, timeline)], plan, graph, run.branches)
+    return out

@@ -14,6 +14,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,14 +43,13 @@ class TensorBoardRecord(BackEndRecord):
         self._try("start", lambda writer: self._begin(writer, told, info.config))
 
     def _writer(self) -> Any:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+        writer_of = _module("summary.writer.record_writer").RecordWriter
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         # Not by tensorboard's EventFileWriter: that writes in a thread, whose errors come late, and with a traceback.
-        writer = RecordWriter((self._folder / name).open("wb"))
-        writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        writer = writer_of((self._folder / name).open("wb"))
+        event = _module("compat.proto.event_pb2").Event
+        writer.write(event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         return writer
 
     def _where(self, run: Any) -> tuple[str, ...]:
@@ -59,19 +59,15 @@ class TensorBoardRecord(BackEndRecord):
         run.close()
 
     def _add(self, writer: Any, values: Sequence[Any], step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        writer.write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)).SerializeToString())
+        event, summary = _module("compat.proto.event_pb2").Event, _module("compat.proto.summary_pb2").Summary
+        writer.write(event(wall_time=time.time(), step=step, summary=summary(value=values)).SerializeToString())
         writer.flush()  # the dashboard reads while the run goes on
 
     def _begin(self, writer: Any, told: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Write the settings, as a table and for the HPARAMS tab."""
-        from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
-
+        data, tag = _module("plugins.hparams.plugin_data_pb2"), _module("plugins.hparams.metadata").SESSION_START_INFO_TAG
         known = {key: value for key, value in (*told.items(), *leaves(config)) if value is not None}
-        start = SessionStartInfo(start_time_secs=time.time())
+        start = data.SessionStartInfo(start_time_secs=time.time())
         for key, value in known.items():
             if isinstance(value, bool):
                 start.hparams[key].bool_value = value
@@ -79,7 +75,7 @@ class TensorBoardRecord(BackEndRecord):
                 start.hparams[key].number_value = value
             else:
                 start.hparams[key].string_value = str(value)
-        self._add(writer, [_session(SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start))], 0)
+        self._add(writer, [_session(tag, data.HParamsPluginData(session_start_info=start))], 0)
         self._add(writer, [_text("config", markdown(("setting", "value"), list(known.items())))], 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -105,49 +101,47 @@ class TensorBoardRecord(BackEndRecord):
         end, values = end or End(), dict(summary or {})
 
         def action(writer: Any) -> None:
-            from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
-            from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG
-            from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
-
+            data, tag = _module("plugins.hparams.plugin_data_pb2"), _module("plugins.hparams.metadata").SESSION_END_INFO_TAG
+            ends = _module("plugins.hparams.api_pb2")
             numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
             texts = [_text("summary", markdown(("name", "value"), list(values.items())))] if values else []
             texts += [_text("files", "\n".join(f"* {file}" for file in self._files))] if self._files else []
             texts += [_text("console", "\n".join(f"    {line}" for line in self._lines))] if self._lines else []
             self._add(writer, [*_scalars(prefixed("summary", numbers)), *texts], self._step)
-            found = SessionEndInfo(status=STATUS_FAILURE if end.exit_code else STATUS_SUCCESS, end_time_secs=time.time())
-            self._add(writer, [_session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=found))], self._step)
+            status = ends.STATUS_FAILURE if end.exit_code else ends.STATUS_SUCCESS
+            found = data.SessionEndInfo(status=status, end_time_secs=time.time())
+            self._add(writer, [_session(tag, data.HParamsPluginData(session_end_info=found))], self._step)
             writer.close()
 
         self._try("finish", action)
         self._run = None
 
 
-def _scalars(values: Mapping[str, float]) -> list[Any]:
-    from tensorboard.compat.proto.summary_pb2 import Summary
+def _module(name: str) -> Any:
+    """A module of tensorboard. Classes of messages are made when one is imported, so that no type checker knows them."""
+    return import_module(f"tensorboard.{name}")
 
+
+def _scalars(values: Mapping[str, float]) -> list[Any]:
+    value_of = _module("compat.proto.summary_pb2").Summary.Value
     # A tag may not have the colon of `loss:contrastive`.
-    return [Summary.Value(tag=name.replace(":", "/"), simple_value=float(value)) for name, value in values.items()]
+    return [value_of(tag=name.replace(":", "/"), simple_value=float(value)) for name, value in values.items()]
 
 
 def _text(name: str, words: str) -> Any:
     """A text in Markdown."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-
-    data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    return Summary.Value(
-        tag=name, metadata=data, tensor=TensorProto(dtype="DT_STRING", string_val=[words.encode()], tensor_shape=shape)
-    )
+    summaries, shapes = _module("compat.proto.summary_pb2"), _module("compat.proto.tensor_shape_pb2")
+    of = summaries.SummaryMetadata
+    shape = shapes.TensorShapeProto(dim=[shapes.TensorShapeProto.Dim(size=1)])
+    tensor = _module("compat.proto.tensor_pb2").TensorProto(dtype="DT_STRING", string_val=[words.encode()], tensor_shape=shape)
+    return summaries.Summary.Value(tag=name, metadata=of(plugin_data=of.PluginData(plugin_name="text")), tensor=tensor)
 
 
 def _session(tag: str, data: Any) -> Any:
     """What the HPARAMS tab reads."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata
-
-    return Summary.Value(tag=tag, metadata=create_summary_metadata(data), tensor=NULL_TENSOR)
+    metadata = _module("plugins.hparams.metadata")
+    value_of = _module("compat.proto.summary_pb2").Summary.Value
+    return value_of(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
