@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
+from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
@@ -75,8 +76,10 @@ class Experiment:
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `profile`: show what is measured.
-        strategies: strategies that `compare` and `max_batch` plan with.
+            `max_batch`: the largest micro-batch of several strategies; `explore`: plan with them over a grid of settings, for a
+            page to change them in; `profile`: show what is measured.
+        strategies: strategies that `compare`, `max_batch` and `explore` plan with.
+        explore: the grid of `explore`.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
@@ -106,7 +109,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "inference", "plan", "compare", "max_batch", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -121,6 +124,7 @@ class Experiment:
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
+    explore: Grid = field(default_factory=Grid)
     confirm: bool = False
 
     def __post_init__(self) -> None:
@@ -174,11 +178,6 @@ class Experiment:
     @property
     def _whole(self) -> bool:
         return isinstance(self.strategy.planner, Single | DataParallel)
-
-    @property
-    def explains(self) -> bool:
-        """Whether the plan is to be explained."""
-        return self.mode == "plan"
 
     def check(self) -> None:
         """Refuse bad settings before anything is captured or measured.
