@@ -12,6 +12,11 @@ from gpp.models.profile import AbstractProfile
 if TYPE_CHECKING:
     import torch
 
+    from gpp.app.experiment import Experiment
+
+LOOKED_AT = 64
+"""Samples of a run whose targets are looked at."""
+
 
 def captured_model(model: AbstractModel, dtype: str, cache_dir: str, microbatch_size: int | None, minibatch_size: int) -> Captured:
     """A model with its loss; from the cache, without torch, if it was captured before."""
@@ -38,6 +43,16 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
         found = capture_model(model, dtype=dtype, batch=batch)
         store(key, found, folder)
     return found
+
+
+def uneven_targets(run: Experiment, captured: Captured) -> bool:
+    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`)."""
+    from gpp.capture.coupling import uneven
+    from gpp.data.sampler import minibatch
+
+    samples = run.data.load("train", run.model, seed=run.seed, dtype=run.dtype)
+    rows = samples.fetch(minibatch(0, min(run.minibatch_size, LOOKED_AT), len(samples), run.seed), captured.inputs)
+    return uneven(captured, rows)
 
 
 def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.analysis.explore import Grid
-from gpp.app.capturing import captured_model, weights_of
+from gpp.app.capturing import captured_model, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
@@ -327,7 +327,8 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
+        uneven = self.trains and uneven_targets(self, captured)
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
         return tuple(out)
