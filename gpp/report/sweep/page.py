@@ -109,7 +109,7 @@ def _scaling(jobs: Sequence[Job]) -> list[Panel]:
         if max(len(by_devices) for by_devices in lines.values()) < 2:
             continue
         series = [
-            (strategy, tone(n).dark, [(float(d), max(values)) for d, values in sorted(by_devices.items())])
+            (strategy, tone(n).strong, [(float(d), max(values)) for d, values in sorted(by_devices.items())])
             for n, (strategy, by_devices) in enumerate(lines.items())
         ]
         chart = line_chart(series, title=f"Throughput of {model} by devices", x_name="devices", points=True, from_zero=True)
