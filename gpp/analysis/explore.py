@@ -10,8 +10,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Annotated, NamedTuple
+from itertools import product, starmap
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -125,6 +125,25 @@ class Explored:
     schedules: tuple[str, ...]
     meanings: Mapping[str, str]
     points: Mapping[Setting, Attempt]
+
+    @property
+    def settings(self) -> Iterator[Setting]:
+        """All settings, the last field changing fastest."""
+        return starmap(Setting, product(*self._axes))
+
+    @property
+    def start(self) -> list[int]:
+        """The position of each value of the fastest setting, on the most devices and with the most memory that have a plan."""
+
+        def rank(setting: Setting) -> tuple[bool, int, int, float]:
+            found = self.points[setting]
+            return found.status == "ok", setting.devices, setting.memory, -found.iteration_s
+
+        return [list(axis).index(value) for axis, value in zip(self._axes, max(self.settings, key=rank), strict=True)]
+
+    @property
+    def _axes(self) -> tuple[Sequence[Any], ...]:
+        return self.devices, self.sizes, range(len(self.limits)), self.strategies, self.schedules
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:

@@ -38,8 +38,9 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
     scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
     if uneven and (whole_model or not whole_loss):
         out.append(
-            "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the mean "
-            f"over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. Fix: {scope}"
+            "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
+            f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
+            f"Fix: {scope}"
         )
     if captured.coupled and (whole_model or not whole_loss):
         if captured.summed:

@@ -101,7 +101,7 @@ def _panel(heading: str, timeline: Timeline, rows: Rows, kinds: Sequence[str], t
         "period_s": timeline.length_s,
         "bubbles": [text.percent(bubbles[device]) for device in rows.devices],
         "table": list(table),
-        "packed": _squeeze(stream),
+        "packed": squeeze(stream),
     }
 
 
@@ -127,7 +127,7 @@ def _memory(timeline: Timeline, rows: Rows, limits: Mapping[int, float], tick: f
             for d in shown
         ],
         "table": list(table),
-        "packed": _squeeze(stream),
+        "packed": squeeze(stream),
     }
 
 
@@ -157,6 +157,7 @@ def _put(stream: bytearray, values: Iterable[int]) -> None:
         stream.append(value)
 
 
-def _squeeze(stream: bytes) -> str:
+def squeeze(stream: bytes) -> str:
+    """Bytes, deflated and in base64, as a page's script reads them (`templates/unpack.js`)."""
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(squeezer.compress(bytes(stream)) + squeezer.flush()).decode()

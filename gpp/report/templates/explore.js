@@ -1,9 +1,11 @@
-"use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("explored").textContent);
-  const controls = data.controls;
-  const form = document.getElementById("controls");
+// A page in which settings are changed: the reader's choice in, words and drawings out. What it reads is made by
+// gpp/report/explore/data.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
+
+async function explore() {
   const at = (id) => document.getElementById(id);
+  const data = JSON.parse(new TextDecoder().decode(await inflate(at("explored").textContent)));
+  const controls = data.controls;
+  const form = at("controls");
   let now = null;
   let before = null;
 
@@ -44,50 +46,6 @@
     });
 
   const factor = (ratio) => (ratio < 10 ? ratio.toFixed(2) : ratio.toFixed(0));
-
-  const SVG = "http://www.w3.org/2000/svg";
-  const shape = (tag, attributes, words) => {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (words !== undefined) made.textContent = words;
-    return made;
-  };
-
-  // Timelines under each other on one scale, a row a device.
-  const draw = (place, named) => {
-    const [left, pitch, width] = [64, 24, Math.max(320, place.clientWidth)];
-    const scale = (width - left - 8) / Math.max(...named.map(([, entry]) => data.timelines[entry.timeline].length_s));
-    for (const [heading, entry] of named) {
-      const [line, plan] = [data.timelines[entry.timeline], data.plans[entry.plan]];
-      const unit = (line.length_s * scale) / data.ticks;
-      const svg = shape("svg", { width, height: 24 + pitch * plan.devices.length, role: "img", "aria-label": `${heading}: a step of ${entry.step}` });
-      svg.append(shape("text", { x: 0, y: 14, "font-weight": 600, fill: "currentColor" }, `${heading}: ${entry.step}, bubble ${entry.idle}`));
-      plan.devices.forEach(([device, stages], row) => {
-        const y = 22 + row * pitch;
-        svg.append(shape("text", { x: 0, y: y + 15, "font-size": 11, fill: "currentColor" }, `s${stages.join("+")} d${device}`));
-        svg.append(shape("rect", { x: left, y, width: line.length_s * scale, height: 20, fill: data.tones.idle }));
-        let x = 0;
-        const events = line.rows[device] || [];
-        for (let i = 0; i < events.length; i += 3) {
-          const [kind, stage, ticks] = line.shapes[events[i]];
-          x += events[i + 2];
-          const look = data.kinds[kind];
-          const fill = look.tone === null ? look.fill : plan.tones[stage][look.tone];
-          const wide = Math.max(0.4, ticks * unit - 0.5);
-          const box = look.beside ? { y: y + 20, height: 2 } : { y, height: 20 };
-          const made = shape("rect", { x: left + x * unit, width: wide, fill, ...box });
-          made.append(shape("title", {}, `stage ${stage}, device ${device}: ${look.meaning} ${events[i + 1]}`));
-          svg.append(made);
-          const number = String(events[i + 1]);
-          if (!look.beside && wide > 7 * number.length + 2) {
-            const ink = look.tone === 2 ? "#ffffff" : "#1f2937";
-            svg.append(shape("text", { x: left + x * unit + wide / 2, y: y + 14, "font-size": 10.5, "text-anchor": "middle", fill: ink }, number));
-          }
-        }
-      });
-      place.append(svg);
-    }
-  };
 
   // What has changed, and what came of it, in sentences.
   const sentences = (state, entry) => {
@@ -151,18 +109,33 @@
     });
   };
 
+  // One timeline in an element, or none; all have a scale in common.
+  const drawings = {};
+  const draw = (id, heading, entry, viewport) => {
+    at(id).hidden = !entry;
+    at(id).replaceChildren();
+    if (!entry) return null;
+    const packed = data.timelines[entry.timeline];
+    drawings[id] = timeline(at(id), { ...packed, panels: [{ ...packed.panels[0], name: heading }] }, { viewport });
+    return drawings[id].ready;
+  };
+
   const show = () => {
     const { state, entry } = now;
     const ok = entry.status === "ok";
     at("changed").textContent = sentences(state, entry).join(" ");
     at("changed").classList.toggle("none", !ok);
-    at("plan").hidden = !ok;
-    for (const id of ["figures", "timelines", "drawing", "words"]) at(id).replaceChildren();
+    at("found").hidden = !ok;
+    for (const id of ["figures", "now", "before", "drawing", "words"]) at(id).replaceChildren();
     if (!ok) return;
     at("figures").append(...figures(entry));
-    const beside = at("beside").checked && before && before.entry.status === "ok" && before.entry !== entry ? [["Before", before.entry]] : [];
-    draw(at("timelines"), [["Now", entry], ...beside]);
+    const old = at("beside").checked && before && before.entry.status === "ok" && before.entry !== entry ? before.entry : null;
+    const spans = [entry, old].filter(Boolean).map((each) => data.timelines[each.timeline].span_s);
+    const viewport = makeViewport(Math.max(...spans));
+    draw("now", "Now", entry, viewport);
+    draw("before", "Before", old, viewport);
     at("drawing").innerHTML = data.plans[entry.plan].drawing;
+    at("drawing").querySelectorAll("svg").forEach(adoptTitles);
     at("words").append(...data.plans[entry.plan].words.map((words) => element("li", words)));
   };
 
@@ -178,7 +151,6 @@
   form.addEventListener("input", (event) => (event.target.id === "beside" ? show() : go(readInputs())));
   form.addEventListener("submit", (event) => event.preventDefault());
   window.addEventListener("hashchange", () => go(named(now.state)));
-  window.addEventListener("resize", () => now && show());
   at("fastest").addEventListener("click", () => {
     const fixed = ["devices", "memory"];
     let best = null;
@@ -197,4 +169,6 @@
   });
 
   go(named(data.start));
-})();
+}
+
+gpp.explored = explore();
