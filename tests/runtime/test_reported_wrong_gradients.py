@@ -98,8 +98,8 @@ def accumulated(network: nn.Module, values: dict[str, Tensor]) -> dict[str, Tens
 def test_accumulated_gradients_are_a_mean_and_not_a_decaying_one(tmp_path: Path) -> None:
     """torchtitan, https://github.com/pytorch/torchtitan/issues/1733: the pipeline divided the gradients by its number of
     micro-batches after each of the steps that were accumulated for an update, those of earlier steps again and again: a decaying
-    mean in place of a sum. Mended by pull request 1732 (September 2025). Here what is accumulated is one mini-batch. (Pipelines that
-    do not drain are compared in test_async_equality.py.)"""
+    mean in place of a sum. Mended by pull request 1732 (September 2025). Here what is accumulated is one mini-batch;
+    test_async_equality.py has the pipelines that do not drain."""
     model, found, weights = captured("Chain4")
     problem = replace(problem_of(found, OneFOneB(), 4), minibatch_size=OF_UPDATE)
     parts = [(mask, 1) for mask in parts_of(found.graph)]

@@ -24,7 +24,7 @@ class Control(NamedTuple):
     Args:
         key: its name in the page's address.
         words: what the page shows for each of its values.
-        short: each value in a sentence: with ... in place of ...
+        new, old: each value in a sentence: with NEW in place of OLD.
         ordered: whether the values have an order, so that a slider suits them.
     """
 
@@ -32,12 +32,14 @@ class Control(NamedTuple):
     label: str
     values: Sequence[str]
     words: Sequence[str]
-    short: Sequence[str]
+    new: Sequence[str]
+    old: Sequence[str]
     ordered: bool
 
 
 def controls(found: Explored) -> tuple[Control, ...]:
     """The settings in the order of `Setting`'s fields."""
+    numbers, of_samples = [str(n) for n in found.devices], [str(b) for b in found.sizes]
     counts = [f"{n} device{'s' * (n != 1)}" for n in found.devices]
     sizes = [
         f"{b} sample{'s' * (b != 1)}: {found.minibatch_size // b} in a mini-batch of {found.minibatch_size}" for b in found.sizes
@@ -46,11 +48,11 @@ def controls(found: Explored) -> tuple[Control, ...]:
     limits = [text.num_bytes(limit) for limit in found.limits]
     schedules = [f"schedule {name}" for name in found.schedules]
     return (
-        Control("devices", "Devices", [str(n) for n in found.devices], counts, counts, True),
-        Control("microbatch", "Micro-batch", [str(b) for b in found.sizes], sizes, of_sizes, True),
-        Control("memory", "Memory limit of a device", [words.replace(" ", "") for words in limits], limits, limits, True),
-        Control("strategy", "Strategy", found.strategies, found.strategies, found.strategies, False),
-        Control("schedule", "Schedule", found.schedules, found.schedules, schedules, False),
+        Control("devices", "Devices", numbers, counts, counts, numbers, True),
+        Control("microbatch", "Micro-batch", of_samples, sizes, of_sizes, of_samples, True),
+        Control("memory", "Memory limit of a device", [words.replace(" ", "") for words in limits], limits, limits, limits, True),
+        Control("strategy", "Strategy", *(found.strategies,) * 4, False),
+        Control("schedule", "Schedule", found.schedules, found.schedules, schedules, found.schedules, False),
     )
 
 

@@ -50,15 +50,15 @@ async function explore() {
   // What has changed, and what came of it, in sentences.
   const sentences = (state, entry) => {
     const changes = before
-      ? controls.flatMap((c, i) => (state[i] === before.state[i] ? [] : [`${c.short[state[i]]} in place of ${c.short[before.state[i]]}`]))
+      ? controls.flatMap((c, i) => (state[i] === before.state[i] ? [] : [`${c.new[state[i]]} in place of ${c.old[before.state[i]]}`]))
       : [];
-    const lead = changes.length ? `With ${changes.join(", ")}` : "With these settings";
-    if (entry.status !== "ok") {
-      return [`${lead} there is no plan: ${entry.reason}`, fitting(state)].filter(Boolean);
-    }
-    const old = before && changes.length && before.entry.status === "ok" ? before.entry : null;
+    const last = changes.pop();
+    const lead = last ? `With ${changes.length ? `${changes.join(", ")} and ${last}` : last},` : "With these settings,";
+    if (entry.status === "infeasible") return [`${lead} ${entry.reason}`, fitting(state)];
+    if (entry.status !== "ok") return [`${lead} planning fails: ${entry.reason}`];
+    const old = before && last && before.entry.status === "ok" ? before.entry : null;
     if (!old) {
-      const again = changes.length ? "there is a plan again, and " : "";
+      const again = last ? "there is a plan again, and " : "";
       return [`${lead} ${again}a step takes ${entry.step}, its devices are idle for ${entry.idle} of it, and the fullest one holds ${entry.peak}.`];
     }
     const ratio = old.step_s / entry.step_s;
@@ -80,7 +80,7 @@ async function explore() {
   const fitting = (state) => {
     const memory = controls.findIndex((control) => control.key === "memory");
     const enough = controls[memory].values.findIndex((_, digit) => entryAt(state.map((own, i) => (i === memory ? digit : own))).status === "ok");
-    return enough < 0 ? "None of the memory limits here is enough." : `Of the memory limits here, ${controls[memory].short[enough]} is enough.`;
+    return enough < 0 ? "None of the memory limits here is enough." : `Of the memory limits here, ${controls[memory].new[enough]} is enough.`;
   };
 
   const element = (tag, words, name) => {
@@ -165,7 +165,9 @@ async function explore() {
       for (const digit of digits) visit([...state, digit]);
     };
     visit([]);
+    const [devices, memory] = fixed.map((key) => controls.findIndex((control) => control.key === key));
     if (best) go(best.state);
+    else at("changed").textContent = `No setting has a plan on ${controls[devices].new[now.state[devices]]} of ${controls[memory].new[now.state[memory]]}.`;
   });
 
   go(named(data.start));
