@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpp.data.base import Samples
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
 from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
     import torch
-
-    from gpp.app.experiment import Experiment
 
 LOOKED_AT = 64
 """Samples of a run whose targets are looked at."""
@@ -45,14 +44,12 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
     return found
 
 
-def uneven_targets(run: Experiment, captured: Captured) -> bool:
+def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int) -> bool:
     """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`)."""
     from gpp.capture.coupling import uneven
     from gpp.data.sampler import minibatch
 
-    samples = run.data.load("train", run.model, seed=run.seed, dtype=run.dtype)
-    rows = samples.fetch(minibatch(0, min(run.minibatch_size, LOOKED_AT), len(samples), run.seed), captured.inputs)
-    return uneven(captured, rows)
+    return uneven(captured, samples.fetch(minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed), captured.inputs))
 
 
 def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
-from gpp.data.base import AbstractData
+from gpp.data.base import AbstractData, Samples
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
@@ -76,8 +76,7 @@ class Experiment:
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `explore`: plan with them over a grid of settings, for a
-            page to change them in; `profile`: show what is measured.
+            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements.
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
@@ -227,8 +226,10 @@ class Experiment:
         """Samples of each split; none where nothing is computed."""
         if not self.computes:
             return {"train": 0, "test": 0}
-        load = self.data.load
-        return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
+        return {split: len(self._load(split)) for split in ("train", "test")}
+
+    def _load(self, split: str) -> Samples:
+        return self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)
 
     def captured(self) -> Captured:
         """The captured model that runs: with its loss, or in mode=inference without."""
@@ -327,10 +328,9 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        uneven = self.trains and uneven_targets(self, captured)
+        uneven = self.trains and uneven_targets(captured, self._load("train"), self.minibatch_size, self.seed)
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
-        if self.resumed:
-            out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
+        out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
     def bound(self, problem: Problem) -> Bound | None:

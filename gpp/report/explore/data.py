@@ -51,7 +51,7 @@ def controls(found: Explored) -> tuple[Control, ...]:
         Control("devices", "Devices", numbers, counts, counts, numbers, True),
         Control("microbatch", "Micro-batch", of_samples, sizes, of_sizes, of_samples, True),
         Control("memory", "Memory limit of a device", [words.replace(" ", "") for words in limits], limits, limits, limits, True),
-        Control("strategy", "Strategy", *(found.strategies,) * 4, False),
+        Control("strategy", "Strategy", found.strategies, found.strategies, found.strategies, found.strategies, False),
         Control("schedule", "Schedule", found.schedules, found.schedules, schedules, found.schedules, False),
     )
 
