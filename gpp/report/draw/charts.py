@@ -54,12 +54,14 @@ def grouped_bars(
         unit=show(top).partition(" ")[2],
     )
     out = _value_axis(high, frame, left, left + slot * len(groups), show)
+    # Long names are cut where there are few groups; where there are many, some groups stand without.
+    every = 1 if slot > 40 else math.ceil((6.3 * max(map(len, groups), default=0) + 8) / slot)
     for n, group in enumerate(groups):
         centre = left + slot * (n + 0.5)
         own = limits[n] if shown_limit and n < len(limits) else None
         bars = [(name, fill, values[n]) for name, fill, values in series]
-        if slot > 22 or n % 4 == 0:
-            out.append(_group_label(centre, frame.base + 15, group, slot if slot > 40 else 2 * slot))
+        if n % every == 0:
+            out.append(_group_label(centre, frame.base + 15, group, max(slot, 40.0) if every == 1 else every * slot))
         shapes = "".join(_bars(group, bars, centre, frame, show, own))
         out.append(element("g", shapes, data_stage=stages[n]) if n < len(stages) else shapes)
         if all(value is None for *_, value in bars) and n < len(notes):

@@ -17,8 +17,8 @@ from typing import Any
 from gpp.program.kinds import COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
 from gpp.report.draw import text
 from gpp.report.draw.memory import FILLS, Level, fullest, memory_levels
-from gpp.report.draw.palette import TRUNK, Tone, token_name
-from gpp.report.draw.timelines import Rows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
+from gpp.report.draw.palette import TRANSFER, TRUNK, Tone, token_name
+from gpp.report.draw.timelines import COPY_FILLS, Rows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
 from gpp.timeline import Event, Timeline
 
 TICKS = 1 << 24
@@ -62,6 +62,11 @@ def pack_timelines(
     }
 
 
+def pack_operators(names: Sequence[Sequence[str]]) -> dict[str, str]:
+    """The operators of every stage, for a search in the page: a line for each, those of a stage behind an empty one."""
+    return {"packed": squeeze("\n\n".join("\n".join(own) for own in names).encode())}
+
+
 def _stages(rows: Rows) -> list[int]:
     return sorted({stage for stages in rows.stages_of.values() for stage in stages})
 
@@ -74,7 +79,10 @@ def _kind(kind: str) -> dict[str, str]:
     """How a kind is drawn: on which track, and its fill: a token, or of passes a shade of the stage's tone."""
     row = KINDS[kind]
     track = {COPY_OUT: "out", COPY_IN: "in"}.get(kind, "message" if kind in TRANSFERS else "pass")
-    fill = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
+    if track == "pass":
+        fill = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
+    else:
+        fill = COPY_FILLS.get(kind, TRANSFER)
     return {"text": kind, "meaning": row.meaning, "track": track, "fill": token_name(fill)}
 
 
@@ -157,7 +165,7 @@ def _put(stream: bytearray, values: Iterable[int]) -> None:
         stream.append(value)
 
 
-def squeeze(stream: bytes) -> str:
+def squeeze(stream: bytes | bytearray) -> str:
     """Bytes, deflated and in base64, as a page's script reads them (`templates/unpack.js`)."""
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(squeezer.compress(bytes(stream)) + squeezer.flush()).decode()

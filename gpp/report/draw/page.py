@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["", "n", "c"]
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 SCRIPTS = (
-    *("text", "theme", "tips", "links", "tables"),
-    *("viewport", "gestures", "unpack", "paint", "pointing", "timeline", "start"),
+    *("text", "theme", "unpack", "tips", "links", "find", "tables"),
+    *("viewport", "gestures", "paint", "pointing", "timeline", "start"),
 )
 """Scripts of every page, one file a concern, in the order in which they need each other."""
 

@@ -15,6 +15,8 @@ from gpp.report.draw.svg import Drawing, Swatch, element, escape, label, line, n
 from gpp.timeline import Event, Timeline
 
 DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip
+DRAINING = 0.05
+"""Where devices idle by so much more than in the steady state, of the whole drawing, it shows how the pipeline drains."""
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
 COPY_FILLS = {COPY_OUT: palette.COPY_OUT, COPY_IN: FETCH}
 COPY_TRACK = 3.0
@@ -95,8 +97,11 @@ def drawn_words(timeline: Timeline) -> str:
     bubble = f"bubble {text.percent(metrics.bubble_fraction)}"
     if timeline.steps > 1:
         many = "requests" if metrics.serving else "mini-batches"
-        length = text.seconds(timeline.length_s)
-        return f"{timeline.steps} {many} of the steady state, {length}: {text.seconds(metrics.iteration_s)} each, {bubble}"
+        own = device_bubbles(timeline, sorted({event.device for event in events}))
+        drains = bool(own) and sum(own.values()) / len(own) > metrics.bubble_fraction + DRAINING
+        shown = f"the last {timeline.steps} {many}, until the pipeline is empty" if drains else f"{timeline.steps} {many}"
+        each, length = text.seconds(metrics.iteration_s), text.seconds(timeline.length_s)
+        return f"{shown}, {length}; in the steady state one takes {each}, {bubble}"
     if not events:
         return f"{text.seconds(metrics.iteration_s)} per {unit}, {bubble}"
     first, last = min(events, key=lambda e: e.start_s), max(events, key=lambda e: e.end_s)
@@ -125,7 +130,7 @@ def draw_timelines(
     body, y = [], TOP
     for heading, timeline in named:
         body.append(label(0, y + 13, f"{heading}: {drawn_words(timeline)}", 13, INK, font_weight="600"))
-        body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
+        body.append(label(width, y + 13, "idle", 10.5, MUTED, "end"))
         y += 20
         body += _rows(timeline, rows, y, height, pitch, scale, width, detailed)
         y += len(rows.devices) * pitch + 16

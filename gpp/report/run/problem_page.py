@@ -8,7 +8,7 @@ from typing import Any
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.report.draw.charts import PAGE_WIDTH
-from gpp.report.draw.packed import pack_timelines
+from gpp.report.draw.packed import pack_operators, pack_timelines
 from gpp.report.draw.page import embedded, render
 from gpp.report.draw.palette import Tone, branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph, hatch_definition, module_names
@@ -70,6 +70,7 @@ def plan_drawings(
         "stage_graph": "",
         "stage_graph_narrow": "",
         "branch_swatches": (),
+        "operators": "",
         "timelines": "",
         "event_swatches": (),
     }
@@ -81,6 +82,7 @@ def plan_drawings(
             "stage_graph": draw_stage_graph(plan, graph, known),
             "stage_graph_narrow": draw_stage_graph(plan, graph, known, PAGE_WIDTH),
             "branch_swatches": branch_swatches(plan, graph, known),
+            "operators": embedded(pack_operators([[graph.ops[op].name for op in stage.ops] for stage in plan.stages])),
         }
         names = {s: ", ".join(module_names(plan, graph, s)) for s in range(len(plan.stages))}
         tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}

@@ -12,7 +12,7 @@ from gpp.report.draw.page import Cell, Column, Table, render
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
-from gpp.report.sweep.figure_chart import figure_svg
+from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.jobs import Job
 
@@ -52,9 +52,14 @@ def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figur
 
 
 def _figure(data: FigureData) -> dict[str, Any]:
-    """A figure with its table and notes; its drawing is empty where no job has a value."""
-    drawing = figure_svg(data, heading=False)
-    return {"title": data.figure.title, "drawing": drawing, "table": figure_table(data), "notes": data.figure.notes}
+    """A figure with its table and notes; it has no panels where no job has a value."""
+    return {
+        "title": data.figure.title,
+        "panels": figure_panels(data),
+        "swatches": figure_swatches(data),
+        "table": figure_table(data),
+        "notes": data.figure.notes,
+    }
 
 
 def _panel_name(group: dict[str, Any]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 // Elements name their stages in `data-stage` ("3", or "0 2" for an arrow or a device); a plan is an element with
 // `data-plan`. `linksOf(element)` has the links of the plan that the element belongs to:
 //   point(stages)   marks while the pointer or the focus is there; null ends it
-//   choose(stages)  marks until something else is chosen; the same once more, or null, ends it
+//   choose(stages)  marks until something else is chosen; null ends it
+//   toggle(stages)  the same, but ends it where they are chosen already
 //   lit             the marked stages (an array), or null
 //   watch(changed)  calls changed() after every change; canvases draw again then
 
@@ -33,9 +34,10 @@ function makeLinks(scope) {
       show();
     },
     choose(stages) {
-      chosen = same(stages, chosen) ? null : stages;
+      chosen = stages;
       show();
     },
+    toggle: (stages) => links.choose(same(stages, chosen) ? null : stages),
   };
   function show() {
     const lit = links.lit;
@@ -63,13 +65,13 @@ function startLinks() {
   }
   document.addEventListener("click", (event) => {
     const element = stageAt(event);
-    if (element && !event.target.closest("a, summary")) linksOf(element).choose(stagesOf(element));
+    if (element && !event.target.closest("a, summary")) linksOf(element).toggle(stagesOf(element));
   });
   document.addEventListener("keydown", (event) => {
     const element = stageAt(event);
     if (element?.hasAttribute("aria-pressed") && (event.key === "Enter" || event.key === " ")) {
       event.preventDefault();
-      linksOf(element).choose(stagesOf(element));
+      linksOf(element).toggle(stagesOf(element));
     }
     if (event.key === "Escape") {
       hideTip();

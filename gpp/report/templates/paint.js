@@ -8,9 +8,9 @@ const CROWD = 4; // slices of one pixel that are drawn; the others would only co
 function geometry(canvas, panel, view) {
   const width = canvas.clientWidth, narrow = width < 600, rows = panel.rows.length;
   const row = panel.levels ? 34 : rows <= 16 ? 22 : rows <= 40 ? 16 : 11;
-  const longest = Math.max(0, ...panel.rows.map(({ name }) => name.length));
-  const left = Math.min(Math.max(48, 6.4 * longest + 20), width * 0.3);
-  const right = narrow && !panel.levels ? 8 : panel.levels ? (narrow ? 74 : 150) : 56;
+  // Margins are those of all panels together, so that an instant stands above itself.
+  const left = Math.min(Math.max(48, 6.4 * panel.longest + 20), width * 0.3);
+  const right = panel.withMemory ? (narrow ? 74 : 124) : narrow ? 8 : 56;
   const pitch = row + (panel.levels ? 8 : 4) + (panel.copies ? 2 * COPY + 2 : 0);
   const inner = Math.max(40, width - left - right);
   const scale = inner / (view.to - view.from);
@@ -107,7 +107,7 @@ function paintEvents(context, panel, view, place, lit, write) {
       const whole = end - x, wide = Math.max(0.5, whole > 4 ? whole - 0.7 : whole);
       context.globalAlpha = lit && !lit.includes(stage) ? 0.22 : 1;
       if (track !== "pass") {
-        context.fillStyle = token(track === "message" ? "transfer" : track === "out" ? "hue2-mid" : "hue7-strong");
+        context.fillStyle = token(fill);
         context.fillRect(x, top + (tracks[track] ?? place.row), Math.max(0.6, whole), track === "message" ? FOOT - 1 : COPY);
         continue;
       }

@@ -75,7 +75,7 @@ function addPointing(panel, view) {
       panel.links.point(stagesAt(panel, entry));
     }
     panel.draw();
-    if (entry) showTip(wordsOf(panel, entry), onPage(panel, entry), aloud);
+    if (entry) showTip(wordsOf(panel, entry), () => onPage(panel, entry), aloud);
   };
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -94,7 +94,7 @@ function addPointing(panel, view) {
     perPixel: () => 1 / panel.place.scale,
     clicked(event) {
       const entry = at(event);
-      panel.links.choose(entry && stagesAt(panel, entry));
+      panel.links.toggle(entry && stagesAt(panel, entry));
       point(entry, false);
     },
   });
@@ -114,7 +114,7 @@ function keyed(event, panel, view, point) {
   else if (key === "0") view.reset();
   else if (side && event.shiftKey) view.pan(side * quarter);
   else if (side || row) point(neighbour(panel, view, side ?? 0, row ?? 0), true);
-  else if (key === "Enter" && panel.here) panel.links.choose(stagesAt(panel, panel.here));
+  else if (key === "Enter" && panel.here) panel.links.toggle(stagesAt(panel, panel.here));
   else return false;
   return true;
 }

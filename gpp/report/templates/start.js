@@ -4,6 +4,7 @@ startTheme();
 startTips();
 startLinks();
 startTables();
+startFinding();
 
 const gpp = (window.gpp = { timeline, viewport: makeViewport, linksOf, timelines: [] });
 const together = new Map(); // timelines of one page on one scale zoom together

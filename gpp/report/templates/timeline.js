@@ -84,6 +84,8 @@ async function readPanels(data) {
     const highest = Math.max(...rows.map(({ most }) => most));
     panels.push({ ...data.memory, rows, levels, toneOf, limitsInSight, highest, labels: [] });
   }
+  const longest = Math.max(0, ...panels.flatMap(({ rows }) => rows.map(({ name }) => name.length)));
+  for (const panel of panels) Object.assign(panel, { longest, withMemory: Boolean(data.memory) });
   return panels;
 }
 
@@ -129,7 +131,7 @@ function panelElement(panel, element, view) {
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-roledescription", "timeline");
   canvas.setAttribute("aria-label", `${panel.name}${panel.words ? `: ${panel.words}` : ""}. ${HINT}`);
-  heading.append(Object.assign(document.createElement("span"), { className: "right", textContent: panel.levels ? "" : "bubble" }));
+  heading.append(Object.assign(document.createElement("span"), { className: "right", textContent: panel.levels ? "" : "idle" }));
   section.append(heading, canvas);
   panel.links = linksOf(element);
   panel.draw = () => drawPanel(panel, view);

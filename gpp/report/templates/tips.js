@@ -4,17 +4,24 @@
 // box's text, and each drawing one stop of the Tab key, inside which the arrow keys walk from shape to shape.
 
 let tipBox = null, spoken = null;
+let tipAnchor = null; // () => box of what the tip is about, in the window
 
-function showTip(words, box, aloud = false) {
+function showTip(words, anchor, aloud = false) {
   tipBox.textContent = words;
   tipBox.hidden = false;
-  const width = tipBox.offsetWidth, height = tipBox.offsetHeight;
+  tipAnchor = anchor;
+  placeTip();
+  if (aloud) spoken.textContent = words;
+}
+
+function placeTip() {
+  if (tipBox.hidden) return;
+  const box = tipAnchor(), width = tipBox.offsetWidth, height = tipBox.offsetHeight;
   const room = { width: document.documentElement.clientWidth, height: window.innerHeight };
   const left = Math.min(Math.max(4, box.left + box.width / 2 - width / 2), room.width - width - 4);
   const below = box.bottom + 8;
   const top = below + height < room.height ? below : Math.max(4, box.top - height - 8);
   tipBox.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
-  if (aloud) spoken.textContent = words;
 }
 
 function hideTip() {
@@ -31,13 +38,13 @@ function startTips() {
   for (const on of ["pointerover", "focusin"]) {
     document.addEventListener(on, (event) => {
       const element = at(event);
-      if (element) showTip(element.dataset.tip, element.getBoundingClientRect());
+      if (element) showTip(element.dataset.tip, () => element.getBoundingClientRect());
     });
   }
   for (const off of ["pointerout", "focusout"]) {
     document.addEventListener(off, (event) => { if (at(event)) hideTip(); });
   }
-  document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+  document.addEventListener("scroll", placeTip, { passive: true, capture: true });
 }
 
 // Titles of a drawing's shapes as tips; the first shape can be reached with Tab, the others from it with arrows.
