@@ -125,7 +125,7 @@ def test_what_is_stored_is_what_strategies_plan_and_predict(found: Explored, dat
 
 
 def test_the_timeline_that_is_drawn_has_the_bubble_that_is_said(data: Any) -> None:
-    for _, entry in list(states(data))[::4]:
+    for _, entry in list(states(data))[::3]:
         if entry["status"] != "ok":
             continue
         line = data["timelines"][entry["timeline"]]
