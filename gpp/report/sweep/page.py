@@ -51,6 +51,11 @@ def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figur
     )
 
 
+def general_charts(jobs: Sequence[Job], groups: Sequence[dict[str, Any]]) -> list[Panel]:
+    """The charts of a sweep that declares no figures."""
+    return [*_bars(groups)[0], *_scaling(jobs)]
+
+
 def _figure(data: FigureData) -> dict[str, Any]:
     """A figure with its table and notes; it has no panels where no job has a value."""
     return {
