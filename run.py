@@ -47,7 +47,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.mode == "profile":
         recorder.profiled(problem, plan)
         return
-    if experiment.explains:
+    if experiment.mode == "plan":
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
     if plan.divided and not experiment.runs:

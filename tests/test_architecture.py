@@ -81,8 +81,8 @@ WINGS: dict[str, list[set[str]]] = {
         {"live"},
         {"engines"},
     ],
-    "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
-    "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
+    "analysis": [{"comparison"}, {"max_batch"}, {"explore"}, {"explain"}],
+    "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
     "app": [
         {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
         {"launch", "tracked", "tracking", "recording", "replanning"},

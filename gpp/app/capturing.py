@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpp.data.base import Samples
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
 from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
     import torch
+
+LOOKED_AT = 64
+"""Samples of a run whose targets are looked at."""
 
 
 def captured_model(model: AbstractModel, dtype: str, cache_dir: str, microbatch_size: int | None, minibatch_size: int) -> Captured:
@@ -38,6 +42,14 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
         found = capture_model(model, dtype=dtype, batch=batch)
         store(key, found, folder)
     return found
+
+
+def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int) -> bool:
+    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`)."""
+    from gpp.capture.coupling import uneven
+    from gpp.data.sampler import minibatch
+
+    return uneven(captured, samples.fetch(minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed), captured.inputs))
 
 
 def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

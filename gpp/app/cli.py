@@ -24,6 +24,8 @@ from gpp.errors import GppError, InvalidConfig
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
+EXPLORED = ("sequential", "graphpipe")
+"""Those of mode=explore: the best chain of stages, and the graph of them."""
 
 Story = Callable[[Any, Any], None]
 
@@ -188,7 +190,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
 
     names, known = cfg.strategies, Vocabulary(folders=_folders()).options("strategy")
     if names is None:
-        names = [name for name in COMPARED if name in known]
+        names = [name for name in (EXPLORED if cfg.mode == "explore" else COMPARED) if name in known]
     if not OmegaConf.is_list(names) and not isinstance(names, str | list):
         names = _plain(names) if OmegaConf.is_config(names) else names
         raise InvalidConfig("strategies", names, "must be a list of strategies", "set strategies=[graphpipe,sequential]")

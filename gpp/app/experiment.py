@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
-from gpp.app.capturing import captured_model, weights_of
+from gpp.analysis.explore import Grid
+from gpp.app.capturing import captured_model, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
@@ -29,7 +30,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
-from gpp.data.base import AbstractData
+from gpp.data.base import AbstractData, Samples
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
@@ -75,8 +76,9 @@ class Experiment:
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `profile`: show what is measured.
-        strategies: strategies that `compare` and `max_batch` plan with.
+            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements.
+        strategies: strategies that `compare`, `max_batch` and `explore` plan with.
+        explore: the grid of `explore`.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
@@ -105,7 +107,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "inference", "plan", "compare", "max_batch", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -120,6 +122,7 @@ class Experiment:
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
+    explore: Grid = field(default_factory=Grid)
     confirm: bool = False
     logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
@@ -175,11 +178,6 @@ class Experiment:
     def _whole(self) -> bool:
         return isinstance(self.strategy.planner, Single | DataParallel)
 
-    @property
-    def explains(self) -> bool:
-        """Whether the plan is to be explained."""
-        return self.mode == "plan"
-
     def check(self) -> None:
         """Refuse bad settings before anything is captured or measured.
 
@@ -228,8 +226,10 @@ class Experiment:
         """Samples of each split; none where nothing is computed."""
         if not self.computes:
             return {"train": 0, "test": 0}
-        load = self.data.load
-        return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
+        return {split: len(self._load(split)) for split in ("train", "test")}
+
+    def _load(self, split: str) -> Samples:
+        return self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)
 
     def captured(self) -> Captured:
         """The captured model that runs: with its loss, or in mode=inference without."""
@@ -328,9 +328,9 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
-        if self.resumed:
-            out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
+        uneven = self.trains and uneven_targets(captured, self._load("train"), self.minibatch_size, self.seed)
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
+        out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
     def bound(self, problem: Problem) -> Bound | None:

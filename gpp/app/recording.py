@@ -23,6 +23,7 @@ from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explore import Explored
 from gpp.analysis.max_batch import Boundary
 from gpp.app.experiment import Experiment
 from gpp.app.several import SEVERAL
@@ -40,6 +41,7 @@ from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
 from gpp.report.compare.terminal import show_comparison
+from gpp.report.explore.page import explore_report
 from gpp.report.run.console import SafeConsole, StepProgress
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
@@ -63,6 +65,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 def no_room(error: BaseException) -> bool:
     """Whether a file could not be written because of its disk; safetensors says so in words only."""
     return getattr(error, "errno", None) in NO_ROOM or any(f"(os error {number})" in str(error) for number in NO_ROOM)
+
+
+def _page_of(run: RunRecord) -> str:
+    """report.html of a run."""
+    return explore_report(run, run.explored) if run.explored else compare_report(run) if run.compared else run_report(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,7 @@ class Recorder:
     explanation: Explanation | None = None
     attempts: tuple[Attempt, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
+    explored: Explored | None = None
     planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _tracking: Tracking = field(init=False)
@@ -371,6 +379,7 @@ class Recorder:
             explanation=self.explanation,
             compared=self.attempts,
             boundaries=self.boundaries,
+            explored=self.explored,
             emulation=self.outcome.emulation,
         )
 
@@ -386,7 +395,7 @@ class Recorder:
         write_text(self.run_dir / "timeline.json", to_json(timelines))
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
-        write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
+        write_text(self.run_dir / "report.html", _page_of(run))
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()

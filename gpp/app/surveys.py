@@ -1,4 +1,4 @@
-"""Modes that plan with several strategies and train none for its own sake: `compare` and `max_batch`."""
+"""Modes that plan with several strategies and train none for its own sake: `compare`, `max_batch` and `explore`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from gpp.analysis.comparison import compare
+from gpp.analysis.explore import explore
 from gpp.analysis.max_batch import Boundary, Confirmed, at_size, largest
 from gpp.app.experiment import Experiment
 from gpp.app.recording import Recorder
+from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.replan import without
 from gpp.strategy import Strategy
 
 Survey = Callable[[Experiment, Captured, Problem, Recorder], None]
@@ -52,7 +55,17 @@ def largest_batches(experiment: Experiment, captured: Captured, problem: Problem
     recorder.compared(tuple(boundary.best for boundary in found), tuple(found))
 
 
-SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": largest_batches}
+def explore_settings(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
+    """Every strategy's plans over a grid of settings, for a page in which to change them; the fastest ones are its comparison."""
+
+    def first(count: int) -> Cluster:
+        return without(problem.cluster, range(count, problem.cluster.num_devices))[0]
+
+    recorder.explored = explore(experiment.explore, experiment.strategies, problem, first, recorder.pass_by)
+    recorder.compared(recorder.explored.fastest)
+
+
+SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": largest_batches, "explore": explore_settings}
 """Mode -> what it does once the problem is posed."""
 
 

@@ -8,6 +8,7 @@ too: its values on the halves add up.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -44,27 +45,59 @@ def cut_loss(captured: Captured) -> Cut:
     or was captured at one batch size. Where the network computes the loss itself, only the operator that makes it is
     looked at, which shows a sum.
     """
+    known = _whole_and_parts(captured, _BATCH, _BATCH // 2, {})
+    if known is None or not all(math.isfinite(number) for pair in known.values() for number in pair):
+        return Cut()
+    means = [_near(value, total / 2) for value, total in known.values()]
+    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known.values(), strict=True))
+    return Cut(not all(means) if captured.loss_ops else summed or None, summed)
+
+
+def uneven(captured: Captured, rows: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a loss that is a mean over samples with made-up targets is none with a run's own: the targets of some count for more.
+
+    So it is where labels are left out, or masked, and one sample has more of them than another.
+
+    Args:
+        rows: the run's own samples by name, inputs and targets (`target:NAME`) as `Samples.fetch` gives them.
+    """
+    size = min((len(tensor) for tensor in rows.values()), default=0)
+    if captured.coupled or size < 2:
+        return False
+    known = _whole_and_parts(captured, size, 1, rows) if captured.loss_ops else None
+    if known is not None:
+        return any(math.isfinite(whole) and not _near(whole, total / size) for whole, total in known.values())
+    label = ignored_label(captured)
+    integers = [tensor for tensor in rows.values() if tensor.dim() > 1 and not tensor.is_floating_point()]
+    left_out = [(tensor.flatten(1) == label).sum(1) for tensor in integers if label is not None]
+    return any(bool((count != count[0]).any()) for count in left_out)
+
+
+def _whole_and_parts(
+    captured: Captured, size: int, part: int, rows: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[float, float]] | None:
+    """The loss terms of a batch of random outputs by name, each with the sum over the batch's parts; None where they are unknown.
+
+    Args:
+        size, part: samples of the batch, and of a part.
+        rows: inputs and targets that are not to be random.
+    """
     ends = set(loss_nodes(captured.results))
     alone = [op for op in captured.graph.ops if op.name in captured.loss_ops]
     nodes = [node for op in alone or (op for op in captured.graph.ops if ends & set(op.nodes)) for node in op.nodes]
     if not nodes or captured.batch is not None:
-        return Cut()
+        return None
     try:
         module = build_stage(captured, nodes, device="cpu", dtype_of_floats=torch.float64)
-        values = None if module.has_random else _values(captured, module)
+        values = None if module.has_random else _values(captured, module, size, rows)
         if values is None:
-            return Cut()
+            return None
         with torch.no_grad():
-            whole = _losses(module, values, 0, _BATCH)
-            halves = [_losses(module, values, lo, lo + _BATCH // 2) for lo in (0, _BATCH // 2)]
+            whole = _losses(module, values, 0, size)
+            parts = [_losses(module, values, lo, lo + part) for lo in range(0, size, part)]
     except (RuntimeError, IndexError, ValueError):
-        return Cut()
-    known = {name: (value, sum(half[name] for half in halves)) for name, value in whole.items()}
-    if not all(math.isfinite(number) for pair in known.values() for number in pair):
-        return Cut()
-    means = [_near(value, total / 2) for value, total in known.values()]
-    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known.values(), strict=True))
-    return Cut(not all(means) if alone else summed or None, summed)
+        return None
+    return {name: (value, sum(each[name] for each in parts)) for name, value in whole.items()}
 
 
 def ignored_label(captured: Captured) -> int | None:
@@ -84,8 +117,14 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= _TOLERANCE * (1 + abs(a))
 
 
-def _values(captured: Captured, module: StageModule) -> dict[str, tuple[torch.Tensor, int]] | None:
-    """Made-up tensors for the loss with their batch dimensions, or None if they are too large; fills its parameters."""
+def _values(
+    captured: Captured, module: StageModule, size: int, rows: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, int]] | None:
+    """Tensors of `size` samples for the loss with their batch dimensions, or None if they are too large; fills its parameters.
+
+    Args:
+        rows: those that are not made up, by name.
+    """
     random = torch.Generator("cpu").manual_seed(0)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -95,12 +134,15 @@ def _values(captured: Captured, module: StageModule) -> dict[str, tuple[torch.Te
     shapes = {}
     for name in (*module.inputs, *module.receives):
         node = captured.node_of[of_input.get(name, name)]
-        shapes[name] = [int(evaluate(extent, _BATCH)) for extent in node.shape or ()], dtype_of(node.dtype or "float32"), node
+        shapes[name] = [int(evaluate(extent, size)) for extent in node.shape or ()], dtype_of(node.dtype or "float32"), node
     if sum(8 * math.prod(shape) for shape, _, _ in shapes.values()) > MOST_BYTES:
         return None
     out = {}
     for name, (shape, dtype, node) in shapes.items():
-        if dtype.is_floating_point:
+        if name in rows:
+            given = rows[name][:size]
+            tensor = given.to(torch.float64) if given.is_floating_point() else given
+        elif dtype.is_floating_point:
             # Between 0 and 1, so that a target may be a probability.
             tensor = torch.rand(shape, generator=random, dtype=torch.float64, device="cpu")
         else:

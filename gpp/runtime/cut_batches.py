@@ -22,20 +22,27 @@ def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
         raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch")
 
 
-def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_model: bool) -> list[str]:
+def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_model: bool, uneven: bool = False) -> list[str]:
     """Results that differ from those on whole mini-batches, as warnings for the user.
 
     Args:
         whole_loss: the loss has a stage of its own for whole mini-batches.
         whole_model: the engine runs the user's own module, which has no such stage.
+        uneven: whether some samples of the run's own data count for more in the loss of a batch than others.
     """
     out = []
     buffers = sorted({name for node in captured.nodes for name in node.mutates})
     smallest = min(stage.microbatch_size * stage.round_robin_degree // len(stage.replicas) for stage in plan.stages)
     if smallest == plan.minibatch_size:
         return out
+    scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
+    if uneven and (whole_model or not whole_loss):
+        out.append(
+            "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
+            f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
+            f"Fix: {scope}"
+        )
     if captured.coupled and (whole_model or not whole_loss):
-        scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
         if captured.summed:
             out.append(
                 "the loss is a sum over the samples of a batch, and must be a mean: a device sees only a part of it at once, "

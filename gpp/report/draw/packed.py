@@ -64,7 +64,7 @@ def pack_timelines(
 
 def pack_operators(names: Sequence[Sequence[str]]) -> dict[str, str]:
     """The operators of every stage, for a search in the page: a line for each, those of a stage behind an empty one."""
-    return {"packed": _squeeze("\n\n".join("\n".join(own) for own in names).encode())}
+    return {"packed": squeeze("\n\n".join("\n".join(own) for own in names).encode())}
 
 
 def _stages(rows: Rows) -> list[int]:
@@ -107,7 +107,7 @@ def _panel(heading: str, timeline: Timeline, rows: Rows, kinds: Sequence[str], t
         "period_s": timeline.length_s,
         "bubbles": [text.percent(bubbles[device]) for device in rows.devices],
         "table": list(table),
-        "packed": _squeeze(stream),
+        "packed": squeeze(stream),
     }
 
 
@@ -133,7 +133,7 @@ def _memory(timeline: Timeline, rows: Rows, limits: Mapping[int, float], tick: f
             for d in shown
         ],
         "table": list(table),
-        "packed": _squeeze(stream),
+        "packed": squeeze(stream),
     }
 
 
@@ -163,6 +163,7 @@ def _put(stream: bytearray, values: Iterable[int]) -> None:
         stream.append(value)
 
 
-def _squeeze(stream: bytes | bytearray) -> str:
+def squeeze(stream: bytes | bytearray) -> str:
+    """Bytes, deflated and in base64, as a page's script reads them (`templates/unpack.js`)."""
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(squeezer.compress(bytes(stream)) + squeezer.flush()).decode()

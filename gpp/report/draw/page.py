@@ -67,13 +67,16 @@ class Table:
     sortable: bool = True
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
     """A page from a template of `gpp/report/templates`; whatever is not a `Drawing` is escaped.
+
+    Args:
+        scripts: names of scripts of this page alone, without `.js`.
 
     Raises:
         jinja2.UndefinedError: the template names a value that is not given.
     """
-    return _environment().get_template(template).render(tokens=Drawing(tokens_css()), script=page_script(), **values)
+    return _environment().get_template(template).render(tokens=Drawing(tokens_css()), script=page_script(*scripts), **values)
 
 
 def page_script(*more: str) -> Drawing:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpp.analysis.comparison import Attempt
 from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explore import Explored
 from gpp.analysis.max_batch import Boundary
 from gpp.cluster import Cluster
 from gpp.graph.op_graph import OpGraph
@@ -30,6 +31,7 @@ class RunRecord:
         explanation: bottleneck, idle time and alternatives of the plan.
         compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
         boundaries: the largest micro-batch of each of them; empty where it was not looked for.
+        explored: what was found over a grid of settings; `compared` then has the fastest of each strategy.
         emulation: how `measured` was measured on emulated devices.
     """
 
@@ -50,4 +52,5 @@ class RunRecord:
     explanation: Explanation | None = None
     compared: tuple[Attempt, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
+    explored: Explored | None = None
     emulation: Emulation | None = None
