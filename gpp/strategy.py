@@ -35,6 +35,7 @@ from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.program.stream import check_served
+from gpp.replan import Replan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_schedule
@@ -67,6 +68,7 @@ class Strategy:
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
         objective, edges: what planners minimise while serving (`gpp.simulate.stream.scored`), and what messages then are.
+        replan: when a plan is replaced while it runs.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Strategy:
     ceiling: bool = False
     objective: Objective = "throughput"
     edges: Edges = PLAIN
+    replan: Replan = field(default_factory=Replan)
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:
