@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpp.runtime.replan import Pace, Replan, at_speeds, without
 
 from gpp.app.replanning import _Stream
 from gpp.cluster import Cluster
@@ -20,7 +21,6 @@ from gpp.links import Link, PairLink
 from gpp.planners.chains.sequential import Sequential
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import said_pids
-from gpp.runtime.replan import Pace, Replan, at_speeds, without
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.strategy import Strategy
 from tests.support import graphs

@@ -292,7 +292,7 @@ class TorchTransport(AbstractTransport):
 
     def close(self) -> None:
         for group in (*self._reduce, *self._teams.values()):
-            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            if isinstance(group, dist.ProcessGroup):  # else this device is none of it
                 dist.destroy_process_group(group)
         if self._memory:
             self._memory.close()

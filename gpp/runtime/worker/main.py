@@ -57,6 +57,8 @@ def work(
         if job.settings.enforce_memory:
             status = limit = Limit(job, device_id, status)
             stack.enter_context(limit.explained())
+        if job.settings.replan_every:
+            torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
         start = time.perf_counter()
         worker = kind(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
         built_s = time.perf_counter() - start
