@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import random
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,6 @@ from unittest.mock import patch
 
 import torch
 
-from gpp.cost.problem import Problem
-from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, FakeNetwork, FakeTransport
@@ -117,23 +113,27 @@ def train(job: Job, run_dir: Path, weights: dict[str, torch.Tensor], nexts: Sequ
     return dict(losses), state, switches
 
 
-def through_checkpoint(first: Job, later: Job, folder: Path, weights: dict[str, torch.Tensor], at: int) -> Trained:
-    """The same training by way of a checkpoint after `at` steps, from which another run goes on under the later plan."""
-    saves = {"checkpoint_every": at, "checkpoint_keep": 100, "checkpoint_drain": True}
-    (folder / "before").mkdir(parents=True)
-    before, _, _ = train(replace(first, settings=replace(first.settings, **saves)), folder / "before", weights)
-    saved = folder / "before" / "checkpoints" / f"step_{at}"
-    settings = replace(later.settings, resume=str(saved), first_step=at)
-    after, state, _ = train(replace(later, settings=settings), folder / "after", weights)
-    return {step: loss for step, loss in before.items() if step < at} | after, state, []
+def through_checkpoints(jobs: Sequence[Job], folder: Path, weights: dict[str, torch.Tensor]) -> Trained:
+    """The same training by way of checkpoints on disk: a run for each plan, which goes on from the last one's checkpoint."""
+    every, losses, state = jobs[0].settings.replan_every, dict[int, float](), dict[str, torch.Tensor]()
+    for number, job in enumerate(jobs):
+        run_dir, first = folder / str(number), number * every
+        run_dir.mkdir(parents=True)
+        saved = folder / str(number - 1) / "checkpoints" / f"step_{first}"
+        more = {"checkpoint_every": every, "checkpoint_keep": 100, "checkpoint_drain": True}
+        goes_on = {"resume": str(saved), "first_step": first} if number else {}
+        found, state, _ = train(replace(job, settings=replace(job.settings, **more, **goes_on)), run_dir, weights)
+        losses |= found
+    return losses, state, []
 
 
-def random_plan(problem: Problem, devices: Sequence[int], draw: random.Random, b: int, stages: int | None = None) -> Plan:
-    """A chain of random stretches of the graph's own order with random numbers of replicas, on all of some devices."""
-    count = stages or draw.randint(1, min(len(devices), problem.graph.num_ops))
-    cuts = [0, *sorted(draw.sample(range(1, problem.graph.num_ops), count - 1)), problem.graph.num_ops]
-    ends = [0, *sorted(draw.sample(range(1, len(devices)), count - 1)), len(devices)]
-    placement = [tuple(devices[i:j]) for i, j in zip(ends, ends[1:], strict=False)]
-    masks = [sum(1 << op for op in range(i, j)) for i, j in zip(cuts, cuts[1:], strict=False)]
-    parts = [(mask, len(own)) for mask, own in zip(masks, placement, strict=True)]
-    return make_plan(problem, "random", parts, b, chain=draw.random() < 0.5, ordered=True, placement=placement)
+def bits(tensor: torch.Tensor) -> bytes:
+    """What two tensors have in common that are equal bit for bit, whatever their values."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def differences(first: Trained, second: Trained) -> list[str]:
+    """What is not equal bit for bit."""
+    found = [f"loss of step {step}" for step in first[0] | second[0] if first[0].get(step) != second[0].get(step)]
+    names = sorted(first[1].keys() | second[1].keys())
+    return found + [n for n in names if n not in first[1] or n not in second[1] or bits(first[1][n]) != bits(second[1][n])]
