@@ -134,7 +134,9 @@ REAL = {
 }
 """Settings of real trainings that are compared with resumed ones."""
 
-ALWAYS = ["logger=none", "cost=analytical", "strategy.replan.slower=0.1", "evaluate_every=0"]
+ALWAYS = ["logger=none", "evaluate_every=0"]
+BY_SIZE = ["cost=analytical", "strategy.replan.slower=0.1"]
+"""A plan that knows nothing of this machine, so that there is something to gain."""
 
 
 def run(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -186,7 +188,7 @@ def check_real(folder: Path) -> int:
     for name, settings in REAL.items():
         world = int(next(word for word in settings if word.startswith("cluster.num_devices")).rpartition("=")[2])
         base = folder / name.replace(", ", "_").replace(" ", "_")
-        saves = ["steps=240", "checkpoint.every=20", "checkpoint.drain=true", "checkpoint.keep=100"]
+        saves = [*BY_SIZE, "steps=240", "checkpoint.every=20", "checkpoint.drain=true", "checkpoint.keep=100"]
         replans = ["strategy.replan.every=20", "strategy.replan.most=1"]
         code, words, live = slowed(base / "live", 30, *settings, *saves, *replans, world=world)
         if code or not live.get("replaced"):
@@ -214,7 +216,7 @@ def check_real(folder: Path) -> int:
 def check_kills(folder: Path, count: int) -> int:
     """Workers killed at random instants from the announcement of a plan on; each run is resumed. Returns how many went wrong."""
     wrong, rng = 0, random.Random(0)
-    settings = [*REAL["digits, a chain"], "steps=400", "checkpoint.every=20", "strategy.replan.every=20"]
+    settings = [*REAL["digits, a chain"], *BY_SIZE, "steps=400", "checkpoint.every=20", "strategy.replan.every=20"]
     for number in range(count):
         run_dir, late_s = folder / f"kill_{number}", rng.uniform(0.0, 0.4)
         process = run(run_dir, *settings)
@@ -253,10 +255,11 @@ def show_speed(folder: Path, steps: int, *overrides: str) -> None:
         last = moves[-1]["first"] + 1 if moves else change
         size = json.loads((run_dir / "job" / "settings.json").read_text())["minibatch_size"]
         spans = {"before": (3, after), "slowed": (after + 2, change), "after": (last + 2, steps - 1)}
-        rates = {
-            name: (hi - lo) / sum(took[step] for step in range(lo, hi) if step in took) * size for name, (lo, hi) in spans.items()
-        }
-        lines.append(f"every={every}: " + ", ".join(f"{name} {rate:.0f} samples/s" for name, rate in rates.items()))
+        rates = list[str]()
+        for name, (lo, hi) in spans.items():
+            if known := [took[step] for step in range(lo, hi) if step in took]:
+                rates.append(f"{name} {size * len(known) / sum(known):.0f} samples/s in {len(known)} steps")
+        lines.append(f"every={every}: {', '.join(rates)}; {sum(took.values()):.1f} s in all")
         for one in moves:
             switch = one["switch"]
             lines.append(
