@@ -241,7 +241,7 @@ def show_speed(folder: Path, steps: int, *overrides: str) -> None:
     """The rates of a run whose second worker is slowed to half, with and without replanning."""
     settings = ["cluster.num_devices=2", f"steps={steps}", *overrides]
     after, lines = steps // 4, list[str]()
-    for every in (0, 20):
+    for every in (0, steps // 10):
         run_dir = folder / f"every_{every}"
         code, words, result = slowed(run_dir, after, *settings, f"strategy.replan.every={every}", "strategy.replan.slower=0.2")
         if code:

@@ -130,6 +130,17 @@ def _check_training(strategy: Strategy, engine: Distributed, cluster: Cluster, r
             refuse(rule, f"leave engine.{name} out")
 
 
+def check_unreplanned(strategy: Strategy) -> None:
+    """Refuse new plans where the caller holds the plan.
+
+    Raises:
+        InvalidConfig: the strategy asks for them.
+    """
+    if every := strategy.replan.every:
+        rule = "is for run.py, which plans while workers run; here the plan is the caller's"
+        raise InvalidConfig(FIELD, every, rule, "leave replan out of the strategy")
+
+
 def check_movable(plan: Plan, captured: Captured, every: int) -> None:
     """Refuse a plan, or a model, that no move can begin from.
 

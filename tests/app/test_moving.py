@@ -1,7 +1,7 @@
 """Which plan a training goes on with, and whether the switch pays."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from gpp.app import replanning
-from gpp.app.moving import better, changes, check_movable, transfer_s
+from gpp.app.moving import better, changes, check_movable, check_unreplanned, transfer_s
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
-from gpp.replan import Moved, Replan, at_speeds
+from gpp.replan import Moved, Replaced, Replan, Switch, at_speeds
+from gpp.report.run.page import run_report
+from gpp.report.run.record import RunRecord
+from gpp.report.run.replaced import replaced_table
 from gpp.runtime.engine import Outcome, Progress, Taken
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -60,6 +63,27 @@ def test_a_graph_of_stages_stays_one_whose_stages_wait_for_nobody_behind() -> No
     found = better(STRATEGY, plan, replace(problem, cluster=at_speeds(problem.cluster, {1: 2.0})))
     assert found is not None
     found.plan.validate(STRATEGY.posed(problem))
+
+
+def test_whoever_holds_the_plan_gets_no_other() -> None:
+    check_unreplanned(replace(STRATEGY, replan=Replan()))
+    with pytest.raises(InvalidConfig, match=r"strategy.replan.every=4: is for run.py.*Fix: leave replan out"):
+        check_unreplanned(STRATEGY)
+
+
+def test_a_report_has_a_row_for_each_switch() -> None:
+    switch = Switch(moved=(Moved(operators=3, source=1, destination=0),), bytes=1_500_000, predicted_bytes=1_400_000, pause_s=0.25,
+                    predicted_pause_s=0.2, predicted_step_s=(1.0, 0.5), samples_per_s=(100.0, None))  # fmt: skip
+    found = Replaced(first=41, slow={1: 2.0}, stages=2, devices=(0, 1), switch=switch)
+    table = replaced_table(RunRecord(result={"replaced": [asdict(found)]}))
+    assert table is not None and len(table.rows[0]) == len(table.columns)
+    words = " | ".join(str(cell) for cell in table.rows[0])
+    assert (
+        words.startswith("41 | device 1 2.00 times as long as planned | 3 operators from stage 1 to 0 | 1.5") and "250 ms" in words
+    )
+    assert replaced_table(RunRecord(result={})) is None and "Plans that were replaced" in run_report(
+        RunRecord(result={"replaced": [asdict(found)], "status": "ok"})
+    )
 
 
 def test_what_links_take() -> None:
