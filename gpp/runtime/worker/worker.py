@@ -309,8 +309,10 @@ class Worker:
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
-        busy = {"pass_s": sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE)} if self.job.settings.replan_every else {}
-        self._log({"step": step, "start": self._since, "end": end, **busy, **self._results(self.training, minibatch_of_stretch)})
+        results = self._results(self.training, minibatch_of_stretch) | self.gradients.told
+        if self.job.settings.replan_every:
+            results["pass_s"] = sum(event.end_s - event.start_s for event in events if event.kind in COMPUTE)
+        self._log({"step": step, "start": self._since, "end": end, **results})
         self._since = end
         if step > self.job.settings.first_step + self._ahead:  # the second step, which finds the optimizer's state
             self.memory.end()
