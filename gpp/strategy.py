@@ -68,7 +68,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective, edges, replan: what planners minimise while serving, what messages then are, when a plan is replaced.
+        objective, edges: what planners minimise, and how values travel, while serving. replan: when a plan is replaced.
     """
 
     name: str
