@@ -20,7 +20,8 @@ import torch
 
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
-from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.checkpoint import Checkpointer
+from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.state import save_final
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told

@@ -35,6 +35,7 @@ from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.program.stream import check_served
+from gpp.replan import Replan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
@@ -67,8 +68,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
-        edges: how values travel in messages while serving.
+        objective, edges: what planners minimise, and how values travel, while serving. replan: when a plan is replaced.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Strategy:
     ceiling: bool = False
     objective: Objective = "throughput"
     edges: Edges = PLAIN
+    replan: Replan = field(default_factory=Replan)
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:

@@ -41,8 +41,8 @@ def words(strategy: str, devices: int, requests: int = REQUESTS) -> list[str]:
         f"steps={requests}",
         "minibatch_size=8",
         "microbatch_size=4",
-        "engine.replan.most=3",
-        "engine.replan.slower=1e9",  # only losses count here
+        "strategy.replan.every=32",
+        "strategy.replan.slower=1e9",  # only losses count here
     ]
 
 

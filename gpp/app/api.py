@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
@@ -148,6 +149,7 @@ def train(
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
+    check_unreplanned(strategy)
     if not engine.needs_weights:
         raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
     if engine.planner is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
@@ -22,6 +22,7 @@ from gpp.app.capturing import captured_model, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
+from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
 from gpp.app.several import check_survey
@@ -134,6 +135,7 @@ class Experiment:
             raise InvalidConfig("loss.scope", "minibatch", rule, "use engine=distributed")
         self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
         check_inference(self)
+        check_replan(self)
         if self.serves:
             object.__setattr__(self, "strategy", serving_strategy(self.strategy))
         elif self.engine.planner is not None:
@@ -306,18 +308,10 @@ class Experiment:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
         if not self.computes:
             return problem, plan
-        return settle(
-            problem,
-            plan,
-            self.strategy,
-            self.engine,
-            given=self._given_plan is not None,
-            started=self.__dict__.get("_early"),
-            job_of=lambda problem, plan: self.job(captured, problem, plan),
-            weights=lambda: self.weights(captured),
-            say=say,
-            warn=warn,
-        )
+        given, started = self._given_plan is not None, self.__dict__.get("_early")
+        job_of, weights = partial(self.job, captured), partial(self.weights, captured)
+        made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
+        return settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
 
     @cached_property
     def _given_plan(self) -> Plan | None:
@@ -380,7 +374,9 @@ class Experiment:
         Raises:
             InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
         """
-        sizes = self._num_samples
+        sizes, every = self._num_samples, self.strategy.replan.every if self.mode == "train" and self.runs else 0
+        if every:
+            check_movable(plan, captured, every)
         whole = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
             captured,
@@ -399,6 +395,7 @@ class Experiment:
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
+            replan_every=every,
             serving=serve_settings(self, self.engine, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,

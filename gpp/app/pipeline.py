@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from gpp.app import api
+from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster, local
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -104,6 +105,7 @@ def parallelize(
     size = _size({**inputs, **targets})
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
     strategy = strategy or Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())
+    check_unreplanned(strategy)
     if not strategy.schedule.drains:
         fix = "use a schedule that drains (OneFOneB, GPipe, ZeroBubbleH1), or gpp.train, which has all data"
         raise InvalidConfig("strategy", strategy.name, "does not drain, and a step ends before the next batch is known", fix)

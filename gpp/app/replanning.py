@@ -1,39 +1,52 @@
-"""A stream of requests on devices that may be lost, or slow: a new plan between two micro-batches, and the stream goes on.
+"""Runs that go on under a new plan: streams of requests whose devices may be lost or slow, and trainings whose devices may be slow.
 
-Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device is
-lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the
-first request that is not answered. A request counts as answered once every worker has said that its part is done; what some worker
-has written of later ones is written again to the same place. So no answer is lost, doubled, or out of order.
+Both watch the passes of their workers by one rule, and plan for the devices at the speeds that they have shown (`gpp.replan`).
+
+A stream ends its workers, the strategy plans for what is left, and new workers begin with the first request that is not answered.
+Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. It counts as
+answered once every worker has said that its part is done; what some worker has written of later ones is written again to the same
+place. So no answer is lost, doubled, or out of order.
+
+A training keeps its workers. The plan that moves from the present one reach (`gpp.app.moving`) is proved as the first one was, and
+left for the workers, which take it after the next multiple of `strategy.replan.every` steps (`gpp.runtime.worker.takeover`).
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpp.errors import Infeasible, OffPace, WorkerFailed
-from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.replan import Pace, Replaced, Replan, at_speeds, without
+from gpp.app.moving import better, changes, transfer_s
+from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
+from gpp.replan import Pace, Replaced, Replan, Switch, at_speeds, without
+from gpp.runtime.worker.announced import announce
+from gpp.runtime.worker.announced import announced as announced_at
+from gpp.serialization import to_json
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
+    from gpp.app.moving import Better
     from gpp.app.recording import Recorder
-    from gpp.cluster import Cluster
     from gpp.cost.problem import Problem
     from gpp.graph.captured import Captured
     from gpp.plan.plan import Plan
-    from gpp.runtime.engine import Outcome, Progress
+    from gpp.runtime.engine import Outcome, Progress, Taken
     from gpp.runtime.job import Job
 
 REPLACED = "replaced"
-"""Folder of the plans that were replaced, by number, each with what its workers wrote."""
+"""Folder of the plans that were replaced, by number; of a stream with what its workers wrote."""
+
+UNTIMED_STEPS = 2
+"""First steps of a worker under a plan that say nothing of its pace: memory is touched first, and the allocator is listened to."""
 
 
 def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
-    """Run a job saved in the recorder's directory; one that serves goes on with new plans, as often as `engine.replan` has it.
+    """Run a job saved in the recorder's directory, under new plans where `strategy.replan` has it.
 
     Raises:
         InvalidConfig: the disk has no room for the answers.
@@ -42,35 +55,68 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
     """
     from gpp.runtime.serve.answers import check_room
 
-    engine, progress, run_dir = experiment.engine, recorder.progress(), recorder.run_dir
+    engine, progress, run_dir, settings = experiment.engine, recorder.progress(), recorder.run_dir, experiment.strategy.replan
     if engine.needs_weights:
         check_room(job, run_dir)
-    settings = engine.replan if isinstance(engine, Distributed) else Replan()
-    if job.settings.serving is None or not settings.most:
+    if not settings.every:
         return engine.execute(job, run_dir, progress)
-    stream = _Stream(experiment, captured, problem, plan, job, progress)
-    for number in range(settings.most):
+    if job.settings.serving is None:
+        return _Training(experiment, captured, problem, plan, job, progress, recorder).run(run_dir)
+    stream, number = _Stream(experiment, captured, problem, plan, job, progress), 0
+    while settings.most is None or number < settings.most:
         try:
             return stream.run(run_dir, settings)
         except (WorkerFailed, OffPace) as error:
             stream.replace_plan(error)
         _set_aside(run_dir, number)
+        number += 1
         stream.job.save(run_dir)
         recorder.replaced(stream.plan, experiment.strategy.predict(stream.plan, stream.problem))
-    return stream.run(run_dir, replace(settings, most=0))
+    return stream.run(run_dir, replace(settings, every=0))
 
 
-class _Stream:
-    """The state of a stream: what is answered, and under which plan it goes on."""
+class _Run:
+    """What streams and trainings have in common: the plan under way, and the speeds that its devices have shown.
+
+    `problem.cluster` has the devices at these speeds.
+    """
 
     def __init__(
         self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
     ) -> None:
         self._experiment, self._captured, self._progress = experiment, captured, progress
-        # Requests stay cut as they are: answers are then equal to the bit, whatever the plan.
-        self.problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
-        self.plan, self.job = plan, job
+        self._machines = problem.cluster
+        """The devices as they were described, which is what workers are told."""
+        self.problem, self.plan, self.job = problem, plan, job
         self.replaced: list[Replaced] = []
+
+    @property
+    def _devices(self) -> list[int]:
+        """The device of each rank."""
+        return sorted(self.plan.stages_of_device)
+
+    def _planned_s(self) -> dict[int, float]:
+        """Seconds of the passes of each rank, as workers measure them: without what messages take."""
+        raise NotImplementedError
+
+    def _slowed(self, factors: Mapping[int, float]) -> Problem:
+        """The problem with the devices at the speeds that they have shown, by rank."""
+        cluster = at_speeds(self.problem.cluster, {self._devices[rank]: factor for rank, factor in factors.items()})
+        return replace(self.problem, cluster=cluster)
+
+    def _job_of(self, problem: Problem, plan: Plan) -> Job:
+        return replace(self._experiment.job(self._captured, problem, plan), cluster=self._machines)
+
+
+class _Stream(_Run):
+    """The state of a stream: what is answered, and under which plan it goes on."""
+
+    def __init__(
+        self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
+    ) -> None:
+        # Requests stay cut as they are: answers are then equal to the bit, whatever the plan.
+        problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
+        super().__init__(experiment, captured, problem, plan, job, progress)
         self._answered = job.settings.first_step
         self._names = tuple(range(problem.cluster.num_devices))
         """What the user calls the devices that are left."""
@@ -82,8 +128,20 @@ class _Stream:
             OffPace: devices are off their time, and another plan is better then.
             WorkerFailed: as the engine has it.
         """
-        on_pass = self._watched(settings) if settings.most else self._progress.on_pass
-        progress = replace(self._progress, on_step=self._on_step, on_pass=on_pass)
+        progress = replace(self._progress, on_step=self._on_step)
+        if settings.every:
+            pace = Pace(self._planned_s(), settings)
+
+            def on_pass(rank: int, seconds: float) -> None:
+                pace.note(rank, seconds)
+                if off := pace.off():
+                    problem = self._slowed(factors := pace.factors())
+                    if self._experiment.strategy.plan(problem).stages != self.plan.stages:
+                        raise OffPace(off, factors)
+                    self.problem = problem
+                    pace.expect(self._planned_s())
+
+            progress = replace(progress, on_pass=on_pass)
         return replace(self._experiment.engine.execute(self.job, run_dir, progress), replaced=tuple(self.replaced))
 
     def _on_step(self, step: int, loss: float | None, rate: float | None) -> None:
@@ -91,37 +149,10 @@ class _Stream:
             self._answered = step
             self._progress.on_step(step, loss, rate)
 
-    def _watched(self, settings: Replan) -> Callable[[int, float], None]:
-        """A function that is told of every pass, by the worker's rank."""
-        pace = Pace(dict(enumerate(self._planned_s())), settings)
-
-        def on_pass(rank: int, seconds: float) -> None:
-            pace.note(rank, seconds)
-            if off := pace.off():
-                if self._plan_for(self._slowed(factors := pace.factors()))[1].stages != self.plan.stages:
-                    raise OffPace(off, factors)
-                pace.expect(factors)
-
-        return on_pass
-
-    @property
-    def _devices(self) -> list[int]:
-        """The device of each rank."""
-        return sorted(self.plan.stages_of_device)
-
-    def _planned_s(self) -> list[float]:
-        """Seconds of a pass of each rank, as workers measure it: without what messages take."""
+    def _planned_s(self) -> dict[int, float]:
         bills, beside = self.plan.bills(self.problem), self.plan.beside_s(self.problem)
         stage_of = self.plan.stage_of_device
-        return [bills[stage_of[device]].forward_s - beside[stage_of[device]][0] for device in self._devices]
-
-    def _slowed(self, factors: dict[int, float]) -> Cluster:
-        """The devices at the speeds that they have shown, by rank."""
-        return at_speeds(self.problem.cluster, {self._devices[rank]: factor for rank, factor in factors.items()})
-
-    def _plan_for(self, cluster: Cluster) -> tuple[Problem, Plan]:
-        problem = replace(self.problem, cluster=cluster)
-        return problem, self._experiment.strategy.plan(problem)
+        return {rank: bills[stage_of[device]].forward_s - beside[stage_of[device]][0] for rank, device in enumerate(self._devices)}
 
     def replace_plan(self, error: WorkerFailed | OffPace) -> None:
         """Take the plan for what is left.
@@ -131,27 +162,31 @@ class _Stream:
             Infeasible: nothing fits any more.
         """
         lost, slow, names = set[int](), dict[int, float](), self._names
+        plan_for = self._experiment.strategy.plan
         if isinstance(error, OffPace):
             slow = {names[self._devices[rank]]: factor for rank, factor in error.off.items()}
-            self.problem, self.plan = self._plan_for(self._slowed(error.factors))
+            self.problem = self._slowed(error.factors)
+            self.plan = plan_for(self.problem)
         else:
             gone = {self._devices[rank] for rank in error.gone}
             if not gone or len(gone) == len(names):
                 raise error
             lost = {names[device] for device in gone}
             cluster, kept = without(self.problem.cluster, gone)
+            self._machines, _ = without(self._machines, gone)
             try:
-                self.problem, self.plan = self._plan_for(cluster)
+                self.problem = replace(self.problem, cluster=cluster)
+                self.plan = plan_for(self.problem)
             except Infeasible as why:
                 words = f"without device {', '.join(map(str, sorted(lost)))}, which is lost: {why.constraint}"
                 raise Infeasible(words, why.remedy) from error
             self._names = tuple(names[device] for device in kept)
-        job = self._experiment.job(self._captured, self.problem, self.plan)
+        job = self._job_of(self.problem, self.plan)
         # Where all is answered, the last request is asked once more, for the workers' own end.
         first = min(self._answered, job.settings.steps - 1)
         self.job = replace(job, settings=replace(job.settings, first_step=first))
         found = Replaced(
-            request=first + 1,
+            first=first + 1,
             lost=tuple(sorted(lost)),
             slow=slow,
             reason="" if isinstance(error, OffPace) else error.reason.splitlines()[0],
@@ -160,6 +195,170 @@ class _Stream:
         )
         self.replaced.append(found)
         self._progress.warn(str(found))
+
+
+class _Announced(NamedTuple):
+    """A plan that the workers are to take."""
+
+    problem: Problem
+    found: Better
+    slow: dict[int, float]
+    bytes: int
+    transfer_s: float
+    restart_s: float
+
+
+class _Training(_Run):
+    """The state of a training: its pace, and what has been announced to its workers."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        captured: Captured,
+        problem: Problem,
+        plan: Plan,
+        job: Job,
+        progress: Progress,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(experiment, captured, problem, plan, job, progress)
+        self._recorder, self._settings = recorder, experiment.strategy.replan
+        self._first, self._done = job.settings.first_step, job.settings.first_step
+        self._pace = Pace(self._planned_s(), self._settings)
+        self._passes: dict[int, int] = {}
+        self._took: dict[int, float] = {}
+        self._built: dict[int, float] = {}
+        self._restart_s: float | None = None
+        self._announced: _Announced | None = None
+        self._unpaid = False
+        """Whether it has been said that a switch does not pay."""
+
+    def run(self, run_dir: Path) -> Outcome:
+        """Train to the end, under as many plans as pay."""
+        self._run_dir = run_dir
+        progress = replace(
+            self._progress,
+            on_step=self._on_step,
+            on_pass=self._on_pass,
+            on_built=self._built.__setitem__,
+            on_taken=self._on_taken,
+        )
+        outcome = self._experiment.engine.execute(self.job, run_dir, progress)
+        firsts = [one.first - 1 for one in self.replaced] + [self.job.settings.steps]
+        for number, found in enumerate(self.replaced):
+            assert found.switch is not None
+            after = self._samples_per_s(firsts[number] + UNTIMED_STEPS, firsts[number + 1])
+            switch = replace(found.switch, samples_per_s=(found.switch.samples_per_s[0], after))
+            self.replaced[number] = replace(found, switch=switch)
+        return replace(outcome, replaced=tuple(self.replaced))
+
+    def _planned_s(self) -> dict[int, float]:
+        bills, beside = self.plan.bills(posed := self._experiment.strategy.posed(self.problem)), self.plan.beside_s(posed)
+        out = dict.fromkeys(range(len(self._devices)), 0.0)
+        for rank, device in enumerate(self._devices):
+            for s in self.plan.stages_of_device[device]:
+                stage = self.plan.stages[s]
+                passes = -(-self.plan.minibatch_size // stage.microbatch_size) / stage.round_robin_degree
+                out[rank] += passes * (bills[s].forward_s + bills[s].backward_s - sum(beside[s]))
+        return out
+
+    def _on_step(self, step: int, loss: float | None, rate: float | None) -> None:
+        self._done = step
+        if rate is not None:
+            self._took[step - 1] = self.plan.minibatch_size / rate
+        self._progress.on_step(step, loss, rate)
+
+    def _on_pass(self, rank: int, seconds: float) -> None:
+        self._passes[rank] = self._passes.get(rank, 0) + 1
+        most = self._settings.most
+        if self._passes[rank] <= UNTIMED_STEPS or self._announced or (most is not None and len(self.replaced) >= most):
+            return
+        self._pace.note(rank, seconds)
+        if off := self._pace.off():
+            self._look(off, self._pace.factors())
+
+    def _look(self, off: Mapping[int, float], factors: Mapping[int, float]) -> None:
+        """Devices are off their time: take that for their speeds, and announce the plan for them if it pays."""
+        self.problem = self._slowed(factors)
+        self._pace.expect(self._planned_s())
+        every, steps = self._settings.every, self.job.settings.steps
+        left = steps - (self._done // every + 1) * every
+        found = better(self._experiment.strategy, self.plan, self.problem) if left > 0 else None
+        rate = self._samples_per_s(self._done - every, self._done)
+        if found is None or rate is None:
+            return
+        try:
+            job = self._job_of(self.problem, found.plan)
+            restart_s = self._restart_s if self._restart_s is not None else self._first_restart_s()
+            sent = _sent(self.job, job, self.problem.optimizer_state_factor)
+            pause_s = (moving_s := transfer_s(self._machines, sent)) + restart_s
+            gain_s = (1.0 - found.after_s / found.before_s) * self.plan.minibatch_size / rate * left
+            if gain_s <= pause_s:
+                if not self._unpaid:
+                    words = f"another plan would gain {gain_s:.3g} s in {left} steps, and the switch takes {pause_s:.3g} s"
+                    self._progress.warn(f"{words}: the plan stays until one pays")
+                self._unpaid = True
+                return
+            announce(self._run_dir, len(self.replaced), job)
+        except GppError as why:
+            self._progress.warn(f"the plan stays: a better one cannot run ({why})")
+            return
+        slow = {self._devices[rank]: factor for rank, factor in off.items()}
+        self._unpaid = False
+        self._announced = _Announced(self.problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
+
+    def _first_restart_s(self) -> float:
+        """Seconds in which a worker takes its job and makes its program, before any has done so again.
+
+        Of the ranks the least: what others waited for each other at the start is not in it.
+        """
+        from gpp.runtime.job import Job
+
+        start = time.perf_counter()
+        Job.load(self._run_dir)
+        return time.perf_counter() - start + min(self._built.values(), default=0.0)
+
+    def _on_taken(self, taken: Taken) -> None:
+        """All workers are under the plan that was announced."""
+        announced, self._announced = self._announced, None
+        assert announced is not None, "nothing else is taken"
+        first, old = taken.job.settings.first_step, self.plan
+        self._restart_s = max(0.0, taken.pause_s - announced.transfer_s)
+        folder = self._run_dir / REPLACED / str(len(self.replaced))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_text(to_json(old))
+        self.plan, self.job = announced.found.plan, replace(taken.job, settings=self.job.settings)
+        self.job.save(self._run_dir)
+        shutil.rmtree(announced_at(self._run_dir, taken.number))
+        self._passes.clear()
+        self._pace.expect(self._planned_s())
+        switch = Switch(
+            moved=changes(old, self.plan),
+            bytes=taken.bytes,
+            predicted_bytes=announced.bytes,
+            pause_s=taken.pause_s,
+            predicted_pause_s=announced.transfer_s + announced.restart_s,
+            predicted_step_s=(announced.found.before_s, announced.found.after_s),
+            samples_per_s=(self._samples_per_s(first - self._settings.every, first), None),
+        )
+        found = Replaced(
+            first=first + 1, slow=announced.slow, stages=len(self.plan.stages), devices=self.plan.devices, switch=switch
+        )
+        self.replaced.append(found)
+        self._progress.warn(str(found))
+        self._recorder.replaced(self.plan, self._experiment.strategy.predict(self.plan, announced.problem))
+
+    def _samples_per_s(self, first: int, end: int) -> float | None:
+        """The median rate of some steps; None where none was timed."""
+        took = [self._took[step] for step in range(first, end) if step in self._took]
+        return self.plan.minibatch_size / statistics.median(took) if took else None
+
+
+def _sent(old: Job, new: Job, state_factor: float) -> dict[tuple[int, int], float]:
+    """Bytes that go from each device to each other one."""
+    from gpp.runtime.checkpoint.moves import moved_bytes, moves
+
+    return moved_bytes(old, moves(old, new), state_factor)
 
 
 def _set_aside(run_dir: Path, number: int) -> None:

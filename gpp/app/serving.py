@@ -21,7 +21,6 @@ from gpp.plan.plan import Plan
 from gpp.program.stream import check_served
 from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engine import AbstractEngine, AbstractServer
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, ServeSettings
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -88,11 +87,6 @@ def check_inference(e: Asked) -> None:
             )
         for strategy in (e.strategy, *e.strategies):
             check_edges(strategy.edges, serves=False)
-        if isinstance(e.engine, Distributed) and e.engine.replan.most:
-            rule = "is for mode=inference; a training goes on from its checkpoints"
-            raise InvalidConfig(
-                "engine.replan.most", e.engine.replan.most, rule, "set engine.replan.most=0, and checkpoint.every=100"
-            )
         return
     if not isinstance(e.engine, AbstractServer):
         rule = f"engine={e.engine.name} trains only"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from gpp.cost.problem import Problem
+from gpp.memory.policy import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
 
@@ -25,6 +26,11 @@ class AbstractPlanner(ABC):
     """Whether it says how far any other plan's time is from that of its own."""
     marks: ClassVar[bool] = False
     """Whether it decides itself which operators are computed again or on the host, so that no memory policy does."""
+
+    @property
+    def fits_by(self) -> AbstractMemory | None:
+        """How a planner that marks operators itself makes a stage fit; None where that is the strategy's to say."""
+        return None
 
     @property
     def varies_k(self) -> bool:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import is_loss
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
+    from gpp.replan import Replaced
     from gpp.runtime.job import Job
-    from gpp.runtime.replan import Replaced
     from gpp.schedules.base import AbstractSchedule
     from gpp.timeline import Emulation, Timeline, Versions
     from gpp.weights.base import AbstractWeights
@@ -46,7 +46,7 @@ class Outcome:
         evaluations: one {"step": steps done, name: value} for each evaluation.
         emulation: the pace of emulated devices.
         versions: weight versions that an engine without a timeline counted.
-        replaced: plans that were replaced while they served; `measured` is of the last one.
+        replaced: plans that were replaced while they ran; `measured` is of the last one.
     """
 
     measured: Timeline | None = None
@@ -58,6 +58,22 @@ class Outcome:
     replaced: tuple[Replaced, ...] = ()
 
 
+class Taken(NamedTuple):
+    """Workers have gone on under another plan.
+
+    Args:
+        number: of the plan, counted from the first that replaced another.
+        job: of it, from its first step on.
+        pause_s: from when the last of them had come to the boundary until all had their programs.
+        bytes: that were sent between them.
+    """
+
+    number: int
+    job: Job
+    pause_s: float
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Called while a job runs.
@@ -65,7 +81,10 @@ class Progress:
     Args:
         on_terms: values of a step, right before `on_step` of that step: `loss:NAME` where the loss has several terms, and
             `gradient_norm` where it was taken.
-        on_pass: (rank, seconds) of the passes of a worker that serves, the mean of a request; may raise, which ends the workers.
+        on_pass: (rank, seconds) of the passes of a worker whose plan may be replaced: of a step, or the mean of a request; may
+            raise, which ends the workers.
+        on_built: (rank, seconds) that such a worker took to make its program, stages and transport.
+        on_taken: told when all workers have taken another plan.
         say: gives the user an instruction.
         warn: warns the user of what the workers have found.
     """
@@ -74,6 +93,8 @@ class Progress:
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     on_pass: Callable[[int, float], None] = field(default=lambda rank, seconds: None)
+    on_built: Callable[[int, float], None] = field(default=lambda rank, seconds: None)
+    on_taken: Callable[[Taken], None] = field(default=lambda taken: None)
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 

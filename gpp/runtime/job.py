@@ -115,6 +115,7 @@ class Settings:
         weights: the weight policy; empty for flushing.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
+        replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
         serving: of a job that serves requests; None for one that trains.
@@ -153,6 +154,7 @@ class Settings:
     checkpoint_every: Natural = 0
     checkpoint_keep: Count = 2
     checkpoint_drain: bool = False
+    replan_every: Natural = 0
     resume: str | None = None
     first_step: Natural = 0
     serving: Annotated[ServeSettings | None, Field(exclude_if=lambda found: found is None)] = None

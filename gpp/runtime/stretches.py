@@ -1,7 +1,7 @@
 """How a run's steps fall into stretches: between two of them the pipeline is empty.
 
 A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint
-if that is asked for, and at the end.
+if that is asked for, where another plan may take over, and at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def stretch_at(job: Job, step: int) -> tuple[int, int]:
         return step, 1
     every = [settings.evaluate_every] if job.evaluation else []
     every += [settings.checkpoint_every] if settings.checkpoint_drain else []
+    every += [settings.replan_every]
     first, stop = settings.first_step, settings.steps
     for period in every:
         if period:

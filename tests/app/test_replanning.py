@@ -18,9 +18,9 @@ from gpp.errors import InvalidConfig, OffPace, WorkerFailed
 from gpp.graph.inference import forward_only
 from gpp.links import Link, PairLink
 from gpp.planners.chains.sequential import Sequential
+from gpp.replan import Pace, Replan, at_speeds, without
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import said_pids
-from gpp.runtime.replan import Pace, Replan, at_speeds, without
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.strategy import Strategy
 from tests.support import graphs
@@ -35,22 +35,22 @@ STREAM = [
     "strategy=even",
     "minibatch_size=8",
     "microbatch_size=4",
-    "engine.replan.slower=1e9",
+    "strategy.replan.slower=1e9",
 ]
 
 
 def test_a_device_is_off_its_time_against_the_best() -> None:
-    pace = Pace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(most=1, slower=0.2, window=4))
+    pace = Pace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(every=4))
     for number in range(4):
         assert not pace.off()
         pace.note(0, 3.0)
         pace.note(1, 6.0 + number % 2)  # 6.5 on the mean: 1.083 times as long as the first one takes
         pace.note(2, 16.0 if number else 0.0)  # 12: as the first one
-    assert pace.factors() == pytest.approx({0: 1.0, 1: 6.5 / 6.0, 2: 1.0}) and not pace.off()
+    assert pace.factors() == pytest.approx({0: 3.0, 1: 3.25, 2: 3.0}) and not pace.off()
     for _ in range(2):  # the window forgets the oldest
         pace.note(1, 9.0)
     assert pace.off() == pytest.approx({1: 31.0 / 4 / 6.0})
-    pace.expect(pace.factors())
+    pace.expect({0: 3.0, 1: 31.0 / 4, 2: 12.0})
     assert not pace.factors()
     for device, seconds in ((0, 3.0), (1, 31.0 / 4), (2, 12.0)) * 4:
         pace.note(device, seconds)
@@ -87,6 +87,7 @@ class Settings:
 @dataclass(frozen=True)
 class Job:
     settings: Settings = field(default_factory=Settings)
+    cluster: Cluster | None = None
 
 
 class Engine:
@@ -117,7 +118,7 @@ def serve(engine: Engine, devices: int, slower: float = 0.2, most: int = 9) -> t
     stream = _Stream(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
     while True:
         try:
-            return done, said, stream.run(Path(), Replan(most=most, slower=slower, window=3))
+            return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=3))
         except (WorkerFailed, OffPace) as error:
             stream.replace_plan(error)
 
@@ -128,7 +129,7 @@ def test_answers_come_once_and_in_order_whatever_is_lost() -> None:
     done, said, outcome = serve(engine, 3)
     assert done == [*range(1, 21)] and engine.firsts == [0, 7, 7]
     # The second loss is of what was the third device: by then it is rank 0's neighbour that is gone.
-    assert [(found.request, found.lost, found.devices) for found in outcome.replaced] == [(8, (1,), (0, 2)), (8, (0,), (2,))]
+    assert [(found.first, found.lost, found.devices) for found in outcome.replaced] == [(8, (1,), (0, 2)), (8, (0,), (2,))]
     assert said == [str(found) for found in outcome.replaced] and "device 1 is lost (killed by SIGKILL)" in said[0]
     # All is answered, and a worker dies on its way out: the last request is asked again, and counts once.
     engine = Engine((20, [], killed[0]), (1, [], None))
@@ -172,12 +173,12 @@ def test_a_killed_worker_costs_no_answer(tmp_path: Path) -> None:
     wanted = answers(run(tmp_path / "one", *STREAM, requests, "cluster.num_devices=1"))
     killer = threading.Thread(target=kill_when_answered, args=(tmp_path / "two", 20, 2))
     killer.start()
-    found = run(tmp_path / "two", *STREAM, requests, "cluster.num_devices=2", "engine.replan.most=1")
+    found = run(tmp_path / "two", *STREAM, requests, "cluster.num_devices=2", "strategy.replan.every=32")
     killer.join()
     assert answers(found) == wanted
     steps = [json.loads(line)["step"] for line in (found.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(300))
     (replaced,) = found.result["replaced"]
-    assert replaced["lost"] == [1] and replaced["devices"] == [0] and 20 <= replaced["request"] <= 300
+    assert replaced["lost"] == [1] and replaced["devices"] == [0] and 20 <= replaced["first"] <= 300
     assert "killed by SIGKILL" in replaced["reason"] and found.result["plan"]["num_devices"] == 1
     assert (found.run_dir / "replaced" / "0" / "plan.json").is_file()

@@ -26,13 +26,14 @@ from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.program.program import reduce_groups
-from gpp.runtime.checkpoint.checkpoint import owned_names
 from gpp.runtime.checkpoint.manifest import Manifest
+from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
 from tests.support import inprocess
@@ -55,7 +56,7 @@ def train(
         for d in sorted(job.plan.stage_of_device)
     ]
     outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: w.run(out) for w, out in zip(workers, outs, strict=True)])
+    inprocess.in_threads([lambda w=w, out=out: course.run(w, out) for w, out in zip(workers, outs, strict=True)])
     losses: dict[int, float] = {}
     for out in outs:
         for record in map(json.loads, out.getvalue().splitlines()):

@@ -24,7 +24,7 @@ from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
-from gpp.runtime.worker import operators
+from gpp.runtime.worker import course, operators
 from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -83,7 +83,7 @@ def _work(job: Job, folder: Path, pipe: object) -> None:
             limit.watch(worker)
             (folder / "ranks").mkdir(exist_ok=True)
             with open(folder / "ranks" / "rank_0.jsonl", "w") as out:
-                worker.run(out)
+                course.run(worker, out)
         pipe.send("ok")  # type: ignore[attr-defined]
     except BaseException as error:
         pipe.send(f"{type(error).__name__}: {error}")  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, told
 from gpp.runtime.reference.pipeline import Pipeline
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
@@ -76,7 +77,7 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
         if poison.stage in worker.modules:
             poison.into(worker.modules[poison.stage], lambda w=worker: w.step)
     outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: w.run(out) for w, out in zip(workers, outs, strict=True)])
+    inprocess.in_threads([lambda w=w, out=out: course.run(w, out) for w, out in zip(workers, outs, strict=True)])
     records = [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
     return [record["warning"] for record in records if "warning" in record]
 

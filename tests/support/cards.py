@@ -24,6 +24,7 @@ from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive, channels_of
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 
 MakeTransport = Callable[[Job, AbstractCard, int], AbstractTransport]
@@ -77,7 +78,7 @@ def train(
             change(worker)
             _wait_in_turn(worker, card)
             lines = StringIO()
-            worker.run(lines)
+            course.run(worker, lines)
             return lines.getvalue()
 
         return program

@@ -106,7 +106,7 @@ def run(
 ) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
     """Train from step `first` on; returns the loss of every step, the final parameters and buffers, and the workers.
 
-    Checkpoints are made as `Worker.run` makes them.
+    Checkpoints are made as `course.run` makes them.
     """
     job.save(run_dir, weights)
     workers = workers_of(job, run_dir, device)

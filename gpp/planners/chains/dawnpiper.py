@@ -69,8 +69,12 @@ class DawnPiper(AbstractPlanner):
     patience: Count = 6
     most_climbed: Count = 96
 
+    @property
+    def fits_by(self) -> AbstractMemory:
+        return MEMORY[self.ways]
+
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        run, memory = one_minibatch(problem), MEMORY[self.ways]
+        run, memory = one_minibatch(problem), self.fits_by
         best, best_s = None, float("inf")
         for b in run.microbatch_sizes():
             found = self._chain(run, b, memory, best_s / (problem.minibatch_size // b))
@@ -116,7 +120,7 @@ class DawnPiper(AbstractPlanner):
         """
         best: Chain | None = None
         for depth in depths(problem):
-            stages = FittedStages(problem, order, microbatch_size, MEMORY[self.ways], depth)
+            stages = FittedStages(problem, order, microbatch_size, self.fits_by, depth)
             search = FurthestEnds(stages) if self.search == "exact" else Halving(stages)
             found = search.solve(min(below_s, best.seconds if best else below_s))
             plan = None if found is None else stages.plan("dawnpiper", found[1])

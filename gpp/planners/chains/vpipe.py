@@ -32,6 +32,7 @@ from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
+from gpp.memory.policy import AbstractMemory
 from gpp.memory.tail import Tail, tail_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -79,6 +80,10 @@ class VPipe(AbstractPlanner):
     swap: bool = True
     path: str | None = None
     sums_before: int = 0
+
+    @property
+    def fits_by(self) -> AbstractMemory:
+        return Tail(swap=self.swap)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         if not isinstance(self.sums_before, int) or self.sums_before < 0:
@@ -176,7 +181,7 @@ class _Moves:
         self.problem, self.blocks, self.most = problem, blocks, settings.moves
         self.count = min(problem.cluster.num_devices, len(blocks))
         depth = None if problem.cluster.homogeneous and problem.regime.weights.flushes else self.count
-        self.stages = FittedStages(problem, order, b, Tail(swap=settings.swap), depth)
+        self.stages = FittedStages(problem, order, b, settings.fits_by, depth)
         self._ranks: dict[Counts, _Rank] = {}
 
     def stretches(self, counts: Counts) -> list[Stretch]:

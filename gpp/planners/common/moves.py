@@ -138,6 +138,11 @@ def finer_boundaries(around: Around, point: Point) -> Iterator[Point]:
         yield from _boundary(around.graph, point, p, q, FEW_OPS)
 
 
+def border_moves(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
+    """Those of `finer_boundaries` over the boundary of stages p and q."""
+    yield from _boundary(graph, point, p, q, FEW_OPS)
+
+
 def merges(around: Around, point: Point) -> Iterator[Point]:
     """Two neighbouring stages as one, on as many devices as they had or on the idle ones too."""
     allowed, idle = around.replicas(point.sizes[0]), around.idle(point)

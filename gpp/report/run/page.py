@@ -16,6 +16,7 @@ from gpp.report.run.explain_page import explanation_view
 from gpp.report.run.key_figures import certificate, emulation_words, peak_memory, run_figures
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
+from gpp.report.run.replaced import replaced_table
 from gpp.report.run.stages import stage_lines
 
 FILES = (
@@ -60,6 +61,7 @@ def run_report(run: RunRecord) -> str:
         training_charts=_training_charts(run),
         final_metrics=[(name, text.significant(value, 4)) for name, value in result.get("final_metric", {}).items()],
         versions=_versions(run),
+        replaced=replaced_table(run),
         stages=_stages(run),
         baselines=_baselines(run),
         planner_words=run.plan.explanation if run.plan else (),

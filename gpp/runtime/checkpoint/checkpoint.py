@@ -27,17 +27,16 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from gpp.capture.stage import leaves_of
 from gpp.data.sampler import position
 from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
@@ -61,19 +60,11 @@ class Note:
     nonfinite: tuple[str, ...]
 
 
-def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
-    """The names among those that a device holds whose tensors it saves: a tensor is saved once, by its first holder.
+class _Stored(NamedTuple):
+    """Size and type of a tensor that there is to go on from."""
 
-    Replicas hold equal parameters, and so do stages that share one; of buffers, which replicas update by the samples
-    that they see, the first replica's are kept.
-    """
-    plan, first = job.plan, dict[str, int]()
-    for stage in plan.stages:
-        for name in leaves_of(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes]):
-            first.setdefault(name, stage.devices[0])
-    # A hand-written block may hold tensors that the captured graph does not name.
-    otherwise = next((stage.devices[0] for stage in plan.stages if device in stage.devices), device)
-    return frozenset(name for name in names if first.get(name, otherwise) == device)
+    size: torch.Size
+    dtype: torch.dtype
 
 
 class Checkpointer:
@@ -112,9 +103,16 @@ class Checkpointer:
         every = self._settings.checkpoint_every
         return every > 0 and (done % every == 0 or done == self._settings.steps)
 
-    def restore(self) -> None:
-        """Go on from the checkpoint that the job names, if any."""
-        if self._settings.resume is not None:
+    def restore(self, state: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Go on from what another plan's workers held; None: from the checkpoint that the job names, if any.
+
+        Args:
+            state: as `held` gives it; tensors that this rank does not hold are ignored.
+        """
+        if state is not None:
+            stored = {name: _Stored(tensor.shape, tensor.dtype) for name, tensor in state.items()}
+            self._go_on(stored, lambda wanted: [tensor.copy_(state[name]) for name, tensor in wanted.items()], "memory")
+        elif self._settings.resume is not None:
             self.load(Path(self._settings.resume))
 
     def load(self, folder: Path) -> None:
@@ -129,21 +127,36 @@ class Checkpointer:
 
         reader = HuggingFaceStorageReader(str(folder))
         with _readable(folder):
-            stored = reader.read_metadata().state_dict_metadata
+            found: Any = reader.read_metadata().state_dict_metadata
+        stored = {name: _Stored(entry.size, entry.properties.dtype) for name, entry in found.items()}
+
+        def read(wanted: dict[str, torch.Tensor]) -> None:
+            with warnings.catch_warnings(), _readable(folder):
+                # Every rank reads on its own, on purpose.
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+                load(wanted, storage_reader=reader, no_dist=True)
+
+        self._go_on(stored, read, folder)
+
+    def _go_on(self, stored: Mapping[str, _Stored], read: Callable[[dict[str, torch.Tensor]], object], source: object) -> None:
+        """Fill the rank's weights and the state of its optimizer.
+
+        Args:
+            stored: what there is, by the names of a checkpoint.
+            read: fills tensors by these names.
+            source: where it is, for errors.
+        """
         wanted: dict[str, torch.Tensor] = {}
         for name, tensor in self._weights.items():
             if WEIGHTS + name in stored:
                 whole = tensor.new_empty(self._split.whole_shape(name)) if self._split.split(name) else tensor
                 wanted[WEIGHTS + name] = whole.detach()
             elif name in self._job.captured.graph.param_of:
-                raise InvalidConfig("resume", folder, f"has no tensor {name}", "name a run of the same model")
+                raise InvalidConfig("resume", source, f"has no tensor {name}", "name a run of the same model")
         slots = self._empty_state(stored)
         wanted |= {f"{OPTIMIZER}{name}.{slot}": tensor for name, state in slots.items() for slot, tensor in state.items()}
         if wanted:
-            with warnings.catch_warnings(), _readable(folder):
-                # Every rank reads on its own, on purpose.
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                load(wanted, storage_reader=reader, no_dist=True)
+            read(wanted)
         self._take_shares(wanted, slots)
         for optimizer in self._optimizers:
             number = {id(param): i for i, param in enumerate(_params(optimizer))}
@@ -162,14 +175,14 @@ class Checkpointer:
                         own = torch.empty_like(self._weights[name], dtype=value.dtype)
                         slots[name][slot] = own.copy_(self._split.share(name, value)).detach()
 
-    def _empty_state(self, stored: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+    def _empty_state(self, stored: Mapping[str, _Stored]) -> dict[str, dict[str, torch.Tensor]]:
         """Empty tensors (name -> slot -> tensor) for the stored optimizer state of the rank's own parameters."""
         trained = self._trained()
         slots: dict[str, dict[str, torch.Tensor]] = {}
         for key, entry in stored.items():
             name, _, slot = key.removeprefix(OPTIMIZER).rpartition(".")
             if key.startswith(OPTIMIZER) and name in trained:
-                param, dtype = trained[name], entry.properties.dtype
+                param, dtype = trained[name], entry.dtype
                 # In the parameter's own memory layout: a fused optimizer walks both by address.
                 alike = entry.size == param.shape
                 empty = torch.empty_like(param, dtype=dtype) if alike else torch.empty(entry.size, dtype=dtype)
@@ -262,25 +275,33 @@ class Checkpointer:
                 raise Exhausted(f"a checkpoint could not be written below {self._root}: {plain}") from None
             raise RuntimeError(f"a checkpoint could not be written below {self._root}: {self._error}") from self._error
 
-    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def held(self, names: Collection[str] | None = None, *, state: bool = True) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """What the rank holds: (name in a checkpoint, weight that it is of, tensor), as they are here: shares of split weights.
+
+        Args:
+            names: of these weights only; None: of all.
+            state: whether the optimizer's state is in it.
+        """
         for name, tensor in self._weights.items():
-            if name in self._owned or self._split.helps(name):
-                whole = self._split.whole(name, tensor.detach())
-                if name in self._owned:
-                    yield WEIGHTS + name, whole
+            if names is None or name in names:
+                yield WEIGHTS + name, name, tensor.detach()
         name_of = {id(tensor): name for name, tensor in self._weights.items()}
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers if state else ():
             for param in _params(optimizer):
                 # An engine may train a stand-in of its own, which is none of the model's.
                 name = name_of.get(id(param))
-                if name is None or not (name in self._owned or self._split.helps(name)):
-                    continue
-                for slot, value in optimizer.state.get(param, {}).items():
+                if name is not None and (names is None or name in names):
                     # State that is not there yet (momentum without a gradient) is None.
-                    if isinstance(value, torch.Tensor):
-                        whole = self._split.whole(name, value) if value.shape == param.shape else value
-                        if name in self._owned:
-                            yield f"{OPTIMIZER}{name}.{slot}", whole
+                    for slot, value in optimizer.state.get(param, {}).items():
+                        if isinstance(value, torch.Tensor):
+                            yield f"{OPTIMIZER}{name}.{slot}", name, value
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the rank saves, whole; every rank whose share is wanted takes part."""
+        for key, name, tensor in self.held({name for name in self._weights if name in self._owned or self._split.helps(name)}):
+            whole = self._split.whole(name, tensor) if tensor.shape == self._weights[name].shape else tensor
+            if name in self._owned:
+                yield key, whole
 
     def _guarded(self, done: int, names: list[str], stream: Stream | None) -> None:
         try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
 from gpp.runtime.checkpoint.resume import drop_halves
-from gpp.runtime.engine import GRADIENT_NORM, Outcome, Progress
+from gpp.runtime.engine import GRADIENT_NORM, Outcome, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.announced import announced
 from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
@@ -72,6 +74,8 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     try:
         while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
             follow.poll()
+            if follow.job is not None and follow.job is not job:
+                job, watch.watch = follow.job, watch_of(follow.job)
             if len(watch.pids) < world:
                 watch.pids = said_pids(ranks, world)
             if hang := watch.poll(time.monotonic()):
@@ -93,6 +97,8 @@ def clear(run_dir: Path) -> None:
     for stale in ranks.iterdir():
         if stale.is_file():
             stale.unlink()
+        else:  # the job of a plan that was announced
+            shutil.rmtree(stale)
 
 
 def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, str]) -> WorkerFailed:
@@ -134,6 +140,7 @@ class Follower:
         norms: step -> the norm of all gradients, which every rank knows, where it was taken.
         evaluations: steps done -> result -> value, likewise.
         starts, ends: step -> when the first rank began it and the last one ended it.
+        job: that of the plan which has replaced the first one; None as long as none has.
     """
 
     folder: Path
@@ -146,10 +153,12 @@ class Follower:
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
     ends: dict[int, float] = field(default_factory=dict)
+    job: Job | None = None
     _at: dict[int, int] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
     _pending: dict[int, int] = field(default_factory=dict)
     _offsets: dict[int, float] = field(default_factory=dict)
+    _switches: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     _reported: int = 0
 
     def __post_init__(self) -> None:
@@ -192,6 +201,12 @@ class Follower:
             self._pending[done] = self._pending.get(done, 0) + 1
             _add(self.evaluations.setdefault(done, {}), record)
             return
+        if "built_s" in record:
+            self.progress.on_built(rank, record["built_s"])
+            return
+        if "switched" in record:
+            self._switched(record)
+            return
         step = record["step"]
         if rank not in self._offsets:
             self._offsets[rank] = _clock_offset_s(self.folder, rank)
@@ -205,6 +220,17 @@ class Follower:
         self.ends[step] = max(self.ends.get(step, end), end)
         if losses := {name: value for name, value in record.items() if is_loss(name)}:
             _add(self.losses.setdefault(step, {}), losses)
+
+    def _switched(self, record: dict[str, Any]) -> None:
+        """A rank has taken another plan; when all have, that is the plan of the run."""
+        number = record["switched"]
+        said = self._switches.setdefault(number, [])
+        said.append(record)
+        if len(said) == self.world:
+            job = Job.load(announced(self.folder.parent, number))
+            self.job = replace(job, settings=replace(job.settings, first_step=record["step"], resume=None))
+            pause_s = max(one["end"] for one in said) - max(one["start"] for one in said)
+            self.progress.on_taken(Taken(number, self.job, pause_s, sum(one["bytes"] for one in said)))
 
 
 def _add(totals: dict[str, float], shares: dict[str, float]) -> None:

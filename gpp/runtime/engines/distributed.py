@@ -19,7 +19,6 @@ from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
 from gpp.runtime.halves import check_halves, check_helped
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
-from gpp.runtime.replan import Replan
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 
@@ -49,7 +48,6 @@ class Distributed(AbstractServer):
             (`speed_factor`): to try a plan for unequal devices on equal cores, with real computation and messages.
         enforce_memory: whether a worker on a processor may hold no more than its device's memory: the run ends where an allocation
             is beyond it, as on a card.
-        replan: when a plan is replaced while it serves.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
@@ -73,7 +71,6 @@ class Distributed(AbstractServer):
     workers_per_card: Count = 1
     paced: bool = False
     enforce_memory: bool = False
-    replan: Replan = field(default_factory=Replan)
 
     @property
     def worker_settings(self) -> dict[str, Any]:
@@ -180,7 +177,7 @@ class Distributed(AbstractServer):
                 logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
             else:
                 logs = follow.run_external(job, run_dir, progress, counts, self.master_addr or "127.0.0.1", self.master_port)
-        return collect(job, run_dir, logs)
+        return collect(logs.job or job, run_dir, logs)
 
     def _check_machines(self, counts: tuple[int, ...]) -> None:
         """Refuse settings that cannot join several machines.

@@ -16,7 +16,7 @@ from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.program.program import Program
 from gpp.program.waits import Waits
-from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, PHASES, SILENT, TRAINING, RankState
+from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, MEETING, PHASES, SILENT, TRAINING, RankState
 
 
 class Want(NamedTuple):
@@ -110,8 +110,8 @@ class Programs:
         state = states[rank]
         if state is None:
             return []
-        if state.phase == FINISHING:
-            late = [r for r, s in enumerate(states) if s is None or s.phase not in (FINISHING, ENDED)]
+        if state.phase in (FINISHING, MEETING):
+            late = [r for r, s in enumerate(states) if s is None or s.phase not in (state.phase, ENDED)]
             return [Want(r, "the end of its work", False) for r in late]
         program = self.program(state)
         if program is None or not self.actions(rank, state):

@@ -87,7 +87,7 @@ class Server:
         self.serving, plan = job.settings.serving, job.plan
         self.stages = plan.stages_of_device[device_id]
         teams = Teams(job, self.stages, device_id, transport, self.status)
-        modules = build_modules(job, run_dir, self.stages, device, teams)
+        modules = build_modules(job, run_dir, self.stages, device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
         self.actions = job.program.actions[device_id]
         mailboxes = build_mailboxes(

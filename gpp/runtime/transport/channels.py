@@ -142,6 +142,10 @@ class AbstractTransport(ABC):
     def flush(self, limit: int = 0) -> None:
         """Wait until at most `limit` sends are under way."""
 
+    def close(self) -> None:
+        """Give back what is held for messages; called once on every device, after the last message of all of them."""
+        return None
+
 
 def channels_of(plan: Plan) -> tuple[Channel, ...]:
     """Every channel that a plan may use, in one order on all devices."""
@@ -285,6 +289,13 @@ class TorchTransport(AbstractTransport):
             self._memory.flush(limit)
         while len(self._pending) > limit:
             self._pending.popleft()[0].wait()
+
+    def close(self) -> None:
+        for group in (*self._reduce, *self._teams.values()):
+            if isinstance(group, dist.ProcessGroup):  # else this device is none of it
+                dist.destroy_process_group(group)
+        if self._memory:
+            self._memory.close()
 
 
 class _Into:

@@ -294,6 +294,10 @@ class SharedMemory:
             offset, *size = table[str(number)]
             self.outgoing[number] = RingBuffer(memory, offset, RingSize(*size))
 
+    def close(self) -> None:
+        """Give the descriptor back; mappings go with the last message that is read in them."""
+        os.close(self.descriptor)
+
     def post(self, number: int, form: Form) -> Arrival:
         """The channel's next message."""
         index = self._posted[number]

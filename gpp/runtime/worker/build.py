@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.program.steady_state import accumulation
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
+from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
@@ -43,15 +45,22 @@ def slower(job: Job, device: int) -> float:
     return max(speeds) / job.cluster.devices[device].speed_factor
 
 
-def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams) -> dict[int, StageModule]:
-    """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
+def build_modules(
+    job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams, state: Mapping[str, torch.Tensor]
+) -> dict[int, StageModule]:
+    """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only.
+
+    Args:
+        state: as of the worker; the job's own weights are read for what it lacks.
+    """
     modules: dict[int, StageModule] = {}
+    known = {name.removeprefix(WEIGHTS): tensor for name, tensor in state.items() if name.startswith(WEIGHTS)}
     with job_weights(run_dir) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
-            module.load(ShareOf(weights, shards) if shards else weights)
+            module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
     tie(modules.values())
     teams.join(modules)
     if job.settings.compile:

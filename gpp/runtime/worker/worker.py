@@ -10,7 +10,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,14 +17,13 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.program.kinds import KINDS, RECEIVES, UPDATES
+from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
-from gpp.runtime.job import Job, restore
+from gpp.runtime.job import Job, Settings, restore
 from gpp.runtime.sharded_state import Shares
-from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
@@ -72,6 +70,7 @@ class Worker:
         card: the accelerator that `device` is; None for a processor.
         clock: says when actions begin and end; None for the device's own.
         rows: where the rows of its stages come from.
+        state: weights, buffers and the optimizer's state to begin with, by the names of a checkpoint; None: the job's own.
     """
 
     def __init__(
@@ -85,7 +84,8 @@ class Worker:
         status: AbstractStatus | None = None,
         card: AbstractCard | None = None,
         clock: AbstractClock | None = None,
-        rows: type[Rows] = Rows,
+        rows: Callable[[Settings, torch.device, AbstractCard | None], Rows] = Rows,
+        state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
@@ -94,7 +94,7 @@ class Worker:
         self.stages = plan.stages_of_device.get(device_id, ())
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
-        self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
+        self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
         self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         handover: Handover = {}
@@ -135,7 +135,7 @@ class Worker:
         )
         # Stages of one device may end a mini-batch in different periods: the last of them ends it for the device.
         self._last = next((a.stage for a in reversed(job.program.actions[device_id]) if a.kind in UPDATES), None)
-        self.checkpoints.restore()
+        self.checkpoints.restore(state)
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
@@ -310,6 +310,8 @@ class Worker:
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
         results = self._results(self.training, minibatch_of_stretch) | self.gradients.told
+        if self.job.settings.replan_every:
+            results["pass_s"] = sum(event.end_s - event.start_s for event in events if event.kind in COMPUTE)
         self._log({"step": step, "start": self._since, "end": end, **results})
         self._since = end
         if step > self.job.settings.first_step + self._ahead:  # the second step, which finds the optimizer's state
@@ -366,46 +368,25 @@ class Worker:
         self._settle(self.evaluation)
         return self._results(self.evaluation, 0)
 
-    def run(self, out: TextIO) -> None:
-        """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`.
-
-        Raises:
-            NonFinite: a loss or the final weights are not finite, and the run is to stop then.
-        """
-        waits = (
-            self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in self.job.program.actions[self.device_id])
-        )
+    def listen(self, out: TextIO) -> Lines:
+        """Before the first step: where the worker's lines go, one JSON object each."""
+        actions = self.job.program.actions[self.device_id]
+        waits = self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in actions)
         lines = self._lines = Lines(out, holds=waits)
-        with self.search, ExitStack() as stack:
-            stack.callback(self.memory.end)
-            stack.callback(lines.flush)
-            self._run(lines)
+        self._listens = self.card is None
+        # What has been made so far stays: no collection needs to look at it again. What an earlier worker left has gone.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        for words in self._notes:
+            lines.write({"warning": words})
+        return lines
 
     def _idle(self) -> None:
         """What is due, done while a message is waited for."""
         self.rows.ahead()
         if self._lines:
             self._lines.flush()
-
-    def _run(self, lines: Lines) -> None:
-        settings = self.job.settings
-        self._listens = self.card is None
-        gc.collect()  # what has been made so far stays: no collection needs to look at it again
-        gc.freeze()
-        for words in self._notes:
-            lines.write({"warning": words})
-        step = settings.first_step
-        while step < settings.steps:
-            first, count = stretch_at(self.job, step)
-            self.train(first, count, lines.step)
-            step = done = first + count
-            if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
-                lines.write({"evaluated": done, **self.evaluate()})
-            if self.checkpoints.due(done):
-                self.memory.end()
-                self.status.enter(CHECKPOINT)
-                self.checkpoints.save(done)
-        self.finish()
 
     def finish(self) -> None:
         """What is written at the end: the last steps' events, the most memory held, the final weights."""

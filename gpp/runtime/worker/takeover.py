@@ -1,0 +1,83 @@
+"""From one plan to the next between two steps, in the same process: the controller has announced it, and layers change workers.
+
+All workers take the first rank's word for whether there is a next plan. Each reads its job, which is proved to fit together as at
+the start of a run. The tensors that a device lacks come from the device that would have saved them in a checkpoint
+(`gpp.runtime.checkpoint.moves`); the rest it has. A new `Worker` is made of them, as one that goes on from a checkpoint is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from safetensors.torch import load, save
+
+from gpp.runtime.checkpoint.moves import moves
+from gpp.runtime.hang_detection.status import MEETING, STARTING
+from gpp.runtime.job import Job
+from gpp.runtime.worker.announced import announced
+from gpp.runtime.worker.exchange import AbstractExchange
+from gpp.runtime.worker.worker import Worker
+
+
+@final
+class Takeover:
+    """A worker's way from plan to plan.
+
+    Args:
+        exchange: with the other workers.
+    """
+
+    def __init__(self, exchange: AbstractExchange) -> None:
+        self._exchange, self._number = exchange, 0
+
+    def after(self, worker: Worker, done: int) -> tuple[Worker, Mapping[str, Any]] | None:
+        """The worker that goes on after `done` steps, and the line that says what it took; None where no plan is announced.
+
+        Raises:
+            InvalidFile, MalformedProgram: the job of the next plan cannot be read, or does not fit together.
+        """
+        folder = announced(worker.run_dir, self._number)
+        worker.status.enter(MEETING)
+        worker.status.waiting(True)
+        if not self._exchange.agree(folder.is_dir()):
+            return None
+        worker.status.enter(STARTING)
+        start = time.perf_counter()
+        worker.memory.end()
+        worker.checkpoints.wait()
+        job = Job.load(folder)
+        job = replace(job, settings=replace(job.settings, first_step=done, resume=None))
+        state, received = carried(worker, job, self._exchange)
+        worker.transport.close()
+        rows = worker.rows
+        later = Worker(
+            job,
+            worker.run_dir,
+            device_id=worker.device_id,
+            device=worker.device,
+            transport=self._exchange.transport(job, worker.device_id),
+            status=worker.status,
+            rows=lambda settings, device, card: rows,
+            state=state,
+        )
+        self._number += 1
+        return later, {"switched": self._number - 1, "step": done, "start": start, "bytes": received}
+
+
+def carried(worker: Worker, job: Job, exchange: AbstractExchange) -> tuple[dict[str, torch.Tensor], int]:
+    """What a device begins with under the next plan, by the names of a checkpoint, and the bytes of it that others have sent."""
+    state, received = {key: tensor for key, _, tensor in worker.checkpoints.held()}, 0
+    for move in moves(worker.job, job):
+        # In one order on all devices, each message taken before the next: so no two wait for each other.
+        if move.source == worker.device_id:
+            own = {key: tensor.cpu().contiguous() for key, _, tensor in worker.checkpoints.held({move.name}, state=move.state)}
+            exchange.send(move.destination, torch.frombuffer(bytearray(save(own)), dtype=torch.uint8))
+        elif move.destination == worker.device_id:
+            message = exchange.receive(move.source)
+            received += message.numel()
+            state.update(load(message.numpy().tobytes()))
+    return state, received
