@@ -6,12 +6,11 @@ workers are given. What goes through it is JSON and safetensors.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Listener, wait
@@ -19,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.controller.controller import POLL_S, clear, failure
+from gpp.runtime.controller.controller import POLL_S, failure, start_workers
 from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import ADDRESS, SECRET, hear, tell
-from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 
 END_S = 5.0
 """Seconds that workers have to end after a signal."""
@@ -43,22 +40,11 @@ class Crew:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         self._job, self._ranks, self._world = job, run_dir / "ranks", job.plan.num_devices
-        clear(run_dir)
         self._folder = tempfile.mkdtemp(prefix="gpp-feed-")  # a path in the run directory may be too long for a socket
         secret = secrets.token_bytes(32)
         self._listener = Listener(f"{self._folder}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
-        own = {
-            "WORLD_SIZE": str(self._world),
-            PARENT: identity(),
-            ADDRESS: str(self._listener.address),
-            SECRET: secret.hex(),
-            **worker_environment(job.settings.threads),
-        }
-        envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(self._world)}
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        words = {rank: ("-m", MODULE, str(run_dir), "gpp.runtime.live.main") for rank in envs}
-        logs = DefaultLogsSpecs(log_dir=str(self._ranks), redirects=Std.ALL)
-        self._context: Any = start_processes("worker", sys.executable, words, envs, logs)
+        more = {ADDRESS: str(self._listener.address), SECRET: secret.hex()}
+        self._context: Any = start_workers("gpp.runtime.live.main", job, run_dir, self._world, more=more)
         self._watch = LocalWatch(watch=watch_of(job), ranks=self._ranks, pids=self._context.pids())
         self._feeds: dict[int, Connection] = {}
         self._reads: dict[int, list[str]] = {}
@@ -67,7 +53,6 @@ class Crew:
 
     def _begin(self) -> None:
         """Wait until all workers are ready."""
-        import threading
 
         def accept() -> None:
             while len(self._feeds) < self._world:
