@@ -30,7 +30,20 @@ CHECKPOINTS = "checkpoints"
 ENDS = ("explanation.json", "trace.json", "timeline.json", "report.html", "result.json")
 """Files that tell how a run ended."""
 
-CONTENTS = (CHECKPOINTS, "metrics.jsonl", "ranks", "plans", "pipeedge", "slurm", "run.log", *ENDS, "config.yaml", "job", RUN)
+CONTENTS = (
+    CHECKPOINTS,
+    "metrics.jsonl",
+    "ranks",
+    "plans",
+    "pipeedge",
+    "slurm",
+    "forms",
+    "run.log",
+    *ENDS,
+    "config.yaml",
+    "job",
+    RUN,
+)
 """All files of a run, in the order in which they are set aside: the identity goes last, so that the rest is never without it."""
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)

@@ -17,11 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED = range(7)
+SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, RESTING = range(8)
 """Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
-the others."""
+the others; a resting one has been asked for nothing by its program, which is in the same process."""
 
-PHASES = ("running", "loading and connecting", "training", "evaluating", "writing a checkpoint", "finishing", "ended")
+PHASES = (
+    "running",
+    "loading and connecting",
+    "training",
+    "evaluating",
+    "writing a checkpoint",
+    "finishing",
+    "ended",
+    "in the program between two steps",
+)
 
 _WORDS = ("phase", "runs", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")
 _PHASE, _PASSES, _STEP, _INDEX, _WAITING, _BEAT, _CPU, _PID = range(len(_WORDS))

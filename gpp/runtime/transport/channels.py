@@ -72,7 +72,7 @@ class AbstractTransport(ABC):
 
     @abstractmethod
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
-        """Make room; called once on every device, before any message.
+        """Make room; called on every device before any message, and again, while none is under way, where some are to be larger.
 
         Args:
             sizes: of all channels that this device sends or receives on.
@@ -201,7 +201,7 @@ class TorchTransport(AbstractTransport):
         if not self._shares:
             return
         own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
-        memory = SharedMemory(own, self._timeout_s)
+        before, memory = self._memory, SharedMemory(own, self._timeout_s)
         places = _gather([*place(), os.getpid(), memory.descriptor])
         me, near = places[dist.get_rank()], set[Channel]()
         if sum(other[0] == me[0] for other in places) <= len(os.sched_getaffinity(0)):
@@ -223,6 +223,8 @@ class TorchTransport(AbstractTransport):
             self._memory = memory
             self._incoming = {channel: self._tag[channel] for channel in near if channel[4] == self._device}
             self._outgoing = {channel: memory.outgoing[self._tag[channel]] for channel in near if channel[3] == self._device}
+        if before:
+            os.close(before.descriptor)
 
     def post(self, channel: Channel, form: Form) -> Receive:
         if (number := self._incoming.get(channel)) is not None and self._memory:
