@@ -381,7 +381,7 @@ class Group:
 
 
 @final
-@settings("optimizer")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptimizer(AbstractOptimizer):
     """Any optimizer of torch's kind that updates each parameter from its own gradient; `gpp.app.optimizer_factory` makes it.
 
@@ -389,23 +389,18 @@ class TorchOptimizer(AbstractOptimizer):
         path: dotted path of its class.
         groups: all trained parameters.
         state: bytes of state for each byte of trained parameter.
+        weight_decay: 0, because the class does that.
     """
 
     path: str
     lr: Rate
     groups: tuple[Group, ...]
     state: NotNegative
-    learning_rate: LearningRate = LearningRate()
+    weight_decay: NotNegative = 0.0
+    learning_rate: LearningRate = field(default_factory=LearningRate)
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
-
-    @property
-    def weight_decay(self) -> float:
-        return 0.0  # the class has it
-
-    @property
-    def shard(self) -> Shard:
-        return "none"
+    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:

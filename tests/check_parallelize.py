@@ -26,19 +26,20 @@ SIZE, STEPS, TOLERANCE = 8, 20, 1e-12
 LENGTHS = (12, 7, 16, 9)
 
 Batch = dict[str, Tensor]
+Sizes = dict[str, Any]
 Case = tuple[nn.Module, Callable[[int], Batch], Callable[[Any], Tensor] | None]
 """A model, its batches by a length, and its loss; None for its own."""
 
-TEXT = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+TEXT: Sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION: Sizes = {name: size for name, size in TEXT.items() if name != "vocab_size"} | {"image_size": 32, "patch_size": 8}
 
 
 def tokens(length: int) -> Tensor:
     return torch.randint(3, 100, (SIZE, length))
 
 
-def images() -> Tensor:
-    return torch.randn(SIZE, 3, 32, 32, dtype=torch.float64)
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(SIZE, *shape, dtype=torch.float64)
 
 
 def pairs(outputs: Any) -> Tensor:
@@ -50,57 +51,53 @@ def pairs(outputs: Any) -> Tensor:
 def t5() -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    config = T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False)
+    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    ends: Sizes = {"decoder_start_token_id": 0, "use_cache": False}
+    config = T5Config(**sizes, **ends, dropout_rate=0.0)
     return T5ForConditionalGeneration(config), lambda n: {"input_ids": tokens(n), "labels": tokens(n - 2)}, None
 
 
 def clip() -> Case:
     from transformers import CLIPConfig, CLIPModel
 
-    text = TEXT | {"max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
+    text: Sizes = TEXT | {"max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16))
-    return model, lambda n: {"input_ids": tokens(n), "pixel_values": images()}, pairs
+    return model, lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs
 
 
 def whisper() -> Case:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    sizes = {"vocab_size": 100, "d_model": 32, "num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 20}
+    counts: Sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
+    layers: Sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in counts.items()}
+    ends: Sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 20}
     config = WhisperConfig(**layers, **ends, **sizes, dropout=0.0, use_cache=False)
-    sound = torch.float64
-    made = lambda n: {"input_features": torch.randn(SIZE, 16, 60, dtype=sound), "labels": tokens(n - 2)}  # noqa: E731
-    return WhisperForConditionalGeneration(config), made, None
+    return WhisperForConditionalGeneration(config), lambda n: {"input_features": numbers(16, 60), "labels": tokens(n - 2)}, None
 
 
 def siglip() -> Case:
     from transformers import SiglipConfig, SiglipModel
 
     config = SiglipConfig(text_config=TEXT | {"max_position_embeddings": 16}, vision_config=VISION)
-    return SiglipModel(config), lambda n: {"input_ids": tokens(16), "pixel_values": images()}, pairs
+    return SiglipModel(config), lambda n: {"input_ids": tokens(16), "pixel_values": numbers(3, 32, 32)}, pairs
 
 
 def blip() -> Case:
     from transformers import BlipConfig, BlipModel
 
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "encoder_hidden_size": 32}
+    still: Sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "encoder_hidden_size": 32}
     config = BlipConfig(text_config=TEXT | still | {"max_position_embeddings": 16}, vision_config=VISION, projection_dim=32)
-    return BlipModel(config), lambda n: {"input_ids": tokens(n), "pixel_values": images()}, pairs
+    return BlipModel(config), lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs
 
 
 def lxmert() -> Case:
     from transformers import LxmertConfig, LxmertModel
 
-    layers = {"l_layers": 2, "x_layers": 2, "r_layers": 2, "visual_feat_dim": 16, "max_position_embeddings": 16}
-    sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    layers: Sizes = {"l_layers": 2, "x_layers": 2, "r_layers": 2, "visual_feat_dim": 16, "max_position_embeddings": 16}
+    sizes: Sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
     model = LxmertModel(LxmertConfig(**sizes, **layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    seen = {"dtype": torch.float64}
-
-    def made(n: int) -> Batch:
-        return {"input_ids": tokens(n), "visual_feats": torch.randn(SIZE, 6, 16, **seen), "visual_pos": torch.rand(SIZE, 6, 4, **seen)}
-
+    made = lambda n: {"input_ids": tokens(n), "visual_feats": numbers(6, 16), "visual_pos": numbers(6, 4).sigmoid()}  # noqa: E731
     return model, made, lambda outputs: outputs.pooled_output.square().mean()
 
 
@@ -139,7 +136,8 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     ok = worst <= TOLERANCE and stages >= workers
     if os.environ.get("RANK", "0") == "0":
         what = f"{len(set(LENGTHS))} lengths" if changes else "one length"
-        print(f"{name:8} {workers} workers {stages} stages {what:10} {STEPS} steps: apart {worst:.1e} {'ok' if ok else 'WRONG'}", flush=True)
+        verdict = "ok" if ok else "WRONG"
+        print(f"{name:8} {workers} workers, {stages} stages, {what}, {STEPS} steps: apart {worst:.1e} {verdict}", flush=True)
     return ok
 
 

@@ -137,9 +137,9 @@ def check_ignored(job: Job, rows: Mapping[str, Tensor], ignored: int | None) -> 
                 continue
             shares = {float(left_out[lo:hi].double().mean()) for lo, hi in parts if hi > lo}
             if max(shares) - min(shares) > 1e-12:
-                counts = [int(left_out[lo:hi].sum()) for lo, hi in parts]
+                counts, most = [int(left_out[lo:hi].sum()) for lo, hi in parts], max(hi - lo for lo, hi in parts)
                 rule = (
-                    f"micro-batches of {max(hi - lo for lo, hi in parts)} samples have {min(counts)} to {max(counts)} labels that the "
-                    "loss ignores, so that the mean over labels is not the mean over micro-batches"
+                    f"micro-batches of {most} samples have {min(counts)} to {max(counts)} labels that the loss ignores, so that "
+                    "the mean over labels is not the mean over micro-batches"
                 )
                 raise InvalidConfig(name.removeprefix(TARGET), ignored, rule, FIX_IGNORED)

@@ -1,7 +1,7 @@
 """Batches of other shapes than the examples': a program for each, over the same stages, weights and optimizers.
 
-A batch of fewer samples runs the same operators on fewer of them. One of other lengths (other sizes behind the samples) has the model
-captured again at those: what an operator costs and how large its tensors are follows from them, in ways that no symbol of
+A batch of fewer samples runs the same operators on fewer of them. For one of other lengths (other sizes behind the samples) the
+model is captured again: what an operator costs and how large its tensors are follow from the lengths in ways that no symbol of
 torch.export tells. Both keep the stages, so that no weight moves and no worker starts anew.
 """
 
@@ -70,7 +70,7 @@ class Forms:
         """The job of a new form.
 
         Raises:
-            InvalidConfig: the model calls other operators at these lengths, or has been captured at too many; the plan does not fit.
+            InvalidConfig: the model calls other operators at these lengths, or was captured at too many; the plan does not fit.
         """
         size, lengths = self._shape(rows)
         captured, graph = self._captured.get(lengths) or self._captured_at(lengths, rows)
@@ -92,8 +92,7 @@ class Forms:
         """
         size = len(next(iter(rows.values())))
         for name, node in self._inputs.items():
-            here, form = list(rows[name].shape), list(node.shape or ())
-            form[:1] = [size]
+            here, form = list(rows[name].shape), [size, *(node.shape or ())[1:]]
             fixed = self._most == 1
             if len(here) != len(form) or here[0] != size or 0 in here or (fixed and here != form):
                 rule = f"{name.removeprefix(TARGET)!r} must be of shape {form}, as in the examples"

@@ -1,8 +1,8 @@
 """An optimizer by a function of the parameters, as plain settings that every worker makes its own optimizer of.
 
 A worker has the parameters of its stages alone, and is handed no code of the user's program. So the function is called here, and
-what it returns is read: its class, by a dotted path, and the settings of each group of parameters. Whether that says all is tried out
-on small parameters: an optimizer that a worker would make must take the same steps whether it has all parameters or one of them.
+what it returns is read: its class, by a dotted path, and the settings of each group of parameters. Whether that says all is tried
+out on small parameters: the optimizer that a worker makes must take the same steps whether it has all parameters or one of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ByFactory:
 
     Args:
         factory: (params) -> torch.optim.Optimizer.
-        learning_rate: over the steps, beginning with the optimizer's own; a scheduler of torch's would act on no worker's optimizer.
+        learning_rate: over the steps, beginning with the optimizer's own; a scheduler of torch's acts on no worker's optimizer.
         clip_norm, clip_scope: as of `gpp.Adam`.
     """
 
@@ -65,10 +65,14 @@ def optimizer_of(given: AbstractOptimizer | ByFactory | Factory | None, model: n
         fix = "say optimizer=gpp.Adam(lr=1e-3), or optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)"
         raise InvalidConfig("optimizer", asked.factory, "must be settings of an optimizer, or a function that makes one", fix)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    made = asked.factory(list(params.values()))
+    made: Any = asked.factory(list(params.values()))
+    path, lr = _path(made), made.param_groups[0].get("lr")
+    if not isinstance(lr, int | float) or lr <= 0:
+        rule = f"has the learning rate {lr}, by which those of the other groups are told and which follows the steps"
+        raise InvalidConfig("optimizer", path, rule, "say a number above 0, as lr=1e-3; gpp.LearningRate has warm-ups")
     found = TorchOptimizer(
-        path=_path(made),
-        lr=float(made.param_groups[0]["lr"]),
+        path=path,
+        lr=float(lr),
         groups=_groups(made, params),
         state=0.0,
         learning_rate=asked.learning_rate,
@@ -151,9 +155,14 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     """
     try:
         own = found.build_named(params.items())
+        for _ in range(STEPS):
+            for param in params.values():
+                param.grad = param.detach().sin()
+            own.step()
     except Exception as error:
-        rule = f"cannot be made again by its class and settings: {type(error).__name__}: {error}"
-        raise InvalidConfig("optimizer", found.path, rule, "use a class that takes its settings by name") from error
+        rule = f"cannot be made again by its class and settings, or takes no step: {type(error).__name__}: {error}"
+        fix = "use a class that takes its settings by name and gradients as they are, as torch.optim.AdamW"
+        raise InvalidConfig("optimizer", found.path, rule, fix) from error
 
     def plain(one: torch.optim.Optimizer) -> dict[str, Any]:
         return {name: value for name, value in vars(one).items() if isinstance(value, bool | int | float | str)}
@@ -161,8 +170,4 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     if others := sorted(name for name, value in plain(made).items() if plain(own).get(name) != value):
         rule = f"has {others[0]} beyond the settings of its groups, which a worker's would not have"
         raise InvalidConfig("optimizer", found.path, rule, "use a class whose settings are all in its parameter groups")
-    for _ in range(STEPS):
-        for param in params.values():
-            param.grad = param.detach().sin()
-        own.step()
     return own

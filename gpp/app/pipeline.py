@@ -78,12 +78,12 @@ def parallelize(
     """Capture a model, plan, and start a worker for each device; the model itself stays where it is, and holds the trained weights
     when the pipeline is closed.
 
-    Under a launcher every rank calls this and all methods of what it returns, with the same batches, and is the worker of one device
-    in its own process. Rank 0 captures and plans, and all begin with its weights.
+    Under a launcher every rank calls this and all methods of what it returns, with the same batches, and is the worker of one
+    device in its own process. Rank 0 captures and plans, and all begin with its weights.
 
     Args:
-        example_inputs: a mini-batch as the model takes it, batch first: one tensor [samples, ...], several by position, or by name. No
-            batch may have more samples; others may have fewer, and other lengths.
+        example_inputs: a mini-batch as the model takes it, batch first: one tensor [samples, ...], several by position, or by
+            name. No batch may have more samples; others may have fewer, and other lengths.
         example_targets: a mini-batch of what the loss compares with; None where the inputs have it.
         loss: (outputs, targets) -> mean over samples; without targets it gets the outputs alone. None takes the `loss` of the
             model's own outputs, as models of Hugging Face have it.

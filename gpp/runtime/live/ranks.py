@@ -1,7 +1,7 @@
 """A pipeline under one's own launcher: every rank runs the user's program, and is the worker of one device in that very process.
 
-The ranks meet in the launcher's store. Rank 0 plans and hands the job out there; from then on all of them make the same calls in the
-same order, as with collectives of torch.distributed: each call begins with a comparison of what the ranks were given.
+The ranks meet in the launcher's store. Rank 0 plans and hands the job out there; from then on all of them make the same calls in
+the same order, as with collectives of torch.distributed: a step begins with a comparison of what the ranks were given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.distributed import (
 )
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.graph.captured import is_loss
 from gpp.runtime.controller.board import open_store
 from gpp.runtime.controller.controller import clear
 from gpp.runtime.controller.place import Place
@@ -81,7 +82,7 @@ class Meeting:
         body = json.dumps(texts).encode()
         parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
         for number, part in enumerate(parts):
-            self.store.set(f"job/{number}", part)
+            self.store.set(f"job/{number}", part)  # type: ignore[arg-type]
         head = {"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": files, "parts": len(parts)}
         self.store.set("job", json.dumps(head))
 
@@ -257,16 +258,11 @@ class Ranks:
         numbers, tensors = self._worker.do(what, {name: batch[name] for name in self._worker.reads if name in batch}, form)
         self._status.enter(SILENT)
         if what == "weights":
-            found: dict[str, torch.Tensor] = {}
-            for body in self._from_all(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})):
-                found = load(body) | found
-            return {}, found
-        heads = [json.loads(body) for body in self._from_all(json.dumps(numbers).encode())]
-        totals: dict[str, float] = {}
-        for head in heads:
-            for name, value in head.items():
-                totals[name] = totals.get(name, 0.0) + value
-        return totals, {}
+            bodies = self._from_all(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+            return {}, {name: tensor for body in reversed(bodies) for name, tensor in load(body).items()}
+        names = [name for name in self._worker.job.captured.results if what == "evaluate" or is_loss(name)]
+        found = self._gathered([numbers.get(name, 0.0) for name in names], torch.float64)
+        return {name: sum(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}, {}
 
     def end(self) -> None:
         """Write down what the workers have measured, and let rank 0 see it."""
@@ -343,9 +339,13 @@ class Ranks:
         return WorkerFailed(self.rank, "has lost its connection to another rank, whose own output says why")
 
     def _numbers(self, own: list[int]) -> list[list[int]]:
+        """Some integers of every rank, by rank."""
+        return self._gathered(own, torch.int64)
+
+    def _gathered(self, own: list[Any], dtype: torch.dtype) -> list[list[Any]]:
         """Some numbers of every rank, by rank."""
         self._status.waiting(True)
-        mine = torch.tensor(own, dtype=torch.int64, device=self._group)
+        mine = torch.tensor(own, dtype=dtype, device=self._group)
         found = [torch.empty_like(mine) for _ in range(self._world)]
         dist.all_gather(found, mine)
         self._status.waiting(False)
