@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpp.app.api import capture_model, problem, train
+    from gpp.app.optimizer_factory import ByFactory
     from gpp.app.pipeline import Pipeline, parallelize
     from gpp.cluster import Cluster, Device, Link, local, uniform
     from gpp.cost.models.analytical import Analytical
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gpp.planners.chains.sequential import Sequential
     from gpp.planners.graphpipe.graphpipe import GraphPipe
     from gpp.runtime.checkpoint.resume import Checkpoints
+    from gpp.runtime.engines.distributed import Distributed
     from gpp.runtime.engines.reference import Reference
     from gpp.schedules.gpipe import GPipe
     from gpp.schedules.no_flush import NoFlush
@@ -39,9 +41,11 @@ __all__ = [
     "SGD",
     "Adam",
     "Analytical",
+    "ByFactory",
     "Checkpoints",
     "Cluster",
     "Device",
+    "Distributed",
     "DoubleBuffer",
     "Even",
     "Flush",
@@ -79,9 +83,11 @@ __all__ = [
 _HOME = {
     "Adam": "gpp.optimizers",
     "Analytical": "gpp.cost.models.analytical",
+    "ByFactory": "gpp.app.optimizer_factory",
     "Checkpoints": "gpp.runtime.checkpoint.resume",
     "Cluster": "gpp.cluster",
     "Device": "gpp.cluster",
+    "Distributed": "gpp.runtime.engines.distributed",
     "DoubleBuffer": "gpp.weights.double_buffer",
     "Even": "gpp.planners.chains.even",
     "Flush": "gpp.weights.flush",

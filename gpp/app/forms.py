@@ -90,14 +90,18 @@ class Forms:
         Raises:
             InvalidConfig: a tensor is of another form than in the examples.
         """
-        size = len(next(iter(rows.values())))
+        sizes = {name.removeprefix(TARGET): len(tensor) if tensor.dim() else 0 for name, tensor in rows.items()}
+        size = next(iter(sizes.values()))
+        if set(sizes.values()) != {size} or not size:
+            raise InvalidConfig("batch", sizes, "must all have as many samples, at least one", "give one mini-batch, batch first")
         for name, node in self._inputs.items():
             here, form = list(rows[name].shape), [size, *(node.shape or ())[1:]]
-            fixed = self._most == 1
-            if len(here) != len(form) or here[0] != size or 0 in here or (fixed and here != form):
+            if len(here) != len(form) or 0 in here or (self._most == 1 and here != form):
                 rule = f"{name.removeprefix(TARGET)!r} must be of shape {form}, as in the examples"
-                fix = "say lengths=N, so that the model may be captured at N of them" if fixed else "give as many samples of each"
-                raise InvalidConfig("batch", here, rule, fix)
+                fix = "give as many dimensions, none of them empty"
+                raise InvalidConfig(
+                    "batch", here, rule, fix if self._most > 1 else "say lengths=N, to have the model captured at N"
+                )
             kind = str(rows[name].dtype).removeprefix("torch.")
             if kind != node.dtype:
                 rule = f"{name.removeprefix(TARGET)!r} must be {node.dtype}, as in the examples"
