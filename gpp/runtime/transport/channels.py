@@ -263,21 +263,27 @@ class TorchTransport(AbstractTransport):
             self._pending.popleft()
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
-        dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
-        return DONE
+        return self._met(dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group], async_op=True))
 
     def scatter(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
         for number, part in enumerate(parts):
-            dist.reduce(part, group=self._reduce[group], group_dst=number)
+            self._met(dist.reduce(part, group=self._reduce[group], group_dst=number, async_op=True))
         return DONE
 
     def hand_out(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
         for number, part in enumerate(parts):
-            dist.broadcast(part, group=self._reduce[group], group_src=number)
+            self._met(dist.broadcast(part, group=self._reduce[group], group_src=number, async_op=True))
         return DONE
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        dist.all_reduce(tensor, group=self._teams[devices])
+        return self._met(dist.all_reduce(tensor, group=self._teams[devices], async_op=True))
+
+    def _met(self, work: dist.Work | None) -> Handle:
+        """Wait for a sum; meanwhile messages without a slot move on, since another member may wait for one before it comes."""
+        if work:
+            if self._memory:
+                self._memory.push_until(work.is_completed)
+            work.wait()
         return DONE
 
     finished = staticmethod(time.perf_counter)
