@@ -26,7 +26,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
-from gpp.runtime.cut_batches import check_whole_loss
+from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
@@ -182,6 +182,9 @@ def train(
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
     engine.refuse(job)
+    progress, whole_loss = progress or Progress(), bool(problem.minibatch_ops)
+    for words in (*captured.warnings, *cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False), *engine.check(plan)):
+        progress.warn(words)
     with RunDir(run_dir, field="run_dir") as directory:
         directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
         directory.begin(joins=engine.joins)
@@ -189,7 +192,7 @@ def train(
             if batch:
                 _write(run_dir / "data", split, batch)
         job.save(run_dir, initial_state(model, captured))
-        outcome = engine.execute(job, run_dir, progress or Progress())
+        outcome = engine.execute(job, run_dir, progress)
         copy_into(model, load_final(run_dir))
     return outcome
 

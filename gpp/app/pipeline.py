@@ -34,6 +34,7 @@ from gpp.plan.plan import Plan
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import result_dict, write_json, write_text
+from gpp.report.run.terminal import show_plan
 from gpp.runtime.controller.controller import Follower, clear, collect
 from gpp.runtime.controller.place import Place, world_of
 from gpp.runtime.engine import Outcome, Progress
@@ -204,7 +205,7 @@ class Pipeline:
         self.losses: list[float] = []
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
         self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
-        self._seen: set[int] = set()
+        self._usual: set[int] = set()
         self._ignored = ignored_label(job.captured)
         self._first = meeting is None or meeting.place.rank == 0
         self._directory = hold or (RunDir(self.run_dir, field="run_dir") if self._first else None)
@@ -275,36 +276,46 @@ class Pipeline:
 
     def report(self) -> Path:
         """Write result.json and report.html; after `close` they have the measured times. The path of the report. Rank 0 writes."""
-        path = self.run_dir / "report.html"
-        if not self._first:
-            return path
-        name, cluster = type(self.model).__name__, self.problem.cluster
+        if self._first:
+            record = self._record()
+            write_json(self.run_dir / "result.json", record.result)
+            write_text(self.run_dir / "report.html", run_report(record))
+        return self.run_dir / "report.html"
+
+    def _record(self) -> RunRecord:
+        cluster, measured = self.problem.cluster, self._outcome.measured
         predicted = self.strategy.predict(self.plan, self.problem)
         result = result_dict(
             status="ok",
-            model=name,
+            model=type(self.model).__name__,
             strategy=self.strategy.name,
             cluster=cluster.name,
             engine="distributed",
             seed=self._job.settings.seed,
             plan=self.plan,
             predicted=predicted.metrics,
-            measured=self._outcome.measured.metrics if self._outcome.measured else None,
+            measured=measured.metrics if measured else None,
             loss=self.losses,
         )
-        record = RunRecord(
+        return RunRecord(
             result=result,
             plan=self.plan,
             graph=self._job.graph,
             cluster=cluster,
             branches=branches(self._job.graph),
             predicted=predicted,
-            measured=self._outcome.measured,
+            measured=measured,
             losses=self.losses,
         )
-        write_json(self.run_dir / "result.json", result)
-        write_text(path, run_report(record))
-        return path
+
+    def __str__(self) -> str:
+        """The plan as a table, with the modules, the predicted seconds and the memory of every stage."""
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None, force_terminal=False)
+        with console.capture() as shown:
+            show_plan(console, self._record())
+        return "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
 
     def close(self) -> None:
         """End the workers; the model gets the trained weights, on every rank, and the run directory its report."""
@@ -318,10 +329,10 @@ class Pipeline:
                 copy_into(self.model, self.state_dict())
             self._workers = None
             workers.end()
-            if 0 in self._seen and self._first:
+            if self._usual and self._first:
                 logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress())
                 logs.poll()
-                self._outcome = collect(self._job, self.run_dir, logs)
+                self._outcome = collect(self._job, self.run_dir, logs, counted=self._usual)
             self.report()
         finally:
             self._workers = None
@@ -363,7 +374,8 @@ class Pipeline:
             self._workers = None
             self._release()
             raise
-        self._seen |= {form} if what == "step" else set()
+        if what == "step" and form == 0:
+            self._usual.add(len(self.losses))
         return found
 
     def _made(self, rows: Mapping[str, Tensor]) -> tuple[Job, dict[str, Tensor]]:

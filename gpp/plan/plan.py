@@ -20,6 +20,7 @@ from gpp.plan.handling import Edge, handling_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
 from gpp.plan.stage import Stage
+from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.weights.base import PipelinePosition
 
@@ -68,6 +69,9 @@ class Plan:
     edge_bits: Annotated[tuple[Natural, ...], Field(exclude_if=lambda bits: not bits)] = ()
     edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
     edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
+
+    def __str__(self) -> str:
+        return table(self)
 
     @cached_property
     def num_devices(self) -> int:

@@ -49,10 +49,10 @@ def model_of() -> nn.Module:
 def batches(count: int, shapes: Sequence[tuple[int, int]] = ()) -> list[Batch]:
     """Mini-batches of the example's samples and length, or of some (samples, length) in turn."""
     torch.manual_seed(2)
-    wide, out = {"dtype": torch.float64}, []
+    out = []
     for i in range(count):
         size, length = shapes[i % len(shapes)] if shapes else (SIZE, 4)
-        out.append(((torch.randn(size, length, 8, **wide), torch.randn(size, 6, **wide)), torch.randint(5, (size,))))
+        out.append(((torch.randn(size, length, 8).double(), torch.randn(size, 6).double()), torch.randint(5, (size,))))
     return out
 
 

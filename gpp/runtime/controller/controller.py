@@ -9,7 +9,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,8 +226,12 @@ def devices_of(ranks: Path) -> list[dict[str, Any]]:
     return devices
 
 
-def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
-    """Measurements of all ranks: losses, evaluations, and the timeline of a typical step."""
+def collect(job: Job, run_dir: Path, logs: Follower, *, counted: Container[int] | None = None) -> Outcome:
+    """Measurements of all ranks: losses, evaluations, and the timeline of a typical step.
+
+    Args:
+        counted: steps that are alike, whose times are told; None for all.
+    """
     # A step that follows an evaluation waits for it; from end to end is the period of all others.
     starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
@@ -235,8 +239,10 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
         # Neither while the pipeline fills nor while it drains.
         ahead, whole, stretches = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
         took = {step: whole[step] for step, (first, count) in stretches.items() if ahead < step - first < count - ahead} or whole
+    if counted is not None:
+        took = {step: seconds for step, seconds in took.items() if step in counted}
     if not took:
-        took = {step: ends[step] - starts[step] for step in ends}
+        took = {step: ends[step] - starts[step] for step in ends if counted is None or step in counted}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
     return Outcome(
         measured=timeline(job, run_dir, took),
