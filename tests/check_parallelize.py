@@ -1,6 +1,7 @@
 """Networks of Hugging Face through `gpp.parallelize`, against plain loops: `python -m tests.check_parallelize`.
 
-Random weights, float64, 20 steps of Adam on 2 and 3 workers; the losses must be those of a plain loop over the same model. With
+Random weights, float64, 20 steps of Adam on 2 and 3 workers; the losses must be those of a plain loop over the same model. Then the
+weights are saved by `save_pretrained`, read by `from_pretrained`, and trained for 5 steps more, beside a plain loop again. With
 `--lengths` the lengths of T5's and CLIP's batches change from step to step, and the last batch is smaller. `--launch ranks` starts
 every worker as a rank of torchrun, which runs this very file.
 """
@@ -132,8 +133,16 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     with gpp.parallelize(model, data[0], loss=loss, devices=workers, run_dir=folder, **settings) as pipeline:
         losses = [pipeline.step(each) for each in data]
         stages = len(pipeline.plan.stages)
+        where = pipeline.run_dir / "saved"  # on all ranks that of rank 0
+        pipeline.save_pretrained(where)
+    saved: Any = type(model).from_pretrained(where, dtype="auto").train()
+    kept = all(torch.equal(weight, saved.state_dict()[key]) for key, weight in model.state_dict().items())
+    again = data[: STEPS // 4]
+    expected += plain_losses(copy.deepcopy(saved), loss, again)
+    with gpp.parallelize(saved, data[0], loss=loss, devices=workers, run_dir=f"{folder}-again", **settings) as pipeline:
+        losses += [pipeline.step(each) for each in again]
     worst = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))
-    ok = worst <= TOLERANCE and stages >= workers
+    ok = worst <= TOLERANCE and stages >= workers and kept
     if os.environ.get("RANK", "0") == "0":
         what = f"{len(set(LENGTHS))} lengths" if changes else "one length"
         verdict = "ok" if ok else "WRONG"

@@ -89,7 +89,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"api", "multirun", "pipeline"},
+        {"api", "batches", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
         {"cli"},
     ],
 }

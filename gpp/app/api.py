@@ -1,9 +1,12 @@
 """The platform from Python, without Hydra: capture, problem, plan, train.
 
-captured = gpp.capture_model(model, {"x": x}, y, loss)
-problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
+captured = gpp.capture_model(model, {"x": x[:4]}, y[:4], loss)
+cost = gpp.Profiled(cache_dir="~/.cache/gpp")
+problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3), cost=cost)
 strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
 plan = strategy.plan(problem)
+print(plan)
+print(strategy.predict(plan, problem).metrics.iteration_s)
 outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
 """
 
