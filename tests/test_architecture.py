@@ -60,6 +60,7 @@ WINGS: dict[str, list[set[str]]] = {
             "halves",
             "engine",
             "stretches",
+            "torch_optimizer",
             "cut_batches",
             "devices",
             "nonfinite",

@@ -185,9 +185,7 @@ def train(
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
     engine.refuse(job)
-    progress, whole_loss = progress or Progress(), bool(problem.minibatch_ops)
-    for words in (*captured.warnings, *cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False), *engine.check(plan)):
-        progress.warn(words)
+    _warn(progress := progress or Progress(), captured, problem, plan, engine)
     with RunDir(run_dir, field="run_dir") as directory:
         directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
         directory.begin(joins=engine.joins)
@@ -198,6 +196,13 @@ def train(
         outcome = engine.execute(job, run_dir, progress)
         copy_into(model, load_final(run_dir))
     return outcome
+
+
+def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
+    """Tell the user what the model, the cut and the engine have to say."""
+    cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
+    for words in (*captured.warnings, *cut, *engine.check(plan)):
+        progress.warn(words)
 
 
 def float_type(model: nn.Module) -> str:

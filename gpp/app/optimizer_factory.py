@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import AbstractOptimizer, Adam, ClipNorm, ClipScope, Group, LearningRate, TorchOptimizer
+from gpp.optimizers import AbstractOptimizer, Adam, ClipNorm, ClipScope, LearningRate
+from gpp.runtime.torch_optimizer import Group, TorchOptimizer
 from gpp.settings import settings
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def parallelize(
     engine = engine or Distributed()
     place = _place(engine, launch)
     count = devices if devices is not None else place.world if place else 2
-    given: dict[str, Any] = {"strategy": strategy, "cost": cost, "progress": progress}
+    given: dict[str, Any] = {"strategy": strategy, "cost": cost}
     wanted = Wanted(
         model=model,
         size=examples_size({**inputs, **targets}),
@@ -135,6 +135,7 @@ def parallelize(
         run_dir=str(run_dir),
         engine=engine,
         place=place,
+        progress=progress or Progress(),
         **{name: value for name, value in given.items() if value is not None},
     )
     if place is not None:

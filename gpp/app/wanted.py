@@ -26,7 +26,6 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.runtime.controller.place import Place
 from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.devices import check_devices
-from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -63,7 +62,7 @@ class Wanted:
     seed: Seed = 0
     run_dir: str = "outputs/pipeline"
     engine: Distributed = field(default_factory=Distributed)
-    progress: Progress = field(default_factory=Progress)
+    progress: Any = None
     place: Place | None = None
 
     def __post_init__(self) -> None:

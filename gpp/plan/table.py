@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 
 HEADINGS = ("stage", "operators", "devices", "micro-batch", "in flight", "next")
 
 
-def table(plan: Plan) -> str:
+def table(head: str, stages: Sequence[Stage], successors: Sequence[Sequence[int]]) -> str:
     """A line of the whole plan, and one for each stage.
 
+    Args:
+        head: what the first line begins with.
+        successors: stages that follow each stage.
+
     Example:
-        sequential: 2 stages on 2 devices, depth 2, mini-batch 16
+        sequential: depth 2, mini-batch 16
         stage  operators  devices  micro-batch  in flight  next
         s0     4          d0       4            8          s1
         s1     3          d1       4            4
     """
     rows = [HEADINGS]
-    for s, stage in enumerate(plan.stages):
+    for s, stage in enumerate(stages):
         devices = " ".join(f"d{device}" for device in stage.devices) + " in turn" * (stage.round_robin_degree > 1)
-        following = " ".join(f"s{t}" for t in plan.successors[s])
+        following = " ".join(f"s{t}" for t in successors[s])
         rows.append((f"s{s}", str(len(stage.ops)), devices, str(stage.microbatch_size), str(stage.in_flight), following))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    count, devices = len(plan.stages), plan.num_devices
-    head = f"{plan.planner}: {count} stage{'s' * (count != 1)} on {devices} device{'s' * (devices != 1)}, depth {plan.depth}, "
-    return "\n".join([f"{head}mini-batch {plan.minibatch_size}", *lines])
+    return "\n".join([head, *lines])

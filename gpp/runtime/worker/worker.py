@@ -18,7 +18,6 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.optimizers import RATE_SHARE
 from gpp.program.kinds import KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
@@ -27,6 +26,7 @@ from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, 
 from gpp.runtime.job import Job, restore
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
@@ -233,8 +233,7 @@ class Worker:
         self.gradients.settle()
         if optimizer is not None and not self.gradients.overflowed:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group.get(RATE_SHARE, 1.0)
+            set_rate(optimizer, rate)
             if self.spec.clip_norm is not None and not self.spec.clips_model:
                 torch.nn.utils.clip_grad_norm_(
                     [p for group in optimizer.param_groups for p in group["params"]], self.spec.clip_norm
