@@ -22,7 +22,7 @@ def table(head: str, stages: Sequence[Stage], successors: Sequence[Sequence[int]
         s0     4          d0       4            8          s1
         s1     3          d1       4            4
     """
-    rows = [HEADINGS]
+    rows: list[tuple[str, ...]] = [HEADINGS]
     for s, stage in enumerate(stages):
         devices = " ".join(f"d{device}" for device in stage.devices) + " in turn" * (stage.round_robin_degree > 1)
         following = " ".join(f"s{t}" for t in successors[s])
