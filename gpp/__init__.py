@@ -9,22 +9,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpp.app.api import capture_model, problem, train
+    from gpp.app.optimizer_factory import ByFactory
     from gpp.app.pipeline import Pipeline, parallelize
-    from gpp.cluster import Cluster, Device, Link, local, uniform
+    from gpp.cluster import Cluster, Device, Link, local, mixed, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
+    from gpp.memory.policy import Auto, Keep, Offload, Recompute
+    from gpp.memory.tail import Tail
     from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
+    from gpp.plan.plan import Plan
+    from gpp.planners.bounds.optimal import Optimal
+    from gpp.planners.chains.data_parallel import DataParallel
+    from gpp.planners.chains.dawnpiper import DawnPiper
     from gpp.planners.chains.even import Even
+    from gpp.planners.chains.layerpipe import LayerPipe
+    from gpp.planners.chains.pipedream import PipeDream
+    from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+    from gpp.planners.chains.piper import Piper
     from gpp.planners.chains.sequential import Sequential
+    from gpp.planners.chains.single import Single
+    from gpp.planners.chains.vpipe import VPipe
+    from gpp.planners.edgepipe.edgepipe import EdgePipe
     from gpp.planners.graphpipe.graphpipe import GraphPipe
+    from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
+    from gpp.runtime.cards.local import local_gpus
     from gpp.runtime.checkpoint.resume import Checkpoints
+    from gpp.runtime.engine import Progress
+    from gpp.runtime.engines.distributed import Distributed
+    from gpp.runtime.engines.emulate import Emulate
     from gpp.runtime.engines.reference import Reference
+    from gpp.runtime.engines.simulate import Simulate
+    from gpp.schedules.dualpipe_v import DualPipeV
     from gpp.schedules.gpipe import GPipe
+    from gpp.schedules.interleaved_1f1b import Interleaved1F1B
     from gpp.schedules.no_flush import NoFlush
     from gpp.schedules.one_f_one_b import OneFOneB
+    from gpp.schedules.optimal import OptimalOrder
     from gpp.schedules.split_1f1b import Split1F1B
+    from gpp.schedules.v_half import VHalf
+    from gpp.schedules.v_min import VMin
+    from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
     from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
     from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
+    from gpp.schedules.zero_bubble_v import ZeroBubbleV
     from gpp.strategy import Strategy
     from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
@@ -39,37 +66,68 @@ __all__ = [
     "SGD",
     "Adam",
     "Analytical",
+    "Auto",
+    "ByFactory",
     "Checkpoints",
     "Cluster",
+    "DataParallel",
+    "DawnPiper",
     "Device",
+    "Distributed",
     "DoubleBuffer",
+    "DualPipeV",
+    "EdgePipe",
+    "Emulate",
     "Even",
     "Flush",
     "GPipe",
     "GraphPipe",
+    "Interleaved1F1B",
+    "Keep",
+    "LayerPipe",
     "LearningRate",
     "Link",
     "Muon",
     "NAdam",
     "Naive",
     "NoFlush",
+    "Offload",
     "OneFOneB",
+    "Optimal",
+    "OptimalOrder",
+    "PipeDream",
+    "PipeDream2BW",
     "PipeMare",
     "PipeOptim",
     "Pipeline",
+    "Piper",
+    "Plan",
     "Profiled",
+    "Progress",
     "RMSprop",
+    "Recompute",
     "Reference",
+    "SameMicrobatch",
     "Sequential",
+    "Simulate",
+    "Single",
     "SpecTrain",
     "Split1F1B",
     "Stash",
     "Strategy",
+    "Tail",
+    "VHalf",
+    "VMin",
+    "VPipe",
     "VerticalSync",
+    "ZeroBubbleAuto",
     "ZeroBubbleH1",
     "ZeroBubbleH2",
+    "ZeroBubbleV",
     "capture_model",
     "local",
+    "local_gpus",
+    "mixed",
     "parallelize",
     "problem",
     "train",
@@ -79,38 +137,69 @@ __all__ = [
 _HOME = {
     "Adam": "gpp.optimizers",
     "Analytical": "gpp.cost.models.analytical",
+    "Auto": "gpp.memory.policy",
+    "ByFactory": "gpp.app.optimizer_factory",
     "Checkpoints": "gpp.runtime.checkpoint.resume",
     "Cluster": "gpp.cluster",
+    "DataParallel": "gpp.planners.chains.data_parallel",
+    "DawnPiper": "gpp.planners.chains.dawnpiper",
     "Device": "gpp.cluster",
+    "Distributed": "gpp.runtime.engines.distributed",
     "DoubleBuffer": "gpp.weights.double_buffer",
+    "DualPipeV": "gpp.schedules.dualpipe_v",
+    "EdgePipe": "gpp.planners.edgepipe.edgepipe",
+    "Emulate": "gpp.runtime.engines.emulate",
     "Even": "gpp.planners.chains.even",
     "Flush": "gpp.weights.flush",
     "GPipe": "gpp.schedules.gpipe",
     "GraphPipe": "gpp.planners.graphpipe.graphpipe",
+    "Interleaved1F1B": "gpp.schedules.interleaved_1f1b",
+    "Keep": "gpp.memory.policy",
+    "LayerPipe": "gpp.planners.chains.layerpipe",
     "LearningRate": "gpp.optimizers",
+    "Link": "gpp.cluster",
     "Muon": "gpp.optimizers",
     "NAdam": "gpp.optimizers",
-    "Link": "gpp.cluster",
     "Naive": "gpp.weights.naive",
     "NoFlush": "gpp.schedules.no_flush",
+    "Offload": "gpp.memory.policy",
     "OneFOneB": "gpp.schedules.one_f_one_b",
+    "Optimal": "gpp.planners.bounds.optimal",
+    "OptimalOrder": "gpp.schedules.optimal",
+    "PipeDream": "gpp.planners.chains.pipedream",
+    "PipeDream2BW": "gpp.planners.chains.pipedream_2bw",
     "PipeMare": "gpp.weights.pipemare",
     "PipeOptim": "gpp.weights.pipeoptim",
     "Pipeline": "gpp.app.pipeline",
+    "Piper": "gpp.planners.chains.piper",
+    "Plan": "gpp.plan.plan",
     "Profiled": "gpp.cost.models.profiled",
+    "Progress": "gpp.runtime.engine",
     "RMSprop": "gpp.optimizers",
+    "Recompute": "gpp.memory.policy",
     "Reference": "gpp.runtime.engines.reference",
     "SGD": "gpp.optimizers",
+    "SameMicrobatch": "gpp.planners.graphpipe.same_microbatch",
     "Sequential": "gpp.planners.chains.sequential",
+    "Simulate": "gpp.runtime.engines.simulate",
+    "Single": "gpp.planners.chains.single",
     "SpecTrain": "gpp.weights.spectrain",
     "Split1F1B": "gpp.schedules.split_1f1b",
     "Stash": "gpp.weights.stash",
     "Strategy": "gpp.strategy",
+    "Tail": "gpp.memory.tail",
+    "VHalf": "gpp.schedules.v_half",
+    "VMin": "gpp.schedules.v_min",
+    "VPipe": "gpp.planners.chains.vpipe",
     "VerticalSync": "gpp.weights.vertical_sync",
+    "ZeroBubbleAuto": "gpp.schedules.zero_bubble_auto",
     "ZeroBubbleH1": "gpp.schedules.zero_bubble_h1",
     "ZeroBubbleH2": "gpp.schedules.zero_bubble_h2",
+    "ZeroBubbleV": "gpp.schedules.zero_bubble_v",
     "capture_model": "gpp.app.api",
     "local": "gpp.cluster",
+    "local_gpus": "gpp.runtime.cards.local",
+    "mixed": "gpp.cluster",
     "parallelize": "gpp.app.pipeline",
     "problem": "gpp.app.api",
     "train": "gpp.app.api",

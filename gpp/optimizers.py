@@ -124,6 +124,10 @@ class AbstractOptimizer(ABC):
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `params`, in its fused form (one kernel for all, on CPU too) where torch has one."""
 
+    def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        """The same over parameters with their full names, by which their settings may differ."""
+        return self.build(param for _, param in params)
+
 
 @final
 @settings("optimizer")

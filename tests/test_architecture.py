@@ -60,6 +60,7 @@ WINGS: dict[str, list[set[str]]] = {
             "halves",
             "engine",
             "stretches",
+            "torch_optimizer",
             "cut_batches",
             "devices",
             "nonfinite",
@@ -101,7 +102,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"vocabulary"},
         {"refusals"},
         {"sweep_tracking"},
-        {"api", "multirun", "pipeline"},
+        {"api", "batches", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
         {"cli"},
     ],
 }

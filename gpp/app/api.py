@@ -1,9 +1,12 @@
 """The platform from Python, without Hydra: capture, problem, plan, train.
 
-captured = gpp.capture_model(model, {"x": x}, y, loss)
-problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
+captured = gpp.capture_model(model, {"x": x[:4]}, y[:4], loss)
+cost = gpp.Profiled(cache_dir="~/.cache/gpp")
+problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3), cost=cost)
 strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
 plan = strategy.plan(problem)
+print(plan)
+print(strategy.predict(plan, problem).metrics.iteration_s)
 outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
 """
 
@@ -27,7 +30,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
-from gpp.runtime.cut_batches import check_whole_loss
+from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
@@ -186,6 +189,7 @@ def train(
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
     engine.refuse(job)
+    _warn(progress := progress or Progress(), captured, problem, plan, engine)
     with RunDir(run_dir, field="run_dir") as directory:
         directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
         directory.begin(joins=engine.joins)
@@ -193,9 +197,16 @@ def train(
             if batch:
                 _write(run_dir / "data", split, batch)
         job.save(run_dir, initial_state(model, captured))
-        outcome = engine.execute(job, run_dir, progress or Progress())
+        outcome = engine.execute(job, run_dir, progress)
         copy_into(model, load_final(run_dir))
     return outcome
+
+
+def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
+    """Tell the user what the model, the cut and the engine have to say."""
+    cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
+    for words in (*captured.warnings, *cut, *engine.check(plan)):
+        progress.warn(words)
 
 
 def float_type(model: nn.Module) -> str:

@@ -24,9 +24,13 @@ def captured_model(model: AbstractModel, dtype: str, cache_dir: str, microbatch_
     found = _captured_at(model, dtype, cache_dir, None)
     if found.batch is None:
         return found
-    # The model runs at one batch size only: the micro-batch must have it.
-    b = microbatch_size or next(b for b in (4, 2, 3, 1, minibatch_size) if minibatch_size % b == 0)
+    b = only_size(microbatch_size, minibatch_size)
     return found if found.batch == b else _captured_at(model, dtype, cache_dir, b)
+
+
+def only_size(microbatch_size: int | None, minibatch_size: int) -> int:
+    """The size at which to capture a model that runs at one batch size only: its micro-batches must have it."""
+    return microbatch_size or next(b for b in (4, 2, 3, 1, minibatch_size) if minibatch_size % b == 0)
 
 
 def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | None) -> Captured:

@@ -4,56 +4,54 @@ pipeline = gpp.parallelize(model, x, y, loss=nn.functional.mse_loss, devices=2)
 for x, y in loader:
     loss = pipeline.step(x, y)
 pipeline.close()
+
+One process starts the workers; or, under a launcher (torchrun), every rank runs the program and is one of them.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
-from gpp.app import api
-from gpp.app.moving import check_unreplanned
+from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
+from gpp.app.forms import Forms
+from gpp.app.optimizer_factory import ByFactory, optimizer_of
+from gpp.app.wanted import Launch, Wanted
 from gpp.cluster import Cluster, local
+from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
-from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
-from gpp.data import tensors
-from gpp.data.base import TARGET
 from gpp.errors import GppError, InvalidConfig
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
-from gpp.optimizers import AbstractOptimizer, Adam
+from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import result_dict, write_json, write_text
-from gpp.runtime.controller.controller import Follower, collect
-from gpp.runtime.devices import check_devices
+from gpp.report.run.terminal import show_plan
+from gpp.runtime.controller.controller import Follower, clear, collect
+from gpp.runtime.controller.place import Place, world_of
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.job import assemble
+from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RunDir
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gpp.app.batches import Inputs, Targets
+    from gpp.app.optimizer_factory import Factory
     from gpp.runtime.live.crew import Crew
+    from gpp.runtime.live.ranks import Meeting, Ranks
 
-    Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-    Targets: TypeAlias = Tensor | Mapping[str, Tensor] | None
-
-FIX_IGNORED = 'give the labels as targets and say loss=..., with loss_scope="minibatch"'
-
-ENDLESS = 1_000_000_000
-"""Steps of a training whose end is not said."""
+    Workers: TypeAlias = Crew | Ranks
 
 
 def parallelize(
@@ -62,8 +60,8 @@ def parallelize(
     example_targets: Targets = None,
     *,
     loss: Callable[..., Tensor | Mapping[str, Tensor]] | None = None,
-    devices: int | Cluster = 2,
-    optimizer: AbstractOptimizer | None = None,
+    devices: int | Cluster | None = None,
+    optimizer: AbstractOptimizer | ByFactory | Factory | None = None,
     strategy: Strategy | None = None,
     plan: Plan | None = None,
     microbatch_size: int | None = None,
@@ -71,186 +69,275 @@ def parallelize(
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
     cost: AbstractCostModel | None = None,
     steps: int | None = None,
+    lengths: int = 16,
     seed: int = 0,
     run_dir: str | Path = "outputs/pipeline",
     engine: Distributed | None = None,
+    launch: Launch | None = None,
+    progress: Progress | None = None,
 ) -> Pipeline:
     """Capture a model, plan, and start a worker for each device; the model itself stays where it is, and holds the trained weights
     when the pipeline is closed.
 
+    Under a launcher every rank calls this and all methods of what it returns, with the same batches, and is the worker of one
+    device in its own process. Rank 0 captures and plans, and all begin with its weights.
+
     Args:
-        example_inputs: a mini-batch as the model takes it, batch first: one tensor, several by position, or by name.
+        example_inputs: a mini-batch as the model takes it, batch first: one tensor [samples, ...], several by position, or by
+            name. No batch may have more samples; others may have fewer, and other lengths.
         example_targets: a mini-batch of what the loss compares with; None where the inputs have it.
         loss: (outputs, targets) -> mean over samples; without targets it gets the outputs alone. None takes the `loss` of the
             model's own outputs, as models of Hugging Face have it.
-        devices: so many cores of this machine, or a cluster.
-        optimizer: Adam(lr=1e-3) if None.
+        devices: so many cores of this machine, or a cluster; None for two, and under a launcher for one each rank.
+        optimizer: settings of one (`gpp.Adam`), or a function (params) -> torch.optim.Optimizer, whose class and settings every
+            worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
         strategy: graphpipe with 1F1B if None; it must drain after every mini-batch, since the next one is not known.
         plan: one that was made before, in place of the strategy's.
+        microbatch_size: samples of a micro-batch; None leaves it to the planner.
         loss_scope: `minibatch` computes the loss on the whole mini-batch at once: for one that is no mean over samples, such as a
             contrastive one, or a mean over tokens of which some samples have more.
         metrics: what `evaluate` tells beside the loss: name -> function like `loss`.
         cost: what operators take; measured on this machine if None.
         steps: all steps of the training, for a learning rate that follows them.
+        lengths: at how many lengths (sizes behind the samples) the model may be captured, those of the examples included; a new one
+            takes as long as the first capture, once. 1 refuses others.
+        seed: of dropout and the like.
         run_dir: gets the job, the ranks' logs, the final weights and the report.
         engine: settings of the workers.
+        launch: `local` starts workers on this machine, `ranks` makes this process one of them. None: `ranks` where RANK and a
+            WORLD_SIZE above 1 are set, as torchrun does; under Slurm's srun say `ranks`.
+        progress: gets warnings and instructions; they are printed if None.
 
     Raises:
         InvalidConfig: names what cannot be, the rule and the fix.
         CaptureError: the model cannot be captured; names the line.
         Infeasible: no plan fits.
-        WorkerFailed: a worker could not start.
+        WorkerFailed: a worker could not start; under a launcher also where rank 0 has failed.
     """
-    inputs, targets = _named(model, example_inputs), _targets(example_targets)
-    size = _size({**inputs, **targets})
-    optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
-    strategy = strategy or Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())
-    check_unreplanned(strategy)
-    if not strategy.schedule.drains:
-        fix = "use a schedule that drains (OneFOneB, GPipe, ZeroBubbleH1), or gpp.train, which has all data"
-        raise InvalidConfig("strategy", strategy.name, "does not drain, and a step ends before the next batch is known", fix)
-    if optimizer.learning_rate.shape != "constant" and steps is None:
-        raise InvalidConfig(
-            "steps", None, f"learning rate {optimizer.learning_rate.shape} follows them", "say how many there will be"
-        )
-    cluster = local(num_devices=devices) if isinstance(devices, int) else devices
-    check_devices(cluster, engine.devices_here(cluster), engine.name)
-    captured = api.capture_model(model, inputs, targets, _loss_of(loss, bool(targets)), metrics)
-    made = api.problem(
-        captured,
-        cluster,
-        minibatch_size=size,
-        optimizer=optimizer,
+    inputs, targets = named_inputs(model, example_inputs), named_targets(example_targets)
+    engine = engine or Distributed()
+    place = _place(engine, launch)
+    count = devices if devices is not None else place.world if place else 2
+    given: dict[str, Any] = {"strategy": strategy, "cost": cost}
+    wanted = Wanted(
+        model=model,
+        size=examples_size({**inputs, **targets}),
+        cluster=count if isinstance(count, Cluster) else local(num_devices=count),
+        optimizer=optimizer_of(optimizer, model),
+        loss=loss,
+        metrics=metrics,
+        plan=plan,
         microbatch_size=microbatch_size,
-        cost=cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
         loss_scope=loss_scope,
-    )
-    if plan is None:
-        plan = strategy.plan(made)
-    else:
-        strategy.check(plan, made)
-    job = assemble(
-        captured,
-        made,
-        plan,
-        strategy,
-        optimizer=optimizer,
-        data=tensors.Tensors(folder=str(Path(run_dir, "data").resolve())),
-        model=None,
-        steps=steps or ENDLESS,
-        dtype=api.float_type(model),
+        steps=steps,
+        lengths=lengths,
         seed=seed,
-        train_samples=size,
-        held_out=size,
-        on_nonfinite="warn",
-        overwrites=engine.overwrites,
-        **engine.worker_settings,
+        run_dir=str(run_dir),
+        engine=engine,
+        place=place,
+        progress=progress or Progress(),
+        **{name: value for name, value in given.items() if value is not None},
     )
-    engine.refuse(job)
-    return Pipeline(model, made, strategy, job, Path(run_dir))
+    if place is not None:
+        return _joined(wanted, place, inputs, targets)
+    problem, job = _planned(wanted, inputs, targets)
+    return Pipeline(wanted, problem, job)
+
+
+def _place(engine: Distributed, launch: Launch | None) -> Place | None:
+    """This process's place among the ranks of a launch; None where it is the only one, and starts workers."""
+    launched = "RANK" in os.environ and (world_of(os.environ) or 1) > 1
+    if launch == "local" or (launch is None and engine.launch != "env" and not launched):
+        return None
+    return Place.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
+
+
+def _planned(wanted: Wanted, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Problem, Job]:
+    """The problem and the job; the user is told what there is to know."""
+    captured = wanted.capture(inputs, targets)
+    problem = wanted.problem(captured)
+    plan = wanted.planned(problem)
+    job = wanted.job(captured, problem, plan)
+    for words in wanted.warnings(captured, job.plan):
+        wanted.progress.warn(words)
+    return problem, job
+
+
+def _joined(wanted: Wanted, place: Place, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Pipeline:
+    """The pipeline of one rank among several."""
+    from gpp.runtime.live.ranks import Meeting
+
+    engine = wanted.engine
+    meeting = Meeting(place, interface=engine.interface, limit_s=engine.startup_timeout_s)
+    if place.rank:
+        path, hold = meeting.take()
+        job = Job.load(path)
+        problem = Problem(graph=job.graph, cluster=job.cluster, cost=Analytical(), minibatch_size=job.plan.minibatch_size)
+        return Pipeline(replace(wanted, run_dir=str(path)), problem, job, meeting, hold)
+    try:
+        problem, job = _planned(wanted, inputs, targets)
+        return Pipeline(wanted, problem, job, meeting)
+    except BaseException as error:
+        meeting.fail(error)
+        raise
 
 
 @final
 class Pipeline:
-    """A model whose stages are on workers of this machine; `parallelize` makes it.
+    """A model whose stages are on workers; `parallelize` makes it. As a context manager it is closed at the end.
 
-    As a context manager it is closed at the end.
+    Under a launcher all ranks call its methods alike, and get the same results.
+
+    Args:
+        wanted: what the user asked for.
+        problem: of the examples; beside rank 0 without measured costs.
+        job: of the examples.
+        meeting: of the ranks; None where this process starts the workers.
+        hold: of a rank, on a run directory that its machine has for itself.
     """
 
-    def __init__(self, model: nn.Module, problem: Problem, strategy: Strategy, job: Any, run_dir: Path) -> None:
+    def __init__(
+        self, wanted: Wanted, problem: Problem, job: Job, meeting: Meeting | None = None, hold: RunDir | None = None
+    ) -> None:
         from gpp.capture.coupling import ignored_label
-        from gpp.capture.stage import initial_state
-        from gpp.runtime.live.crew import Crew
 
-        self.model, self.problem, self.strategy, self.run_dir = model, problem, strategy, run_dir
-        self.plan: Plan = job.plan
-        self.predicted = strategy.predict(self.plan, problem)
+        self.model, self.strategy, self.run_dir, self.plan = wanted.model, wanted.strategy, Path(wanted.run_dir), job.plan
+        self.problem = problem
         self.losses: list[float] = []
-        self._job, self._outcome = job, Outcome()
+        self._wanted, self._job, self._outcome = wanted, job, Outcome()
+        self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
+        self._usual: set[int] = set()
         self._ignored = ignored_label(job.captured)
-        self._directory = RunDir(run_dir, field="run_dir")
-        self._directory.claim()
-        self._crew: Crew | None = None
+        self._first = meeting is None or meeting.place.rank == 0
+        self._directory = hold or (RunDir(self.run_dir, field="run_dir") if self._first else None)
+        self._workers: Workers | None = None
         try:
-            self._directory.begin()
-            job.save(run_dir, initial_state(model, job.captured))
-            self._crew = Crew(job, run_dir)
+            self._workers = self._start(job, meeting, lacks=hold is not None)
         except BaseException:
-            self._directory.release()
+            self._release()
             raise
+        for words in self._workers.notes if self._first else ():
+            wanted.progress.warn(words)
+
+    def _start(self, job: Job, meeting: Meeting | None, *, lacks: bool) -> Workers:
+        from gpp.capture.stage import initial_state
+
+        if self._first and self._directory:
+            self._directory.claim()
+            self._directory.begin()
+            job.save(self.run_dir, initial_state(self.model, job.captured))
+        if meeting is None:
+            from gpp.runtime.live.crew import Crew
+
+            return Crew(job, self.run_dir)
+        from gpp.runtime.live.ranks import Ranks
+
+        if self._first:
+            clear(self.run_dir)
+            meeting.give(self.run_dir)
+        return Ranks(meeting, job, self.run_dir, lacks=lacks)
 
     def step(self, inputs: Inputs, targets: Targets = None) -> float:
         """Train on a mini-batch: forwards, backwards, update. The mean loss over its samples, before the update.
 
+        Args:
+            inputs, targets: as the examples were given; of at most as many samples, and of any lengths (`lengths`).
+
         Raises:
-            InvalidConfig: the batch is not as the examples are.
+            InvalidConfig: the batch is not as the examples are, or the ranks were given different ones; nothing was trained.
             WorkerFailed: a worker died.
         """
-        found = with_total(self._ask("step", self._batch(inputs, targets)))
+        found = with_total(self._ask("step", inputs, targets))
         self.losses.append(found[LOSS])
         return found[LOSS]
 
     def evaluate(self, inputs: Inputs, targets: Targets = None) -> dict[str, float]:
-        """Loss and metrics of a mini-batch, in evaluation mode; nothing is trained."""
-        return with_total(self._ask("evaluate", self._batch(inputs, targets)))
+        """Loss and metrics of a mini-batch, in evaluation mode; nothing is trained. Arguments and errors as of `step`."""
+        return with_total(self._ask("evaluate", inputs, targets))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights and buffers as they are now, by the names of the model."""
-        return self._workers().ask("weights")[1]
+        """Weights and buffers as they are now, by the names of the model; on every rank."""
+        return self._open().ask("weights")[1]
 
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
-        """Copy the weights into the model, and let it save itself: for models of Hugging Face."""
+        """Copy the weights into the model, and let it save itself: for models of Hugging Face. Rank 0 writes.
+
+        Raises:
+            InvalidConfig: the model has no `save_pretrained`.
+        """
         from gpp.runtime.checkpoint.state import copy_into
 
+        if not hasattr(self.model, "save_pretrained"):
+            fix = "save pipeline.state_dict(), as by safetensors.torch.save_file"
+            raise InvalidConfig("model", type(self.model).__name__, "has no save_pretrained", fix)
         copy_into(self.model, self.state_dict())
-        self.model.save_pretrained(folder, **settings)  # type: ignore[operator]
+        if self._first:
+            self.model.save_pretrained(folder, **settings)
+        self._open().barrier()
 
     def report(self) -> Path:
-        """Write result.json and report.html; after `close` they have the measured times. The path of the report."""
-        name, cluster = type(self.model).__name__, self.problem.cluster
+        """Write result.json and report.html; after `close` they have the measured times. The path of the report. Rank 0 writes."""
+        if self._first:
+            record = self._record()
+            write_json(self.run_dir / "result.json", record.result)
+            write_text(self.run_dir / "report.html", run_report(record))
+        return self.run_dir / "report.html"
+
+    def _record(self) -> RunRecord:
+        cluster, measured = self.problem.cluster, self._outcome.measured
+        predicted = self.strategy.predict(self.plan, self.problem)
         result = result_dict(
             status="ok",
-            model=name,
+            model=type(self.model).__name__,
             strategy=self.strategy.name,
             cluster=cluster.name,
             engine="distributed",
             seed=self._job.settings.seed,
             plan=self.plan,
-            predicted=self.predicted.metrics,
-            measured=self._outcome.measured.metrics if self._outcome.measured else None,
+            predicted=predicted.metrics,
+            measured=measured.metrics if measured else None,
             loss=self.losses,
         )
-        record = RunRecord(
+        return RunRecord(
             result=result,
             plan=self.plan,
             graph=self._job.graph,
             cluster=cluster,
             branches=branches(self._job.graph),
-            predicted=self.predicted,
-            measured=self._outcome.measured,
+            predicted=predicted,
+            measured=measured,
             losses=self.losses,
         )
-        write_json(self.run_dir / "result.json", result)
-        write_text(self.run_dir / "report.html", run_report(record))
-        return self.run_dir / "report.html"
+
+    def __str__(self) -> str:
+        """The plan as a table, with the modules, the predicted seconds and the memory of every stage."""
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None, force_terminal=False)
+        with console.capture() as shown:
+            show_plan(console, self._record())
+        return "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
 
     def close(self) -> None:
-        """End the workers; the model gets the trained weights, and the run directory its report."""
-        from gpp.runtime.checkpoint.state import copy_into, load_final
+        """End the workers; the model gets the trained weights, on every rank, and the run directory its report."""
+        from gpp.runtime.checkpoint.state import copy_into
 
-        if self._crew is None:
+        if self._workers is None:
             return
-        crew, self._crew = self._crew, None
+        workers = self._workers
         try:
-            crew.end()
             if self.losses:
-                copy_into(self.model, load_final(self.run_dir))
+                copy_into(self.model, self.state_dict())
+            self._workers = None
+            workers.end()
+            if self._usual and self._first:
                 logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress())
                 logs.poll()
-                self._outcome = collect(self._job, self.run_dir, logs)
+                self._outcome = collect(self._job, self.run_dir, logs, counted=self._usual)
             self.report()
         finally:
-            self._directory.release()
+            self._workers = None
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -258,105 +345,45 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        elif self._workers is not None:
+            self._workers.close(error)
+            self._workers = None
+            self._release()
+
+    def _release(self) -> None:
+        if self._directory is not None:
             self._directory.release()
 
-    def _workers(self) -> Crew:
-        if self._crew is None:
+    def _open(self) -> Workers:
+        if self._workers is None:
             raise InvalidConfig("pipeline", "closed", "its workers have ended", "call gpp.parallelize again")
-        return self._crew
+        return self._workers
 
-    def _ask(self, what: str, batch: Mapping[str, Tensor]) -> dict[str, float]:
+    def _ask(self, what: Any, inputs: Inputs, targets: Targets) -> dict[str, float]:
+        workers = self._open()
         try:
-            return self._workers().ask(what, batch)[0]
-        except GppError:
-            if self._crew is not None:
-                self._crew = None
-                self._directory.release()
+            rows = rows_of(self._job, named_inputs(self.model, inputs), named_targets(targets))
+            workers.agree(rows)
+            form = self._forms.number(rows)
+            if form is None:
+                form = self._forms.keep(rows, workers.add(lambda: self._made(rows)))
+            check_ignored(self._forms.jobs[form], rows, self._ignored)
+            found = workers.ask(what, rows, form)[0]
+        except InvalidConfig:
             raise
-
-    def _batch(self, inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
-        """The rows of a mini-batch by the names that workers know.
-
-        Raises:
-            InvalidConfig: a tensor is missing, or not of the examples' form.
-        """
-        given = {**_named(self.model, inputs), **_targets(targets)}
-        known = {node.target: node for node in self._job.captured.nodes if node.kind == "input"}
-        rows = {TARGET + name if name not in known else name: tensor for name, tensor in given.items()}
-        for name, node in known.items():
-            if name not in rows:
-                raise InvalidConfig("batch", sorted(given), f"lacks {name.removeprefix(TARGET)!r}", "give what the examples have")
-            size = self.plan.minibatch_size
-            form = [size if extent == "b" else extent for extent in node.shape or ()]
-            if list(rows[name].shape) != form:
-                rule = f"{name.removeprefix(TARGET)!r} must be of shape {form}, as in the examples"
-                fix = "drop the last batch of a loader that does not divide (drop_last=True), or call gpp.parallelize for this size"
-                raise InvalidConfig("batch", list(rows[name].shape), rule, fix)
-        self._check_ignored(rows)
-        return {name: rows[name] for name in known}
-
-    def _check_ignored(self, rows: Mapping[str, Tensor]) -> None:
-        """Refuse labels with which the mean over tokens is not the mean over micro-batches: some ignore more of them.
-
-        Raises:
-            InvalidConfig: names the tensor.
-        """
-        plan, graph = self.plan, self._job.graph
-        sizes = {stage.microbatch_size for s, stage in enumerate(plan.stages) if plan.runs_backward(s, graph)}
-        if self.problem.minibatch_ops or sizes == {plan.minibatch_size} or self._ignored is None:
-            return
-        for name, tensor in rows.items():
-            if not tensor.is_floating_point() and (ignored := tensor == self._ignored).any():
-                counts = {int(part.sum()) for part in ignored.split(min(sizes))}
-                if len(counts) > 1:
-                    rule = (
-                        f"micro-batches of {min(sizes)} samples have {min(counts)} to {max(counts)} labels that the loss ignores, "
-                    )
-                    rule += "so that the mean over labels is not the mean over micro-batches"
-                    raise InvalidConfig(name.removeprefix(TARGET), self._ignored, rule, FIX_IGNORED)
-
-
-def _named(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Inputs by the names of the model's forward."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    from torch import Tensor
-
-    values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    names = [
-        name
-        for name, p in inspect.signature(model.forward).parameters.items()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(values) > len(names):
-        raise InvalidConfig("inputs", len(values), f"{type(model).__name__}.forward takes {len(names)}", "give them by name")
-    return dict(zip(names, values, strict=False))
-
-
-def _targets(targets: Targets) -> dict[str, Tensor]:
-    return {} if targets is None else api.named_targets(targets)
-
-
-def _size(batch: Mapping[str, Tensor]) -> int:
-    sizes = {name: len(tensor) for name, tensor in batch.items()}
-    if len(set(sizes.values())) != 1:
-        raise InvalidConfig("example_inputs", sizes, "must all have as many samples", "give one mini-batch, batch first")
-    return next(iter(sizes.values()))
-
-
-def _loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., Any]:
-    """The loss as capture asks for it, (outputs, targets) -> loss."""
-    if loss is not None:
-        return loss if compares else lambda outputs, targets: loss(outputs)
-
-    def own(outputs: Any, targets: Any) -> Any:
-        found = outputs.get(LOSS) if isinstance(outputs, Mapping) else getattr(outputs, LOSS, None)
-        if found is None:
-            fix = "say loss=..., or give the model the labels that it makes its loss of"
-            raise InvalidConfig("loss", None, "the model's outputs have none", fix)
+        except GppError:
+            self._workers = None
+            self._release()
+            raise
+        if what == "step" and form == 0:
+            self._usual.add(len(self.losses))
         return found
 
-    return own
+    def _made(self, rows: Mapping[str, Tensor]) -> tuple[Job, dict[str, Tensor]]:
+        """The job of a new form, and the values of constants that its capture lacks."""
+        from gpp.capture.stage import initial_state
+
+        job = self._forms.make(rows)
+        state = initial_state(self.model, job.captured)
+        names = [job.captured.node_of[name].target for name, data in job.captured.constants.items() if data is None]
+        return job, {name: state[name] for name in names}

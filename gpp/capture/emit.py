@@ -91,11 +91,10 @@ class Root(nn.Module):
         module, name = self._holder(path)
         return getattr(module, name)
 
-    def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Replace own parameters by others of the same full names."""
-        for path, param in params.items():
-            module, name = self._holder(path)
-            module._parameters[name] = param
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace own parameters and buffers by others of the same full names."""
+        for (holder, name), tensor in zip(self.holders(tensors), tensors.values(), strict=True):
+            holder[name] = tensor
 
     def holders(self, paths: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
         """Where the parameters and buffers of these full names are found, whichever tensors they are then."""

@@ -149,9 +149,9 @@ class StageModule(nn.Module):
         """Compile the stage's training pass with torch.compile."""
         self._run = torch.compile(self._run, backend=backend)
 
-    def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Replace own parameters by the given ones of the same full names."""
-        self._root.adopt(params)
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace own parameters and buffers by the given ones of the same full names."""
+        self._root.adopt(tensors)
 
     def spec(self, name: str) -> TensorSpec:
         """The form of tensor `name` (an input, received or sent).

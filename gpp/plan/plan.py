@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -19,7 +19,8 @@ from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import Edge, handling_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
-from gpp.plan.stage import Stage
+from gpp.plan.stage import Stage, neighbours
+from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.weights.base import PipelinePosition
 
@@ -69,6 +70,9 @@ class Plan:
     edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
     edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
 
+    def __str__(self) -> str:
+        return table(f"{self.planner}: depth {self.depth}, mini-batch {self.minibatch_size}", self.stages, self.successors)
+
     @cached_property
     def num_devices(self) -> int:
         return len(self.devices)
@@ -90,18 +94,11 @@ class Plan:
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        return self._neighbours(self.edges)
+        return neighbours(self.edges, len(self.stages))
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        return self._neighbours((t, s) for s, t in self.edges)
-
-    def _neighbours(self, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-        """For each stage the other ends of the edges that begin there, in the edges' order."""
-        out: list[list[int]] = [[] for _ in self.stages]
-        for s, t in edges:
-            out[s].append(t)
-        return tuple(map(tuple, out))
+        return neighbours(((t, s) for s, t in self.edges), len(self.stages))
 
     @cached_property
     def distance_to_sink(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -12,6 +13,14 @@ from gpp.settings import Count, Natural, NotNegative
 
 ROUNDING = 1e-9
 """By which shares may miss the whole that they add up to."""
+
+
+def neighbours(edges: Iterable[tuple[int, int]], count: int) -> tuple[tuple[int, ...], ...]:
+    """For each of `count` stages the other ends of the edges that begin there, in the edges' order."""
+    out: list[list[int]] = [[] for _ in range(count)]
+    for s, t in edges:
+        out[s].append(t)
+    return tuple(map(tuple, out))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

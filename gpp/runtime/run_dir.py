@@ -38,6 +38,7 @@ CONTENTS = (
     "plans",
     "pipeedge",
     "slurm",
+    "forms",
     "run.log",
     *ENDS,
     "config.yaml",

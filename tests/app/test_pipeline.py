@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,26 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from tests.support.cli import workers_of
 from tests.support.long import long
 
-SIZE = 16
+SIZE, CLIP = 16, 0.5
+
+Batch = tuple[tuple[Tensor, Tensor], Tensor]
 
 
 class Towers(nn.Module):
-    """Two branches that meet in a sum."""
+    """Two branches that meet in a sum; the first reads a sequence of any length, at places that a buffer tells apart."""
+
+    places: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.left = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12))
         self.right = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12))
         self.head = nn.Linear(12, 5)
+        self.register_buffer("places", torch.linspace(0.5, 1.5, 9).unsqueeze(1))
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        return self.head(torch.relu(self.left(x) + self.right(z)))
+        placed = x * self.places[: x.shape[1]] * math.sqrt(x.shape[1])
+        return self.head(torch.relu(self.left(placed).mean(1) + self.right(z)))
 
 
 def model_of() -> nn.Module:
@@ -39,10 +46,38 @@ def model_of() -> nn.Module:
     return Towers().double()
 
 
-def batches(count: int) -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+def batches(count: int, shapes: Sequence[tuple[int, int]] = ()) -> list[Batch]:
+    """Mini-batches of the example's samples and length, or of some (samples, length) in turn."""
     torch.manual_seed(2)
-    wide = {"dtype": torch.float64}
-    return [((torch.randn(SIZE, 8, **wide), torch.randn(SIZE, 6, **wide)), torch.randint(5, (SIZE,))) for _ in range(count)]
+    out = []
+    for i in range(count):
+        size, length = shapes[i % len(shapes)] if shapes else (SIZE, 4)
+        out.append(((torch.randn(size, length, 8).double(), torch.randn(size, 6).double()), torch.randint(5, (size,))))
+    return out
+
+
+SHAPES = ((SIZE, 4), (SIZE, 7), (6, 4), (SIZE, 4), (SIZE, 2), (SIZE, 7), (5, 2))
+"""Samples and lengths of a training whose batches differ."""
+
+
+def decayed(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer with two groups of parameters, as users write one."""
+    groups = [{"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1}, {"params": [p for p in params if p.ndim < 2]}]
+    groups[1]["lr"] = 3e-3
+    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
+
+
+def plain_losses(plain: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Batch]) -> list[float]:
+    """Losses of a loop of one's own, which leaves the model trained."""
+    losses = []
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(plain(*inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def started(model: nn.Module, folder: Path, **settings: object) -> gpp.Pipeline:
@@ -55,16 +90,12 @@ def started(model: nn.Module, folder: Path, **settings: object) -> gpp.Pipeline:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[gpp.Pipeline, nn.Module, list[float]]]:
     """A pipeline after some steps, and the model and the losses of a plain loop."""
-    model, plain = model_of(), model_of()
-    optimizer, losses = torch.optim.Adam(plain.parameters(), lr=1e-3), []
-    with started(model, tmp_path_factory.mktemp("pipeline")) as pipeline:
-        for inputs, targets in batches(6):
+    model, plain, data = model_of(), model_of(), batches(len(SHAPES), SHAPES)
+    losses = plain_losses(plain, decayed(list(plain.parameters())), data)
+    optimizer = gpp.ByFactory(factory=decayed, clip_norm=CLIP)
+    with started(model, tmp_path_factory.mktemp("pipeline"), optimizer=optimizer, lengths=3) as pipeline:
+        for inputs, targets in data:
             pipeline.step(inputs, targets)
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(plain(*inputs), targets)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
         yield pipeline, plain, losses
 
 
@@ -92,7 +123,12 @@ def test_a_batch_that_would_train_otherwise_is_refused_and_harms_nothing(
     pipeline, _, losses = trained
     (x, z), targets = batches(1)[0]
     for inputs, labels, message in (
-        ((x[:5], z[:5]), targets[:5], r"batch=\[5,8\]: 'x' must be of shape \[16, 8\].*drop_last"),
+        ((x[:5], z), targets, "must all have as many samples"),
+        ((x[0], z), targets[:8], "must all have as many samples"),
+        ((x[:, 0], z), targets, r"batch=\[16,8\]: 'x' must be of shape \[16, 4, 8\]"),
+        ((x.repeat(2, 1, 1), z.repeat(2, 1)), targets.repeat(2), "batch=32: samples must be at most 16"),
+        ((x[:, :3], z), targets, "than the 3 that the model has been captured at.*multiples of 64"),
+        ((x.float(), z), targets, "batch=float32: 'x' must be float64"),
         ({"x": x}, targets, "lacks 'z'"),
         ((x, z), targets.where(torch.arange(SIZE) > 1, -100), "target=-100: micro-batches of 4 samples have 0 to 2 labels"),
     ):

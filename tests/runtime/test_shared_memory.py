@@ -54,6 +54,24 @@ def test_a_sender_never_blocks_and_what_found_no_room_follows() -> None:
     assert sender.waiting() == 0
 
 
+def test_messages_without_room_move_on_while_their_sender_waits_for_something_else() -> None:
+    """Or two workers wait for each other: one in a sum for the other, which waits for a message that the first has yet to write."""
+    receiver, sender = ends(RingSize(4, 2))
+    for i in range(7):
+        sender.outgoing[0].put(torch.tensor([i], dtype=torch.int32))
+    seen, sums = list[int](), threading.Event()
+
+    def receive() -> None:
+        seen.extend(int(receiver.post(0, NUMBER).wait()) for _ in range(7))
+        sums.set()
+
+    reader = threading.Thread(target=receive, daemon=True)
+    reader.start()
+    sender.push_until(sums.is_set)
+    reader.join(20.0)
+    assert seen == list(range(7))
+
+
 def test_hot_slots_are_used_again() -> None:
     receiver, sender = ends(RingSize(4, 8))
     for i in range(20):

@@ -10,7 +10,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,32 +43,35 @@ UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
 
 
-def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
-    """Start workers of a module as ranks 0..world-1 and wait until all have ended; returns what they logged.
+def start_workers(
+    module: str, job: Job, run_dir: Path, world: int, *, processes: int | None = None, more: Mapping[str, str] | None = None
+) -> Any:
+    """Start workers of a module as ranks 0..world-1 on this machine; torch's context of their processes.
+
+    What they print goes to ranks/; what earlier ones left there is removed.
 
     Args:
         module: its `main` is a worker's whole process; see `gpp.runtime.worker.__main__`.
         processes: how many to start, where they are not one for each rank.
+        more: environment variables beside those of a worker.
+    """
+    clear(run_dir)
+    own = {"WORLD_SIZE": str(world), PARENT: identity(), **worker_environment(job.settings.threads), **(more or {})}
+    envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(processes or world)}
+    # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logs = DefaultLogsSpecs(log_dir=str(run_dir / "ranks"), redirects=Std.ALL)
+    return start_processes("worker", sys.executable, {rank: ("-m", MODULE, str(run_dir), module) for rank in envs}, envs, logs)
+
+
+def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
+    """Start workers and wait until all have ended; returns what they logged. Arguments as of `start_workers`.
 
     Raises:
         WorkerFailed: one died; the others have been stopped.
     """
     ranks = run_dir / "ranks"
-    clear(run_dir)
-    envs = {
-        rank: {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            PARENT: identity(),
-            **worker_environment(job.settings.threads),
-        }
-        for rank in range(processes or world)
-    }
-    # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
-    context = start_processes("worker", sys.executable, {rank: ("-m", MODULE, str(run_dir), module) for rank in envs}, envs, logs)
+    context = start_workers(module, job, run_dir, world, processes=processes)
     follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids() if processes is None else {})
     try:
@@ -254,8 +257,12 @@ def devices_of(ranks: Path) -> list[dict[str, Any]]:
     return devices
 
 
-def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
-    """Measurements of all ranks: losses, evaluations, and the timeline of a typical step."""
+def collect(job: Job, run_dir: Path, logs: Follower, *, counted: Container[int] | None = None) -> Outcome:
+    """Measurements of all ranks: losses, evaluations, and the timeline of a typical step.
+
+    Args:
+        counted: steps that are alike, whose times are told; None for all.
+    """
     # A step that follows an evaluation waits for it; from end to end is the period of all others.
     starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
@@ -263,8 +270,10 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
         # Neither while the pipeline fills nor while it drains.
         ahead, whole, stretches = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
         took = {step: whole[step] for step, (first, count) in stretches.items() if ahead < step - first < count - ahead} or whole
+    if counted is not None:
+        took = {step: seconds for step, seconds in took.items() if step in counted}
     if not took:
-        took = {step: ends[step] - starts[step] for step in ends}
+        took = {step: ends[step] - starts[step] for step in ends if counted is None or step in counted}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
     return Outcome(
         measured=timeline(job, run_dir, took),

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING = range(8)
+SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING = range(9)
 """Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
-the others, and so does a meeting one, before it goes on."""
+the others, and so does a meeting one, before it goes on; a resting one has been asked for nothing by its program, which
+is in the same process."""
 
 PHASES = (
     "running",
@@ -30,6 +31,7 @@ PHASES = (
     "finishing",
     "ended",
     "meeting the others",
+    "in the program between two steps",
 )
 
 _WORDS = ("phase", "runs", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")

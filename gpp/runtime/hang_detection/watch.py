@@ -19,7 +19,17 @@ from typing import NamedTuple
 from gpp.program.program import Program, teams
 from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.diagnosis import Diagnosis, Programs, Sight, diagnose
-from gpp.runtime.hang_detection.status import CHECKPOINT, ENDED, PHASES, SILENT, STARTING, RankState, read_state, status_path
+from gpp.runtime.hang_detection.status import (
+    CHECKPOINT,
+    ENDED,
+    PHASES,
+    RESTING,
+    SILENT,
+    STARTING,
+    RankState,
+    read_state,
+    status_path,
+)
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 
@@ -93,6 +103,10 @@ class Watch:
     _last_s: float | None = None
     _seen: dict[int, _Seen] = field(default_factory=dict)
 
+    def turn(self, job: Job) -> None:
+        """All ranks run the programs of another job from now on."""
+        self.programs = _programs(job)
+
     def look(self, now_s: float, looks: Mapping[int, Look]) -> Diagnosis | None:
         """Take in a look at all ranks at `now_s` (any clock that does not go back); a diagnosis if the run hangs."""
         gap_s = min(now_s - self._last_s, MAX_GAP_S) if self._last_s is not None else 0.0
@@ -107,6 +121,8 @@ class Watch:
         out = {rank: why for rank in going if (why := self._out(looks[rank], self._seen[rank], missed))}
         if not out and not (going and all(self._frozen(looks[rank].state, self._seen[rank]) for rank in going)):
             return None
+        if not out and all((state := looks[rank].state) and state.phase == RESTING for rank in going):
+            return None  # their programs have better things to do
         sights = {
             rank: Sight(
                 state=look.state,
@@ -134,7 +150,7 @@ class Watch:
     def _frozen(self, state: RankState | None, seen: _Seen) -> bool:
         if state is None or state.phase in (STARTING, CHECKPOINT):
             return False
-        if state.phase == SILENT:
+        if state.phase in (SILENT, RESTING):
             # Where it is, is not known; that it does nothing at all can be seen.
             return self.cpu_counts and seen.idle_s >= self.timeout_s
         idle = state.waiting or not self.cpu_counts or seen.idle_s >= self.timeout_s
@@ -157,10 +173,14 @@ def _stretch(job: Job) -> Callable[[int], Program] | None:
     return lambda step: program(stretch_at(job, step)[1])
 
 
+def _programs(job: Job) -> Programs:
+    return Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan))
+
+
 def watch_of(job: Job, *, heard: bool = False) -> Watch:
     """The watch over a job's ranks, one a device of the program."""
     return Watch(
-        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan)),
+        programs=_programs(job),
         timeout_s=job.settings.timeout_s,
         startup_timeout_s=job.settings.startup_timeout_s,
         heard=heard,

@@ -6,27 +6,24 @@ workers are given. What goes through it is JSON and safetensors.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.controller.controller import POLL_S, clear, failure
+from gpp.runtime.controller.controller import POLL_S, failure, start_workers
 from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import ADDRESS, SECRET, hear, tell
-from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 
 END_S = 5.0
 """Seconds that workers have to end after a signal."""
@@ -42,23 +39,12 @@ class Crew:
     """
 
     def __init__(self, job: Job, run_dir: Path) -> None:
-        self._job, self._ranks, self._world = job, run_dir / "ranks", job.plan.num_devices
-        clear(run_dir)
+        self._ranks, self._world, self._forms = run_dir / "ranks", job.plan.num_devices, [job]
         self._folder = tempfile.mkdtemp(prefix="gpp-feed-")  # a path in the run directory may be too long for a socket
         secret = secrets.token_bytes(32)
         self._listener = Listener(f"{self._folder}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
-        own = {
-            "WORLD_SIZE": str(self._world),
-            PARENT: identity(),
-            ADDRESS: str(self._listener.address),
-            SECRET: secret.hex(),
-            **worker_environment(job.settings.threads),
-        }
-        envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(self._world)}
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        words = {rank: ("-m", MODULE, str(run_dir), "gpp.runtime.live.main") for rank in envs}
-        logs = DefaultLogsSpecs(log_dir=str(self._ranks), redirects=Std.ALL)
-        self._context: Any = start_processes("worker", sys.executable, words, envs, logs)
+        more = {ADDRESS: str(self._listener.address), SECRET: secret.hex()}
+        self._context: Any = start_workers("gpp.runtime.live.main", job, run_dir, self._world, more=more)
         self._watch = LocalWatch(watch=watch_of(job), ranks=self._ranks, pids=self._context.pids())
         self._feeds: dict[int, Connection] = {}
         self._reads: dict[int, list[str]] = {}
@@ -67,7 +53,6 @@ class Crew:
 
     def _begin(self) -> None:
         """Wait until all workers are ready."""
-        import threading
 
         def accept() -> None:
             while len(self._feeds) < self._world:
@@ -84,17 +69,35 @@ class Crew:
         self._reads = {rank: head["reads"] for rank, (head, _) in answers.items()}
         self.notes = tuple(dict.fromkeys(note for head, _ in answers.values() for note in head["notes"]))
 
-    def ask(self, what: str, batch: Tensors | None = None) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    def agree(self, batch: Tensors) -> None:
+        """There is one program, so there is one batch."""
+
+    def barrier(self) -> None:
+        """There is nobody else to wait for."""
+
+    def add(self, make: Callable[[], tuple[Job, Tensors]]) -> Job:
+        """Let all workers be ready for batches of another form, the next one by number; its job.
+
+        Args:
+            make: gives the job, and values of constants that its captured model lacks.
+        """
+        job, weights = make()
+        folder = self._ranks.parent / "forms" / str(len(self._forms))
+        job.save(folder, weights)
+        self._forms.append(job)
+        self._tell({"do": "form", "folder": str(folder)})
+        self._answers()
+        return job
+
+    def ask(self, what: str, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Let all workers do the same; the sums of their numbers, and the tensors of all of them.
 
         Args:
             batch: rows by name; each worker is sent those that it reads.
+            form: of the batch.
         """
-        for rank, feed in self._feeds.items():
-            try:
-                tell(feed, {"do": what}, {name: batch[name] for name in self._reads[rank]} if batch else None)
-            except OSError:
-                self._gone()
+        self._watch.watch.turn(self._forms[form])
+        self._tell({"do": what, "form": form}, batch)
         numbers: dict[str, float] = {}
         tensors: dict[str, torch.Tensor] = {}
         for head, own in self._answers().values():
@@ -102,6 +105,13 @@ class Crew:
                 numbers[name] = numbers.get(name, 0.0) + value
             tensors = own | tensors
         return numbers, tensors
+
+    def _tell(self, words: Mapping[str, Any], batch: Tensors | None = None) -> None:
+        for rank, feed in self._feeds.items():
+            try:
+                tell(feed, words, {name: batch[name] for name in self._reads[rank]} if batch else None)
+            except OSError:
+                self._gone()
 
     def _answers(self) -> dict[int, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
         """One answer of each worker."""
@@ -140,18 +150,14 @@ class Crew:
 
     def end(self) -> None:
         """Let the workers write down what they have measured and the final weights, and wait for their end."""
-        for feed in self._feeds.values():
-            try:
-                tell(feed, {"do": "end"})
-            except OSError:
-                self._gone()
+        self._tell({"do": "end"})
         while (result := self._context.wait(timeout=POLL_S, period=POLL_S)) is None:
             self._look()
         self.close()
         if result.is_failed():
             raise failure(self._ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Stop what still runs; no result is written."""
         self._context.close(signal.SIGTERM, timeout=END_S)
         for feed in self._feeds.values():

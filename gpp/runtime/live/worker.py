@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
 
+from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.runtime.hang_detection.status import SILENT
+from gpp.runtime.job import Job
 from gpp.runtime.live.fed import Fed, hear, tell
+from gpp.runtime.worker.build import all_ring_sizes, build_beside
+from gpp.runtime.worker.halves import split_modules
+from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import Lines
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.worker import Worker
 
+Do = Literal["step", "evaluate", "weights"]
 Answer = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
+
+
+class Turn(NamedTuple):
+    """What a worker exchanges when the form of the batches changes (`gpp.app.forms`)."""
+
+    job: Job
+    modules: Mapping[int, StageModule]
+    training: Interpreter[StageRunner]
+    evaluation: Interpreter[StageRunner] | None
 
 
 class LiveWorker(Worker):
@@ -25,42 +42,101 @@ class LiveWorker(Worker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, rows=Fed)
+        self._rooms = all_ring_sizes(self.job, self.device_id, self.training, self.evaluation)
+        self._turns = [Turn(self.job, self.modules, self.training, self.evaluation)]
+        self._at = 0
+
+    def add(self, folder: Path) -> None:
+        """Be ready for batches of another form; all workers do so together.
+
+        Args:
+            folder: of the form's job.
+        """
+        # What is heard of the allocator, and reserved for messages, is for the sizes of the examples.
+        self.memory.end()
+        self.job, base = Job.load(folder), self._turns[0]
+        self.modules = build_beside(self.job, folder, base.modules, self.device)
+        split_modules(self.job, self.modules)
+        self.training = self._training(overlaps=self.gradients.overlaps)
+        self.evaluation = self._evaluation() if self.job.evaluation else None
+        for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
+            self._rooms[channel] = size.merged(self._rooms.get(channel, size))
+        self.transport.prepare(self._rooms)
+        self._turns.append(Turn(self.job, self.modules, self.training, self.evaluation))
+        self._at = len(self._turns) - 1
+
+    def _turn(self, form: int) -> None:
+        """Run the programs of a form that was added; 0 is that of the job."""
+        self._at = form
+        self.job, self.modules, self.training, self.evaluation = self._turns[form]
+        self.search.runners = tuple(self.training.runners.values())
+
+    @contextmanager
+    def opened(self, out: TextIO) -> Iterator[None]:
+        """Ready to `do`; a line of each step goes to `out`."""
+        self._lines = Lines(out, holds=False)
+        with self.search, ExitStack() as stack:
+            stack.callback(self.memory.end)
+            stack.callback(self._lines.flush)
+            self._listens = self.card is None
+            yield
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the rows that the device's stages read."""
+        return tuple(sorted({name for module in self.modules.values() for name in module.inputs}))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user is to be told."""
+        return self._notes
+
+    def do(self, what: Do, batch: Mapping[str, torch.Tensor], form: int = 0) -> Answer:
+        """Train on a batch, evaluate it, or give the own weights: numbers, and tensors by name.
+
+        Args:
+            form: number of the batch's.
+        """
+        self._turn(form)
+        if what == "weights":
+            return {}, self._own()
+        self.rows.batch = dict(batch)
+        return (self._step() if what == "step" else self.evaluate()), {}
+
+    def end(self) -> None:
+        """Write down what was measured and the final weights, if there was a step."""
+        self._turn(0)
+        if self._stop:
+            self.finish()
 
     def serve(self, feed: Connection, out: TextIO) -> None:
         """Do what comes through `feed` until the end comes; a line of each step goes to `out`."""
-        lines = self._lines = Lines(out, holds=False)
-        todo: dict[str, Callable[[dict[str, torch.Tensor]], Answer]] = {
-            "step": lambda batch: (self._step(batch, lines), {}),
-            "evaluate": lambda batch: (self._evaluated(batch), {}),
-            "weights": lambda _: ({}, self._own()),
-        }
-        with self.search, ExitStack() as stack:
-            stack.callback(self.memory.end)
-            stack.callback(lines.flush)
-            self._listens = self.card is None
-            read = {name for module in self.modules.values() for name in module.inputs}
-            tell(feed, {"reads": sorted(read), "notes": self._notes})
+        with self.opened(out):
+            tell(feed, {"reads": self.reads, "notes": self.notes})
             while (order := hear(feed))[0]["do"] != "end":
-                tell(feed, *todo[order[0]["do"]](order[1]))
+                does, batch = order
+                if does["do"] == "form":
+                    self.add(Path(does["folder"]))
+                    tell(feed, {})
+                else:
+                    tell(feed, *self.do(does["do"], batch, does["form"]))
                 self.status.enter(SILENT)
-            if self.kept:
-                self.finish()
+            self.end()
 
-    def _step(self, batch: dict[str, torch.Tensor], lines: Lines) -> dict[str, float]:
+    def _step(self) -> dict[str, float]:
         """One optimizer step; the device's share of its losses."""
-        self.rows.batch, found = batch, dict[str, float]()
+        found = dict[str, float]()
 
         def log(record: dict[str, Any]) -> None:
-            lines.step(record)
+            if self._lines:
+                self._lines.step(record)
             found.update({name: value for name, value in record.items() if is_loss(name)})
 
         self.train(self._stop, 1, log)
+        if self._at:
+            # The measured times are those of steps on batches as the examples.
+            self.kept.pop()
         return found
-
-    def _evaluated(self, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-        """The device's share of the results on a batch."""
-        self.rows.batch = batch
-        return self.evaluate()
 
     def _own(self) -> dict[str, torch.Tensor]:
         """Weights and buffers of the device's stages."""

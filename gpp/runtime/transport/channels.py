@@ -72,7 +72,7 @@ class AbstractTransport(ABC):
 
     @abstractmethod
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
-        """Make room; called once on every device, before any message.
+        """Make room; called on every device before any message, and again, while none is under way, where some are to be larger.
 
         Args:
             sizes: of all channels that this device sends or receives on.
@@ -205,7 +205,7 @@ class TorchTransport(AbstractTransport):
         if not self._shares:
             return
         own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
-        memory = SharedMemory(own, self._timeout_s)
+        before, memory = self._memory, SharedMemory(own, self._timeout_s)
         places = _gather([*place(), os.getpid(), memory.descriptor])
         me, near = places[dist.get_rank()], set[Channel]()
         if sum(other[0] == me[0] for other in places) <= len(os.sched_getaffinity(0)):
@@ -227,6 +227,8 @@ class TorchTransport(AbstractTransport):
             self._memory = memory
             self._incoming = {channel: self._tag[channel] for channel in near if channel[4] == self._device}
             self._outgoing = {channel: memory.outgoing[self._tag[channel]] for channel in near if channel[3] == self._device}
+        if before:
+            os.close(before.descriptor)
 
     def post(self, channel: Channel, form: Form) -> Receive:
         if (number := self._incoming.get(channel)) is not None and self._memory:
@@ -265,21 +267,27 @@ class TorchTransport(AbstractTransport):
             self._pending.popleft()
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
-        dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
-        return DONE
+        return self._met(dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group], async_op=True))
 
     def scatter(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
         for number, part in enumerate(parts):
-            dist.reduce(part, group=self._reduce[group], group_dst=number)
+            self._met(dist.reduce(part, group=self._reduce[group], group_dst=number, async_op=True))
         return DONE
 
     def hand_out(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
         for number, part in enumerate(parts):
-            dist.broadcast(part, group=self._reduce[group], group_src=number)
+            self._met(dist.broadcast(part, group=self._reduce[group], group_src=number, async_op=True))
         return DONE
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        dist.all_reduce(tensor, group=self._teams[devices])
+        return self._met(dist.all_reduce(tensor, group=self._teams[devices], async_op=True))
+
+    def _met(self, work: dist.Work | None) -> Handle:
+        """Wait for a sum; meanwhile messages without a slot move on, since another member may wait for one before it comes."""
+        if work:
+            if self._memory:
+                self._memory.push_until(work.is_completed)
+            work.wait()
         return DONE
 
     finished = staticmethod(time.perf_counter)

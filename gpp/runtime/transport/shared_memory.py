@@ -311,6 +311,11 @@ class SharedMemory:
                 ring.push()
         return not self.waiting()
 
+    def push_until(self, over: Callable[[], bool]) -> None:
+        """Send messages that found no slot before, until none is left or something else is over."""
+        while not self.push() and not over():
+            time.sleep(BUSY_SLICE_S)
+
     def waiting(self) -> int:
         """Number of messages that have found no slot yet."""
         return sum([len(ring.waiting) for ring in self.outgoing.values()])

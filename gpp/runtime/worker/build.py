@@ -69,6 +69,28 @@ def build_modules(
     return modules
 
 
+def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], device: torch.device) -> dict[int, StageModule]:
+    """The modules of the same stages, captured at other sizes: with the same parameters and buffers, and constants of their own.
+
+    Args:
+        job, folder: of the other sizes; constants whose values the capture lacks are in its file of weights.
+        modules: of this worker; none is split over devices.
+    """
+    found: dict[int, StageModule] = {}
+    own = {job.captured.node_of[name].target for name in job.captured.constants}
+    with job_weights(folder) as constants:
+        for s, known in modules.items():
+            nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+            module = found[s] = build_stage(job.captured, nodes, device=device)
+            shared = {n: t for n, t in (*known.named_parameters(), *known.named_buffers()) if n not in own}
+            held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+            module.adopt({name: tensor for name, tensor in shared.items() if name in held})
+            module.load(shared | dict(constants))
+            if job.settings.compile:
+                module.compile_with(job.settings.compile)
+    return found
+
+
 def build_optimizers(
     specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule], applies: Callable[[str], bool]
 ) -> dict[int, torch.optim.Optimizer]:
@@ -79,10 +101,10 @@ def build_optimizers(
     """
     out, taken = {}, set()
     for s, module in modules.items():
-        own = [p for name, p in module.named_parameters() if p.requires_grad and p not in taken and applies(name)]
-        taken.update(own)
+        own = {name: p for name, p in module.named_parameters() if p.requires_grad and p not in taken and applies(name)}
+        taken.update(own.values())
         if own:
-            out[s] = specs[s].build(own)
+            out[s] = specs[s].build_named(own.items())
     return out
 
 

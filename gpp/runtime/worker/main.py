@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO, TypeVar
 
 import torch
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.job import Job
@@ -30,6 +30,8 @@ def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) ->
 
 def _course(worker: Worker, out: TextIO) -> None:
     """The whole job, whatever plans it takes."""
+    if worker.job.settings.replan_every:
+        write_line(out, {"built_s": worker.built_s})
     course.run(worker, out, Takeover(TorchExchange(worker.job)) if worker.job.settings.replan_every else None)
 
 
@@ -47,8 +49,30 @@ def work(
     Args:
         does: called with the worker and the file of its lines.
     """
+    with working(job, run_dir, rank, world, device, kind) as worker, open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        does(worker, out)
+
+
+@contextmanager
+def working(
+    job: Job,
+    run_dir: Path,
+    rank: int,
+    world: int,
+    device: torch.device,
+    kind: type[W],
+    store: Store | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> Iterator[W]:
+    """A worker of some kind that is connected with the others, and leaves together with them at the end.
+
+    Args:
+        store: in which all ranks meet, where the process is the user's own; None to open one.
+        ready: called when all are connected, before the worker reads its weights.
+    """
     card = CudaCard(device) if device.type == "cuda" else None
-    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    device_id, transport, status = enter(job, run_dir, rank, world, card, store)
+    ready()
     limit: Limit | None = None
     with ExitStack() as stack:
         if card:
@@ -59,15 +83,10 @@ def work(
             stack.enter_context(limit.explained())
         if job.settings.replan_every:
             torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
-        start = time.perf_counter()
         worker = kind(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
-        built_s = time.perf_counter() - start
         if limit:
             limit.watch(worker)
-        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-            if job.settings.replan_every:
-                write_line(out, {"built_s": built_s})
-            does(worker, out)
+        yield worker
     disconnect(status)
 
 

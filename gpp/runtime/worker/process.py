@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
 from gpp.program.communicators import communicators
@@ -136,8 +137,11 @@ def _note_end(ranks: Path, rank: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
+def connect(job: Job, run_dir: Path, rank: int, world: int, store: Store | None = None) -> AbstractStatus:
     """Join the process group of a job; returns where the caller may say what it does.
+
+    Args:
+        store: in which all ranks meet, where the process is the user's own, whose signals stay as they are; None to open one.
 
     Raises:
         InvalidConfig: this machine lacks the interface to bind.
@@ -146,11 +150,11 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     settings, ranks = job.settings, run_dir / "ranks"
     status = Status(status_path(ranks, rank))
     status.enter(STARTING)
-    if settings.launch != "local":
+    if settings.launch != "local" and store is None:
         _note_end(ranks, rank)
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job.settings.interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
-    store = open_store(job, run_dir, rank, world)
+    store = store or open_store(job, run_dir, rank, world)
     meet(job, run_dir, store, rank, world)
     watchdog = None
     if settings.launch != "local":
@@ -207,7 +211,7 @@ def _write_whole(path: Path, value: object) -> None:
     os.replace(fresh, path)
 
 
-def _kind(error: Exception) -> str:
+def kind_of(error: BaseException) -> str:
     """Whether an error is this rank's own, or what the end of another rank looks like from here."""
     text = str(error).lower()
     lost = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
@@ -238,19 +242,20 @@ def check_world(job: Job, world: int) -> None:
 
 
 def enter(
-    job: Job, run_dir: Path, rank: int, world: int, card: AbstractCard | None = None
+    job: Job, run_dir: Path, rank: int, world: int, card: AbstractCard | None = None, store: Store | None = None
 ) -> tuple[int, AbstractTransport, AbstractStatus]:
     """Beginning of a worker of the project's own runtime: its device of the plan, its transport, its status.
 
     Args:
         card: what the worker computes on; None for a processor.
+        store: as `connect` has it.
 
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
     """
     devices = job.plan.devices
     check_world(job, world)
-    status = connect(job, run_dir, rank, world)
+    status = connect(job, run_dir, rank, world, store)
     status.enter(STARTING)
     transport = transport_of(job, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, card=card)
     return devices[rank], transport, status
@@ -307,7 +312,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         error = Exhausted.of(raised) or raised
         # On a full disk the controller has the exit code, and standard error if that goes elsewhere.
         with suppress(OSError):
-            report(ranks, rank, error, _kind(error))
+            report(ranks, rank, error, kind_of(error))
         if isinstance(error, GppError):
             print(f"error: {error}", file=sys.stderr)
         else:

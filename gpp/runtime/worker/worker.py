@@ -24,6 +24,7 @@ from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, Settings, restore
 from gpp.runtime.sharded_state import Shares
+from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
@@ -87,6 +88,7 @@ class Worker:
         rows: Callable[[Settings, torch.device, AbstractCard | None], Rows] = Rows,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        began = time.perf_counter()
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
         self.clock = clock or (CardClock(card) if card else HostClock())
@@ -97,8 +99,8 @@ class Worker:
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
         self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
-        handover: Handover = {}
-        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, handover)
+        self._handover: Handover = {}
+        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, self._handover)
         self._given = {s: Given.of(job, s) for s in self.stages if plan.stages[s].helpers}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
@@ -115,8 +117,6 @@ class Worker:
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
-        ends = {"device_id": device_id, "device": device, "transport": transport, "given": self._given, "handover": handover}
-        self._mailboxes = partial(build_mailboxes, job, **ends)
         self.training = self._training(overlaps=overlaps)
         if card is None:
             transport.idle = self._idle
@@ -142,6 +142,11 @@ class Worker:
         self.step, self._since, self._start, self._stop, self._listens = settings.first_step, 0.0, 0, 0, False
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
         self._lines: Lines | None = None
+        self.built_s = time.perf_counter() - began
+
+    def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
+        ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
+        return build_mailboxes(self.job, modules, program, **ends, given=self._given, handover=self._handover)
 
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
@@ -230,8 +235,7 @@ class Worker:
         self.gradients.settle()
         if optimizer is not None and not self.gradients.overflowed:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(optimizer, rate)
             if self.spec.clip_norm is not None and not self.spec.clips_model:
                 torch.nn.utils.clip_grad_norm_(
                     [p for group in optimizer.param_groups for p in group["params"]], self.spec.clip_norm

@@ -1,0 +1,145 @@
+"""Mini-batches as a user's loop has them, by the names that workers know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpp.data.base import TARGET
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import LOSS, loss_nodes
+from gpp.runtime.job import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+    Targets: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | None
+
+FIX_IGNORED = 'give the labels as targets and say loss=..., with loss_scope="minibatch"'
+
+
+def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Inputs by the names of the model's forward.
+
+    Args:
+        inputs: one tensor, several by position, or by name: a dict, or what a tokenizer returns.
+
+    Raises:
+        InvalidConfig: there are more than the model takes, or they are no tensors.
+    """
+    from torch import Tensor
+
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+    elif hasattr(inputs, "_asdict"):
+        named = inputs._asdict()  # type: ignore[union-attr]
+    elif hasattr(inputs, "keys"):  # the batches of Hugging Face are mappings in all but name
+        named = {name: inputs[name] for name in inputs.keys()}  # type: ignore[union-attr,call-overload] # noqa: SIM118
+    else:
+        values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        known = inspect.signature(model.forward).parameters
+        names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(values) > len(names):
+            raise InvalidConfig("inputs", len(values), f"{type(model).__name__}.forward takes {len(names)}", "give them by name")
+        named = dict(zip(names, values, strict=False))
+    return _tensors(named, "inputs")
+
+
+def named_targets(targets: Targets) -> dict[str, Tensor]:
+    """Targets by name: a single one is `target`, several by position are `0`, `1`, ...; none is none."""
+    from torch import Tensor
+
+    if targets is None:
+        return {}
+    if isinstance(targets, Tensor):
+        return {"target": targets}
+    named = targets if isinstance(targets, Mapping) else {str(i): target for i, target in enumerate(targets)}
+    return _tensors(dict(named), "targets")
+
+
+def _tensors(named: dict[str, Any], field: str) -> dict[str, Tensor]:
+    from torch import Tensor
+
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            rule = f"{name!r} must be a tensor, batch first"
+            raise InvalidConfig(field, type(value).__name__, rule, "convert it, as in torch.as_tensor(...), or leave it out")
+    return named
+
+
+def examples_size(examples: Mapping[str, Tensor]) -> int:
+    """Samples of the examples.
+
+    Raises:
+        InvalidConfig: not all have as many.
+    """
+    sizes = {name: len(tensor) if tensor.dim() else 0 for name, tensor in examples.items()}
+    if len(set(sizes.values())) != 1:
+        raise InvalidConfig("example_inputs", sizes, "must all have as many samples", "give one mini-batch, batch first")
+    return next(iter(sizes.values()))
+
+
+def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., Any]:
+    """The loss as capture asks for it, (outputs, targets) -> loss.
+
+    Args:
+        loss: None for that of the model's own outputs.
+        compares: whether there are targets.
+    """
+    if loss is not None:
+        return loss if compares else lambda outputs, targets: loss(outputs)
+
+    def own(outputs: Any, targets: Any) -> Any:
+        found = outputs.get(LOSS) if isinstance(outputs, Mapping) else getattr(outputs, LOSS, None)
+        if found is None:
+            fix = "say loss=..., or give the model the labels that it makes its loss of"
+            raise InvalidConfig("loss", None, "the model's outputs have none", fix)
+        return found
+
+    return own
+
+
+def rows_of(job: Job, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of a mini-batch by the names that workers know; what no stage reads is left out.
+
+    Raises:
+        InvalidConfig: a tensor is missing.
+    """
+    known = [node.target for node in job.captured.nodes if node.kind == "input"]
+    given = {**inputs, **{TARGET + name: tensor for name, tensor in targets.items()}}
+    for name in known:
+        if name not in given:
+            what = sorted([*inputs, *targets])
+            raise InvalidConfig("batch", what, f"lacks {name.removeprefix(TARGET)!r}", "give what the examples have")
+    return {name: given[name] for name in known}
+
+
+def check_ignored(job: Job, rows: Mapping[str, Tensor], ignored: int | None) -> None:
+    """Refuse labels with which the mean over labels is not the mean over what devices have at once: some ignore more of them.
+
+    Args:
+        ignored: the label that the model's loss leaves out; None where it leaves out none.
+
+    Raises:
+        InvalidConfig: names the tensor.
+    """
+    if ignored is None:
+        return
+    made = set(loss_nodes(job.captured.results))
+    for stage in job.plan.stages:
+        if not any(node in made for op in stage.ops for node in job.graph.ops[op].nodes):
+            continue
+        parts = [(piece.lo, piece.hi) for piece in stage.pieces(job.plan.minibatch_size)]
+        for name, tensor in rows.items():
+            if tensor.is_floating_point() or not (left_out := tensor == ignored).any():
+                continue
+            shares = {float(left_out[lo:hi].double().mean()) for lo, hi in parts if hi > lo}
+            if max(shares) - min(shares) > 1e-12:
+                counts, most = [int(left_out[lo:hi].sum()) for lo, hi in parts], max(hi - lo for lo, hi in parts)
+                rule = (
+                    f"micro-batches of {most} samples have {min(counts)} to {max(counts)} labels that the loss ignores, so that "
+                    "the mean over labels is not the mean over micro-batches"
+                )
+                raise InvalidConfig(name.removeprefix(TARGET), ignored, rule, FIX_IGNORED)

@@ -1,0 +1,165 @@
+"""What a user asks `gpp.parallelize` for, checked; and the problem, the plan and the job that follow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from gpp.app import api
+from gpp.app.batches import loss_of
+from gpp.app.capturing import only_size
+from gpp.app.moving import check_unreplanned
+from gpp.cluster import Cluster
+from gpp.cost.models.base import AbstractCostModel
+from gpp.cost.models.profiled import Profiled
+from gpp.cost.problem import Problem
+from gpp.data import tensors
+from gpp.data.base import TARGET
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan.loss_stage import LossScope
+from gpp.plan.plan import Plan
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.controller.place import Place
+from gpp.runtime.cut_batches import cut_warnings
+from gpp.runtime.devices import check_devices
+from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.job import Job, assemble
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.settings import Count, Seed, settings
+from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENDLESS = 1_000_000_000
+"""Steps of a training whose end is not said."""
+
+Launch = Literal["local", "ranks"]
+
+
+@final
+@settings("")
+class Wanted:
+    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples."""
+
+    model: Any
+    size: Count
+    cluster: Cluster
+    optimizer: AbstractOptimizer
+    loss: Any = None
+    metrics: Any = None
+    strategy: Strategy = field(default_factory=lambda: Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()))
+    plan: Plan | None = None
+    microbatch_size: Count | None = None
+    loss_scope: LossScope = "microbatch"
+    cost: AbstractCostModel | None = None
+    steps: Count | None = None
+    lengths: Count = 16
+    seed: Seed = 0
+    run_dir: str = "outputs/pipeline"
+    engine: Distributed = field(default_factory=Distributed)
+    progress: Any = None
+    place: Place | None = None
+
+    def __post_init__(self) -> None:
+        check_unreplanned(self.strategy)
+        if not self.strategy.schedule.drains:
+            fix = "use a schedule that drains (OneFOneB, GPipe, ZeroBubbleH1), or gpp.train, which has all data"
+            rule = "does not drain, and a step ends before the next batch is known"
+            raise InvalidConfig("strategy", self.strategy.name, rule, fix)
+        shape = self.optimizer.learning_rate.shape
+        if shape != "constant" and self.steps is None:
+            raise InvalidConfig("steps", None, f"learning rate {shape} follows them", "say how many there will be")
+        if self.engine.launch not in ("local", "env"):
+            rule = "starts workers elsewhere, and this program feeds its workers itself"
+            fix = "leave it out; to use several machines start the program on all of them, by torchrun or srun (launch='ranks')"
+            raise InvalidConfig("engine.launch", self.engine.launch, rule, fix)
+        if self.place is None:
+            check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
+            return
+        if self.engine.enforce_memory:
+            rule = "bounds a process, and under a launcher that is the user's own"
+            raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or use launch='local'")
+
+    def capture(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Captured:
+        """The model at the sizes of a mini-batch; one that runs at one batch size only at that of a micro-batch."""
+        from gpp.capture.build import capture
+
+        def captured(batch: int | None = None) -> Captured:
+            model, loss = self.model.train(), loss_of(self.loss, bool(targets))
+            # torch.export takes a batch of one sample for a constant.
+            two = [
+                {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
+            ]
+            return capture(model, two[0], two[1], loss, dict(self.metrics or {}), name=type(self.model).__name__, batch=batch)
+
+        found = captured()
+        b = only_size(self.microbatch_size, self.size)
+        return found if found.batch in (None, b) else captured(b)
+
+    def of_rows(self, rows: Mapping[str, Tensor]) -> Captured:
+        """The model at the sizes of a mini-batch by captured names."""
+        targets = {name.removeprefix(TARGET): tensor for name, tensor in rows.items() if name.startswith(TARGET)}
+        return self.capture({name: tensor for name, tensor in rows.items() if not name.startswith(TARGET)}, targets)
+
+    def problem(self, captured: Captured) -> Problem:
+        """The planning problem."""
+        made = api.problem(
+            captured,
+            self.cluster,
+            minibatch_size=self.size,
+            optimizer=self.optimizer,
+            microbatch_size=captured.batch or self.microbatch_size,
+            cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
+            loss_scope=self.loss_scope,
+        )
+        norm = self.optimizer.needs_norm(self.engine.worker_settings["autocast"])
+        return replace(made, global_norm=norm, max_replicas=1 if captured.batch else None)
+
+    def planned(self, problem: Problem) -> Plan:
+        """The plan that was given, proved to fit, or the strategy's."""
+        if self.plan is None:
+            return self.strategy.plan(problem)
+        self.strategy.check(self.plan, problem)
+        return self.plan
+
+    def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
+        """The job of the workers.
+
+        Raises:
+            InvalidConfig: the engine cannot run it; there are not as many ranks as devices.
+        """
+        engine = self.engine
+        made = assemble(
+            captured,
+            problem,
+            plan,
+            self.strategy,
+            optimizer=self.optimizer,
+            data=tensors.Tensors(folder=str(Path(self.run_dir, "data").resolve())),
+            model=None,
+            steps=self.steps or ENDLESS,
+            dtype=api.float_type(self.model),
+            seed=self.seed,
+            train_samples=self.size,
+            held_out=self.size,
+            on_nonfinite="warn",
+            overwrites=engine.overwrites,
+            **engine.worker_settings | {"launch": "local" if self.place is None else "external"},
+        )
+        replace(engine, launch="local").refuse(made)
+        if self.place and plan.num_devices != self.place.world:
+            rule = f"every rank is the worker of a device, and {self.place.world} were started (WORLD_SIZE)"
+            fix = f"start {plan.num_devices}, or say plan=... or another strategy, as gpp.Even, which takes all devices"
+            raise InvalidConfig("plan.devices", plan.num_devices, rule, fix)
+        return made
+
+    def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
+        """What the user is to know before the first step."""
+        cut = cut_warnings(captured, plan, whole_loss=self.loss_scope == "minibatch", whole_model=False)
+        return (*captured.warnings, *cut, *replace(self.engine, launch="local" if self.place is None else "env").check(plan))

@@ -1,0 +1,32 @@
+"""A plan as a table of text; that with names, seconds and bytes, for which a plan is not enough, is `gpp.report.run.terminal`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpp.plan.stage import Stage
+
+HEADINGS = ("stage", "operators", "devices", "micro-batch", "in flight", "next")
+
+
+def table(head: str, stages: Sequence[Stage], successors: Sequence[Sequence[int]]) -> str:
+    """A line of the whole plan, and one for each stage.
+
+    Args:
+        head: what the first line begins with.
+        successors: stages that follow each stage.
+
+    Example:
+        sequential: depth 2, mini-batch 16
+        stage  operators  devices  micro-batch  in flight  next
+        s0     4          d0       4            8          s1
+        s1     3          d1       4            4
+    """
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    for s, stage in enumerate(stages):
+        devices = " ".join(f"d{device}" for device in stage.devices) + " in turn" * (stage.round_robin_degree > 1)
+        following = " ".join(f"s{t}" for t in successors[s])
+        rows.append((f"s{s}", str(len(stage.ops)), devices, str(stage.microbatch_size), str(stage.in_flight), following))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([head, *lines])

@@ -1,0 +1,383 @@
+"""A pipeline under one's own launcher: every rank runs the user's program, and is the worker of one device in that very process.
+
+The ranks meet in the launcher's store. Rank 0 plans and hands the job out there; from then on all of them make the same calls in
+the same order, as with collectives of torch.distributed: a step begins with a comparison of what the ranks were given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.graph.captured import is_loss
+from gpp.runtime.controller.board import open_store
+from gpp.runtime.controller.controller import clear
+from gpp.runtime.controller.place import Place
+from gpp.runtime.devices import check_devices
+from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status, read_state, status_path
+from gpp.runtime.job import Job
+from gpp.runtime.live.worker import Do, LiveWorker
+from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
+from gpp.runtime.worker.main import working
+from gpp.runtime.worker.process import BEAT_S, kind_of, report
+
+Tensors = Mapping[str, torch.Tensor]
+
+PART_BYTES = 4 << 20
+"""Most bytes of a value in the store."""
+
+LOOK_S = 0.1
+QUIET_S = 2.0
+"""Seconds without a sign of life after which a rank, with which a connection has just broken, counts as gone."""
+
+SAMPLED = 1024
+"""Numbers of each tensor of a batch by which the ranks compare what they were given."""
+
+
+class Meeting:
+    """The ranks of a launch, before there is a job.
+
+    Args:
+        limit_s: for the others to come, and for rank 0 to plan.
+    """
+
+    _count: ClassVar[int] = 0
+
+    def __init__(self, place: Place, *, interface: str, limit_s: float) -> None:
+        self.place, self.limit_s = place, limit_s
+        # A launch that begins again, and each further pipeline, has a part of the store of its own.
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        name, Meeting._count = f"gpp-ranks/{again}/{Meeting._count}", Meeting._count + 1
+        self.store: Store = PrefixStore(name, open_store(place, interface=interface, limit_s=limit_s))
+
+    def fail(self, error: BaseException) -> None:
+        """Rank 0: tell the others that there will be no job."""
+        with suppress(dist.DistError, RuntimeError):
+            self.store.set("job", json.dumps({"error": str(error) or type(error).__name__}))
+
+    def give(self, run_dir: Path) -> None:
+        """Rank 0: hand out the job that lies in `run_dir`."""
+        run = run_of(run_dir)
+        assert run is not None, "a run begins before it is handed out"
+        files = {path.name: path.stat().st_size for path in sorted((run_dir / "job").iterdir())}
+        texts = {name: (run_dir / "job" / name).read_text() for name in files if not name.endswith(".safetensors")}
+        body = json.dumps(texts).encode()
+        parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
+        for number, part in enumerate(parts):
+            self.store.set(f"job/{number}", part)  # type: ignore[arg-type]
+        head = {"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": files, "parts": len(parts)}
+        self.store.set("job", json.dumps(head))
+
+    def take(self) -> tuple[Path, RunDir | None]:
+        """Another rank: the run directory with the job; and this machine's hold on it, where it has one of its own.
+
+        Its weights are not there yet then.
+
+        Raises:
+            WorkerFailed: rank 0 has failed, or there is no job in time.
+        """
+        try:
+            self.store.wait(["job"], timedelta(seconds=self.limit_s))
+        except (dist.DistError, RuntimeError) as error:
+            rule = f"has handed out no job within {self.limit_s:g} s (engine.startup_timeout_s), or has ended"
+            raise WorkerFailed(0, rule) from error
+        head = json.loads(self.store.get("job"))
+        if "error" in head:
+            raise WorkerFailed(0, head["error"])
+        run_dir, until = Path(head["run_dir"]), time.monotonic() + self.limit_s
+        if self.place.local_rank == 0 and not _sees(head, run_dir):
+            directory = RunDir(run_dir, field="run_dir")
+            try:
+                directory.claim()
+            except InvalidConfig:
+                # Rank 0 itself holds it: a shared file system that shows new files late.
+                if (run := under_way(run_dir)) is None or run.id != head["id"]:
+                    raise
+            else:
+                self._write(head, run_dir, directory)
+                return run_dir, directory
+        while not _sees(head, run_dir, whole=False):
+            if time.monotonic() > until:
+                raise WorkerFailed(self.place.rank, f"has not seen the job in {run_dir} within {self.limit_s:g} s")
+            time.sleep(LOOK_S)
+        return run_dir, None
+
+    def _write(self, head: Mapping[str, Any], run_dir: Path, directory: RunDir) -> None:
+        directory.begin()
+        body = b"".join(self.store.get(f"job/{number}") for number in range(head["parts"]))
+        clear(run_dir)
+        (run_dir / "job").mkdir(exist_ok=True)
+        for name, text in json.loads(body).items():
+            (run_dir / "job" / Path(name).name).write_text(text)
+        identity = json.loads((run_dir / RUN).read_text()) | {"id": head["id"]}
+        (run_dir / RUN).write_text(json.dumps(identity))
+
+
+def _sees(head: Mapping[str, Any], run_dir: Path, *, whole: bool = True) -> bool:
+    """Whether a folder holds the job.
+
+    Args:
+        whole: with its weights.
+    """
+    run, job = run_of(run_dir), run_dir / "job"
+    if run is None or run.id != head["id"]:
+        return False
+    names = {name: size for name, size in head["sizes"].items() if whole or not name.endswith(".safetensors")}
+    return all((job / name).is_file() and (job / name).stat().st_size == size for name, size in names.items())
+
+
+class Ranks:
+    """This process's worker among those of all ranks; every method is called by all of them.
+
+    Args:
+        lacks: whether this process writes down the weights of a job that its machine does not see.
+
+    Raises:
+        WorkerFailed: from any method: another rank is gone, or failed.
+    """
+
+    def __init__(self, meeting: Meeting, job: Job, run_dir: Path, *, lacks: bool) -> None:
+        place, self._run_dir = meeting.place, run_dir
+        self.rank, self._world = place.rank, place.world
+        if dist.is_initialized():
+            rule, fix = (
+                "is initialised already, and the pipeline makes a group of its own",
+                "call gpp.parallelize before, or leave it out",
+            )
+            raise InvalidConfig("torch.distributed", "init_process_group", rule, fix)
+        kind = job.settings.device_kind
+        self._device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device("cpu")
+        if kind == "cuda":
+            check_devices(job.cluster, place.local_rank + 1, "distributed")
+            torch.cuda.set_device(self._device)
+        self._group = torch.device(self._device if job.settings.backend == "nccl" else "cpu")
+        self._stack, self._forms, self._over = ExitStack(), 1, threading.Event()
+        for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
+            (run_dir / "ranks" / f"rank_{self.rank}.{name}").unlink(missing_ok=True)
+        self._status = Status(status_path(run_dir / "ranks", self.rank))
+        threading.Thread(target=self._beat, daemon=True).start()
+        self._guard(lambda: self._enter(meeting, job, lacks))
+
+    def _enter(self, meeting: Meeting, job: Job, lacks: bool) -> None:
+        bring = partial(self._bring_weights, lacks)
+        made = working(job, self._run_dir, self.rank, self._world, self._device, LiveWorker, meeting.store, bring)
+        self._worker = self._stack.enter_context(made)
+        path = self._run_dir / "ranks" / f"rank_{self.rank}.jsonl"
+        self._stack.enter_context(self._worker.opened(self._stack.enter_context(path.open("w"))))
+        self.notes = self._worker.notes
+        self._status.enter(RESTING)
+
+    def _bring_weights(self, lacks: bool) -> None:
+        """Let machines that do not see rank 0's folder have the initial weights."""
+        if not any(flag for (flag,) in self._numbers([int(lacks)])):
+            return
+        path = self._run_dir / "job" / "weights.safetensors"
+        body = self._from_first(path.read_bytes() if self.rank == 0 else b"")
+        if lacks:
+            path.write_bytes(body)
+        self._numbers([0])
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            self._status.beat()
+
+    def agree(self, batch: Tensors) -> None:
+        """Refuse batches that differ between the ranks: by their shapes, and by some of their numbers.
+
+        Raises:
+            InvalidConfig: names the ranks.
+        """
+        found = self._guard(lambda: self._numbers([_digest(batch)]))
+        others = [rank for rank, number in enumerate(found) if number != found[0]]
+        if others:
+            rule = f"differs from that of rank 0 on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))}"
+            fix = "give every rank the same batches: the same seed for the sampler, and no DistributedSampler"
+            raise InvalidConfig("batch", f"of rank {self.rank}", rule, fix)
+
+    def add(self, make: Callable[[], tuple[Job, Tensors]]) -> Job:
+        """Be ready for batches of another form; its job, which rank 0 makes.
+
+        Raises:
+            InvalidConfig: on all ranks, where `make` raises it on rank 0.
+        """
+        folder, job, error = self._run_dir / "forms" / str(self._forms), None, None
+        if self.rank == 0:
+            try:
+                job, weights = make()
+                job.save(folder, weights)
+            except InvalidConfig as raised:
+                error = raised
+        return self._guard(lambda: self._add(folder, job, error))
+
+    def _add(self, folder: Path, job: Job | None, error: InvalidConfig | None) -> Job:
+        why = json.loads(
+            self._from_first(json.dumps([error.field, str(error.value), error.rule, error.fix] if error else []).encode())
+        )
+        if why:
+            raise error or InvalidConfig(*why)
+        names = {"text": "", "weights": "weights.safetensors"}
+        own = folder / "job"
+        texts = {p.name: p.read_text() for p in own.iterdir() if p.name != names["weights"]} if job else {}
+        body = self._from_first(json.dumps(texts).encode())
+        weights = self._from_first((own / names["weights"]).read_bytes() if job else b"")
+        # Ranks of one machine write the same; each of them whole, and none reads before all have written.
+        if not own.exists() or not (own / names["weights"]).exists():
+            own.mkdir(parents=True, exist_ok=True)
+            for name, content in {**{n: t.encode() for n, t in json.loads(body).items()}, names["weights"]: weights}.items():
+                fresh = own / f".{self.rank}.{Path(name).name}"
+                fresh.write_bytes(content)
+                os.replace(fresh, own / Path(name).name)
+        self._numbers([0])
+        self._worker.add(folder)
+        self._forms += 1
+        return self._worker.job
+
+    def ask(self, what: Do, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Let all workers do the same; the sums of their numbers, and the tensors of all of them, on every rank."""
+        return self._guard(lambda: self._ask(what, batch or {}, form))
+
+    def _ask(self, what: Do, batch: Tensors, form: int) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        numbers, tensors = self._worker.do(what, {name: batch[name] for name in self._worker.reads if name in batch}, form)
+        self._status.enter(SILENT)
+        if what == "weights":
+            bodies = self._from_all(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+            return {}, {name: tensor for body in reversed(bodies) for name, tensor in load(body).items()}
+        names = [name for name in self._worker.job.captured.results if what == "evaluate" or is_loss(name)]
+        found = self._gathered([numbers.get(name, 0.0) for name in names], torch.float64)
+        return {name: sum(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}, {}
+
+    def end(self) -> None:
+        """Write down what the workers have measured, and let rank 0 see it."""
+        self._guard(self._end)
+
+    def _end(self) -> None:
+        self._worker.end()
+        ranks = self._run_dir / "ranks"
+        names = [f"rank_{self.rank}.jsonl", f"rank_{self.rank}.clock.json", f"device_{self._worker.device_id}.json"]
+        own = {name: (ranks / name).read_text() for name in names if (ranks / name).exists()}
+        for body in self._from_all(json.dumps(own).encode()):
+            for name, text in json.loads(body).items() if self.rank == 0 else ():
+                if not (ranks / name).exists():
+                    (ranks / name).write_text(text)
+        self.barrier()
+        self._stack.close()
+        self._over.set()
+
+    def barrier(self) -> None:
+        """Wait for all others."""
+        self._guard(lambda: self._numbers([0]))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """This rank leaves, and the others fail: no result is written."""
+        if error is not None:
+            report(self._run_dir / "ranks", self.rank, error, kind_of(error))
+        self._leave()
+
+    def _leave(self) -> None:
+        self._over.set()
+        # Whoever waits for this rank hears of its end by the connections.
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    def _guard(self, call: Callable[[], Any]) -> Any:
+        """Make a call in which ranks meet; a failure of another one is told in words."""
+        self._status.enter(SILENT)
+        try:
+            return call()
+        except InvalidConfig:
+            raise
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._status.waiting(False)
+            self._status.enter(RESTING)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        ranks, kind = self._run_dir / "ranks", kind_of(error)
+        with suppress(OSError):
+            report(ranks, self.rank, error, kind)
+        found = self._gone() if kind == "lost" else None
+        self._leave()
+        if found:
+            raise found from error
+        raise error
+
+    def _gone(self) -> WorkerFailed:
+        """Which rank a broken connection tells of."""
+        ranks = self._run_dir / "ranks"
+        before = {rank: read_state(status_path(ranks, rank)) or RankState() for rank in range(self._world)}
+        time.sleep(QUIET_S)
+        for path in sorted(ranks.glob("rank_*.error.json")):
+            said = json.loads(path.read_text())
+            if said["kind"] == "error":
+                return WorkerFailed(said["cause"], said["error"], said["traceback"])
+        silent = [
+            rank
+            for rank, state in before.items()
+            if rank != self.rank and (read_state(status_path(ranks, rank)) or RankState()).beat_ns == state.beat_ns
+        ]
+        if silent:
+            return WorkerFailed(silent[0], "is gone: it was killed, or its program has ended", gone=tuple(silent))
+        return WorkerFailed(self.rank, "has lost its connection to another rank, whose own output says why")
+
+    def _numbers(self, own: list[int]) -> list[list[int]]:
+        """Some integers of every rank, by rank."""
+        return self._gathered(own, torch.int64)
+
+    def _gathered(self, own: list[Any], dtype: torch.dtype) -> list[list[Any]]:
+        """Some numbers of every rank, by rank."""
+        self._status.waiting(True)
+        mine = torch.tensor(own, dtype=dtype, device=self._group)
+        found = [torch.empty_like(mine) for _ in range(self._world)]
+        dist.all_gather(found, mine)
+        self._status.waiting(False)
+        return [one.tolist() for one in found]
+
+    def _from_first(self, body: bytes) -> bytes:
+        """What rank 0 says, on all ranks."""
+        return self._from(0, body, self._numbers([len(body)])[0][0])
+
+    def _from_all(self, body: bytes) -> list[bytes]:
+        """What every rank says, by rank."""
+        sizes = self._numbers([len(body)])
+        return [self._from(rank, body, size) for rank, (size,) in enumerate(sizes)]
+
+    def _from(self, rank: int, body: bytes, size: int) -> bytes:
+        if not size:
+            return b""
+        here = rank == self.rank
+        tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8) if here else torch.empty(size, dtype=torch.uint8)
+        tensor = tensor.to(self._group)
+        self._status.waiting(True)
+        dist.broadcast(tensor, rank)
+        self._status.waiting(False)
+        return body if here else tensor.cpu().numpy().tobytes()
+
+
+def _digest(batch: Tensors) -> int:
+    """A number that batches of other shapes or samples do not share: of the shapes, the types and some of the values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(batch.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // SAMPLED)].cpu()
+        digest.update(some.contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b"")
+    return int.from_bytes(digest.digest()[:8], "big", signed=True)

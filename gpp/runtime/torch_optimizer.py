@@ -1,0 +1,93 @@
+"""An optimizer of torch's kind as plain values: its class, and the settings of each group of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Self, final
+
+import torch
+
+from gpp.errors import InvalidConfig
+from gpp.optimizers import AbstractOptimizer, ClipNorm, ClipScope, LearningRate, Rate, Shard
+from gpp.settings import NotNegative
+from gpp.weights.base import Extrapolation, Predictor
+
+RATE_SHARE = "rate_share"
+"""Key of a parameter group: its learning rate over that of the optimizer; 1 where there is none."""
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let an optimizer's next step have a learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get(RATE_SHARE, 1.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Parameters of a torch optimizer with settings of their own.
+
+    Args:
+        names: their full names.
+        values: the optimizer's settings by name, as JSON values.
+    """
+
+    names: tuple[str, ...]
+    values: dict[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptimizer(AbstractOptimizer):
+    """Any optimizer of torch's kind that updates each parameter from its own gradient; `gpp.app.optimizer_factory` makes it.
+
+    Args:
+        path: dotted path of its class.
+        groups: all trained parameters.
+        state: bytes of state for each byte of trained parameter.
+        weight_decay: 0, because the class does that.
+    """
+
+    path: str
+    lr: Rate
+    groups: tuple[Group, ...]
+    state: NotNegative
+    weight_decay: NotNegative = 0.0
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
+    shard: Shard = "none"
+
+    @property
+    def momentum_factor(self) -> float:
+        return 0.0
+
+    def with_momentum(self, factor: float) -> Self:
+        raise InvalidConfig("optimizer", self.path, "has no momentum that a policy for the weights may set", "use gpp.NAdam")
+
+    @property
+    def state_factor(self) -> float:
+        return self.state
+
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        lacks = "has steps that nothing is known of, and weights are to be predicted along them"
+        raise InvalidConfig("optimizer", self.path, lacks, "use gpp.SGD or gpp.Adam, or other weights")
+
+    def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""
+        return self._class()(list(params), **self.groups[0].values)
+
+    def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        own = dict(params)
+        made = [
+            {**group.values, "params": found, RATE_SHARE: group.values["lr"] / self.lr}
+            for group in self.groups
+            if (found := [own[name] for name in group.names if name in own])
+        ]
+        return self._class()(made, **self.groups[0].values)
+
+    def _class(self) -> type[torch.optim.Optimizer]:
+        module, _, name = self.path.rpartition(".")
+        return getattr(import_module(module), name)

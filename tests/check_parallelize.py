@@ -1,0 +1,175 @@
+"""Networks of Hugging Face through `gpp.parallelize`, against plain loops: `python -m tests.check_parallelize`.
+
+Random weights, float64, 20 steps of Adam on 2 and 3 workers; the losses must be those of a plain loop over the same model. Then the
+weights are saved by `save_pretrained`, read by `from_pretrained`, and trained for 5 steps more, beside a plain loop again. With
+`--lengths` the lengths of T5's and CLIP's batches change from step to step, and the last batch is smaller. `--launch ranks` starts
+every worker as a rank of torchrun, which runs this very file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gpp
+
+SIZE, STEPS, TOLERANCE = 8, 20, 1e-12
+LENGTHS = (12, 7, 16, 9)
+
+Batch = dict[str, Tensor]
+Sizes = dict[str, Any]
+Case = tuple[nn.Module, Callable[[int], Batch], Callable[[Any], Tensor] | None]
+"""A model, its batches by a length, and its loss; None for its own."""
+
+TEXT: Sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION: Sizes = {name: size for name, size in TEXT.items() if name != "vocab_size"} | {"image_size": 32, "patch_size": 8}
+
+
+def tokens(length: int) -> Tensor:
+    return torch.randint(3, 100, (SIZE, length))
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(SIZE, *shape, dtype=torch.float64)
+
+
+def pairs(outputs: Any) -> Tensor:
+    """One less the mean cosine of pairs."""
+    text, image = (x / x.norm(dim=-1, keepdim=True) for x in (outputs.text_embeds, outputs.image_embeds))
+    return (1 - (text * image).sum(-1)).mean()
+
+
+def t5() -> Case:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    ends: Sizes = {"decoder_start_token_id": 0, "use_cache": False}
+    config = T5Config(**sizes, **ends, dropout_rate=0.0)
+    return T5ForConditionalGeneration(config), lambda n: {"input_ids": tokens(n), "labels": tokens(n - 2)}, None
+
+
+def clip() -> Case:
+    from transformers import CLIPConfig, CLIPModel
+
+    text: Sizes = TEXT | {"max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16))
+    return model, lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs
+
+
+def whisper() -> Case:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    counts: Sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
+    layers: Sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in counts.items()}
+    ends: Sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 20}
+    config = WhisperConfig(**layers, **ends, **sizes, dropout=0.0, use_cache=False)
+    return WhisperForConditionalGeneration(config), lambda n: {"input_features": numbers(16, 60), "labels": tokens(n - 2)}, None
+
+
+def siglip() -> Case:
+    from transformers import SiglipConfig, SiglipModel
+
+    config = SiglipConfig(text_config=TEXT | {"max_position_embeddings": 16}, vision_config=VISION)
+    return SiglipModel(config), lambda n: {"input_ids": tokens(16), "pixel_values": numbers(3, 32, 32)}, pairs
+
+
+def blip() -> Case:
+    from transformers import BlipConfig, BlipModel
+
+    still: Sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "encoder_hidden_size": 32}
+    config = BlipConfig(text_config=TEXT | still | {"max_position_embeddings": 16}, vision_config=VISION, projection_dim=32)
+    return BlipModel(config), lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs
+
+
+def lxmert() -> Case:
+    from transformers import LxmertConfig, LxmertModel
+
+    layers: Sizes = {"l_layers": 2, "x_layers": 2, "r_layers": 2, "visual_feat_dim": 16, "max_position_embeddings": 16}
+    sizes: Sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    model = LxmertModel(LxmertConfig(**sizes, **layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    made = lambda n: {"input_ids": tokens(n), "visual_feats": numbers(6, 16), "visual_pos": numbers(6, 4).sigmoid()}  # noqa: E731
+    return model, made, lambda outputs: outputs.pooled_output.square().mean()
+
+
+CASES: dict[str, Callable[[], Case]] = {f.__name__: f for f in (t5, whisper, siglip, blip, lxmert, clip)}
+CHANGING = ("t5", "clip")
+
+
+def plain_losses(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
+    """Losses of a loop of one's own over the whole model."""
+    optimizer, out = torch.optim.Adam(model.parameters(), lr=1e-3), []
+    for batch in data:
+        optimizer.zero_grad()
+        outputs = model(**batch)
+        value = loss(outputs) if loss else outputs.loss
+        value.backward()
+        optimizer.step()
+        out.append(value.item())
+    return out
+
+
+def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
+    """Train one network; says how far the losses are apart at most, and returns whether that is rounding alone."""
+    torch.manual_seed(0)
+    model, batch, loss = CASES[name]()
+    model = model.double().train()
+    data = [batch(LENGTHS[i % len(LENGTHS)] if changes else LENGTHS[0]) for i in range(STEPS)]
+    if changes:
+        data[-1] = {key: tensor[: SIZE - 3] for key, tensor in data[-1].items()}
+    expected = plain_losses(copy.deepcopy(model), loss, data)
+    strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(replication=False), schedule=gpp.OneFOneB())
+    settings: dict[str, Any] = {"cost": gpp.Analytical(), "microbatch_size": SIZE // 4, "strategy": strategy}
+    with gpp.parallelize(model, data[0], loss=loss, devices=workers, run_dir=folder, **settings) as pipeline:
+        losses = [pipeline.step(each) for each in data]
+        stages = len(pipeline.plan.stages)
+        where = pipeline.run_dir / "saved"  # on all ranks that of rank 0
+        pipeline.save_pretrained(where)
+    saved: Any = type(model).from_pretrained(where, dtype="auto").train()
+    kept = all(torch.equal(weight, saved.state_dict()[key]) for key, weight in model.state_dict().items())
+    again = data[: STEPS // 4]
+    expected += plain_losses(copy.deepcopy(saved), loss, again)
+    with gpp.parallelize(saved, data[0], loss=loss, devices=workers, run_dir=f"{folder}-again", **settings) as pipeline:
+        losses += [pipeline.step(each) for each in again]
+    worst = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))
+    ok = worst <= TOLERANCE and stages >= workers and kept
+    if os.environ.get("RANK", "0") == "0":
+        what = f"{len(set(LENGTHS))} lengths" if changes else "one length"
+        verdict = "ok" if ok else "WRONG"
+        print(f"{name:8} {workers} workers, {stages} stages, {what}, {STEPS} steps: apart {worst:.1e} {verdict}", flush=True)
+    return ok
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(CASES))
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--lengths", action="store_true")
+    parser.add_argument("--launch", choices=("local", "ranks"), default="local")
+    asked = parser.parse_args()
+    if importlib.util.find_spec("transformers") is None:
+        print("skipped: the networks are those of transformers, which is not installed (pip install transformers)")
+        return 0
+    if asked.launch == "ranks" and "RANK" not in os.environ:
+        words = [*asked.names, *(["--lengths"] if asked.lengths else []), "--launch", "ranks", "--workers"]
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        return max(subprocess.call([*start, str(n), "-m", "tests.check_parallelize", *words, str(n)]) for n in asked.workers)
+    names = [name for name in asked.names if name in CHANGING] if asked.lengths else asked.names
+    with tempfile.TemporaryDirectory() as folder:
+        # All ranks are told rank 0's folder.
+        found = [check(name, n, changes=asked.lengths, folder=f"{folder}/{name}{n}") for n in asked.workers for name in names]
+    return 0 if all(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
