@@ -116,6 +116,11 @@ class Strategy:
         """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
         return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
+    @property
+    def fitting(self) -> Strategy:
+        """The strategy that says soonest whether this one has a plan; itself where its planner is no slower."""
+        return self if self.planner.fitting is self.planner else replace(self, planner=self.planner.fitting)
+
     def _sparing(self, problem: Problem) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
 
@@ -343,7 +348,8 @@ class Strategy:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
         most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
-        while copies[-1] < most:
+        # Who marks stages knows where they stand.
+        while not self.planner.marks and copies[-1] < most:
             copies.append(min(2 * copies[-1], most))
         return [
             replace(

@@ -40,13 +40,14 @@ class FurthestEnds:
 
     Args:
         stages: its number of stages is given, or any up to the devices is searched.
+        first: whether any chain does.
     """
 
-    def __init__(self, stages: FittedStages) -> None:
-        self.stages, self.n, self.most = stages, stages.n, stages.most
+    def __init__(self, stages: FittedStages, first: bool = False) -> None:
+        self.stages, self.n, self.most, self.first = stages, stages.n, stages.most, first
         self.exactly = stages.depth is not None
         self.tries = FEW * self.most + SHARED // self.n**2
-        self.proven = True
+        self.proven = not first
         """Whether every T below the result was refuted."""
         self._kept_s = [stages.prefix_s(p) for p in range(1, self.most + 1)]
         self._rest_s = stages.fastest_s
@@ -60,11 +61,16 @@ class FurthestEnds:
 
     def solve(self, below_s: float = float("inf")) -> tuple[float, list[Stretch]] | None:
         """Seconds of the slowest stage, and the stages in order; None if nothing below `below_s` fits."""
-        low, found = 0.0, None
+        most_s, proven = below_s * (1 - EXACT), self.proven
+        found = self._within(most_s)
+        if self.first or (found is None and self.proven):
+            return None if found is None else (max(map(self.stages.seconds, found)), found)
+        # What was not refuted with all ends open may still be found with few.
+        low, self.proven = 0.0, proven
         for rise in RISES:
-            limit = min(self.least_s * rise, below_s * (1 - EXACT))
+            limit = min(self.least_s * rise, most_s)
             found = self._within(limit)
-            if found is not None or limit >= below_s * (1 - EXACT):
+            if found is not None or limit >= most_s:
                 break
             low = limit
         if found is None:
