@@ -142,7 +142,8 @@ class Strategy:
         if found:
             return min(found, key=lambda pair: pair[0])[1]
         assert why is not None  # the problem itself has been asked
-        raise Infeasible(f"{why.constraint}, even with strategy.memory={self.memory.name}", why.remedy)
+        said, even = why, f"even with strategy.memory={self.memory.name}"
+        raise Infeasible.later(lambda: Infeasible(f"{said.constraint}, {even}", said.remedy))
 
     def _views(self, problem: Problem) -> Iterator[Problem]:
         """The problem, and others in its place in which memory has a price."""

@@ -99,7 +99,7 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
 
     def fits(size: int) -> bool:
         trying(strategy.name, size)
-        found[size] = attempt(fitting, at_size(problem, size, count), record=False)
+        found[size] = attempt(fitting, at_size(problem, size, count), record=False, why=False)
         return found[size].status == "ok"
 
     low, high, size, refusals = 0, None, 1, 0
@@ -112,8 +112,8 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
     while high is not None and low and high - low > (step := step_at(low)):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
-    at_last = found[high] if high else None
-    best = attempt(strategy, at_size(problem, low, count)) if low else found[min(found)]
+    at_last = attempt(fitting, at_size(problem, high, count), record=False) if high else None
+    best = attempt(strategy, at_size(problem, low or 1, count))
     return Boundary(
         best=best,
         microbatch_size=low,

@@ -30,6 +30,9 @@ FEW, SHARED = 2, 1_000_000
 RISES = (1.0 + 1e-9, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, float("inf"))
 """Times that are tried first, in units of the least that endless memory could give."""
 
+FEW_RISES = (1.03, 2.0, float("inf"))
+"""Those that are tried where any chain does."""
+
 
 class _Spent(Exception):
     """No more bills for this T."""
@@ -61,21 +64,18 @@ class FurthestEnds:
 
     def solve(self, below_s: float = float("inf")) -> tuple[float, list[Stretch]] | None:
         """Seconds of the slowest stage, and the stages in order; None if nothing below `below_s` fits."""
-        most_s, proven = below_s * (1 - EXACT), self.proven
-        found = self._within(most_s)
-        if self.first or (found is None and self.proven):
-            return None if found is None else (max(map(self.stages.seconds, found)), found)
-        # What was not refuted with all ends open may still be found with few.
-        low, self.proven = 0.0, proven
-        for rise in RISES:
-            limit = min(self.least_s * rise, most_s)
+        low, found = 0.0, None
+        for rise in FEW_RISES if self.first else RISES:
+            limit = min(self.least_s * rise, below_s * (1 - EXACT))
             found = self._within(limit)
-            if found is not None or limit >= most_s:
+            if found is not None or limit >= below_s * (1 - EXACT):
                 break
             low = limit
         if found is None:
             return None
         best = max(map(self.stages.seconds, found))
+        if self.first:
+            return best, found
         tolerance = EXACT if self.n <= LARGE else NEAR
         while best - low > tolerance * best:
             limit = (low + best) / 2
