@@ -24,13 +24,14 @@ EXACT, NEAR = 1e-9, 5e-3
 
 LARGE = 128
 
-FEW, SHARED = 2, 1_000_000
-"""Bills that are made in vain for one T: so many for each position, and those shared out over the pairs of operators."""
+FEW, FIRST, SHARED = 2, 8, 1_000_000
+"""Bills that are made in vain for one T: so many for each position (more where any chain does, and few T are tried), and those
+shared out over the pairs of operators."""
 
 RISES = (1.0 + 1e-9, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, float("inf"))
 """Times that are tried first, in units of the least that endless memory could give."""
 
-FEW_RISES = (1.03, 2.0, float("inf"))
+FIRST_RISES = (1.03, 1.3, 2.0, float("inf"))
 """Those that are tried where any chain does."""
 
 
@@ -49,7 +50,7 @@ class FurthestEnds:
     def __init__(self, stages: FittedStages, first: bool = False) -> None:
         self.stages, self.n, self.most, self.first = stages, stages.n, stages.most, first
         self.exactly = stages.depth is not None
-        self.tries = FEW * self.most + SHARED // self.n**2
+        self.tries = (FIRST if first else FEW) * self.most + SHARED // self.n**2
         self.proven = not first
         """Whether every T below the result was refuted."""
         self._kept_s = [stages.prefix_s(p) for p in range(1, self.most + 1)]
@@ -65,7 +66,7 @@ class FurthestEnds:
     def solve(self, below_s: float = float("inf")) -> tuple[float, list[Stretch]] | None:
         """Seconds of the slowest stage, and the stages in order; None if nothing below `below_s` fits."""
         low, found = 0.0, None
-        for rise in FEW_RISES if self.first else RISES:
+        for rise in FIRST_RISES if self.first else RISES:
             limit = min(self.least_s * rise, below_s * (1 - EXACT))
             found = self._within(limit)
             if found is not None or limit >= below_s * (1 - EXACT):
@@ -145,4 +146,5 @@ class FurthestEnds:
     def _does(self, stretch: Stretch, limit_s: float) -> bool:
         if not self.stages.known(stretch) and self.stages.asked >= self._until:
             raise _Spent
-        return self.stages.seconds(stretch) <= limit_s
+        seconds = self.stages.seconds(stretch)
+        return seconds <= limit_s and seconds < float("inf")
