@@ -164,7 +164,7 @@ class Infeasible(GppError):
 
     @classmethod
     def later(cls, find: Callable[[], Infeasible]) -> Infeasible:
-        """One whose words are found when somebody reads them: that takes many searches, and who tries sizes reads the last alone."""
+        """One whose words are found when somebody reads them: that takes many searches, and who tries sizes reads the last."""
         error = cls("", "")
         error._find = find
         return error

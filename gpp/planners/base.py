@@ -33,7 +33,7 @@ class AbstractPlanner(ABC):
 
     @property
     def fitting(self) -> AbstractPlanner:
-        """The planner that says soonest whether this one has a plan that fits; itself, unless time is what it searches longest for."""
+        """The planner that says soonest whether this one has a plan; another one where it is time that is searched long for."""
         return self
 
     @abstractmethod

@@ -131,7 +131,11 @@ class DawnPiper(AbstractPlanner):
     def _climbed(self, run: Problem, start: Plan, seconds: float, memory: AbstractMemory, predict: Predict) -> Plan | None:
         """A better plan than the chain, its stages of any shape; None if none is found, or the graph is a chain or too large."""
         graph = run.graph
-        if self.search == "first" or graph.num_ops > self.most_climbed or all(t.consumers in ((t.producer + 1,), ()) for t in graph.tensors):
+        if (
+            self.search == "first"
+            or graph.num_ops > self.most_climbed
+            or all(t.consumers in ((t.producer + 1,), ()) for t in graph.tensors)
+        ):
             return None
         plans: dict[Plan, Plan] = {}
 

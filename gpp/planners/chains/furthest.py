@@ -6,7 +6,8 @@ left must be doable by the positions that are left even if everything were kept,
 
 A stage of fewer operators mostly takes less time and less memory, but not always: where it begins inside of what would be
 computed again, it holds what comes in. So the furthest end alone is no proof. All ends are tried, until `tries` bills were made
-in vain for one T, which small graphs never reach: their result is exact. Then T counts as out of reach.
+in vain for one T, which small graphs never reach: their result is exact. Then T counts as out of reach, and the chain that was
+found has the borders of its slowest stage moved inwards as long as that helps.
 
 Complexity: O(S log n) bills for each of O(log) times T, if the furthest ends do.
 """
@@ -23,6 +24,9 @@ EXACT, NEAR = 1e-9, 5e-3
 """Share of the least seconds to which they are found, in graphs of up to `LARGE` operators, and in others."""
 
 LARGE = 128
+
+STEPS = (1, 2, 4, 8)
+"""Operators that are moved over a border of the slowest stage at a time."""
 
 FEW, FIRST, SHARED = 2, 8, 1_000_000
 """Bills that are made in vain for one T: so many for each position (more where any chain does, and few T are tried), and those
@@ -85,7 +89,32 @@ class FurthestEnds:
                 low = limit
             else:
                 found, best = better, max(map(self.stages.seconds, better))
-        return best, found
+        return (best, found) if self.proven else self._evened(found)
+
+    def _evened(self, chain: list[Stretch]) -> tuple[float, list[Stretch]]:
+        """A chain that is not proven, with the borders of its slowest stage moved inwards while that makes the chain faster."""
+        best = max(map(self.stages.seconds, chain))
+        while True:
+            s = max(range(len(chain)), key=lambda i: self.stages.seconds(chain[i]))
+            moved = [self._moved(chain, s, step, early) for step in STEPS for early in (True, False)]
+            tried = [(max(map(self.stages.seconds, other)), other) for other in moved if other]
+            least, other = min(tried, default=(best, chain))
+            if least >= best * (1 - EXACT):
+                return best, chain
+            best, chain = least, other
+
+    @staticmethod
+    def _moved(chain: list[Stretch], s: int, step: int, early: bool) -> list[Stretch]:
+        """The chain with so many operators of a stage given to the one before it, or behind it; empty if that cannot be."""
+        other, stage = s - 1 if early else s + 1, chain[s]
+        if not 0 <= other < len(chain) or stage.last - stage.first <= step:
+            return []
+        out = list(chain)
+        if early:
+            out[s], out[other] = stage._replace(first=stage.first + step), chain[other]._replace(last=stage.first + step)
+        else:
+            out[s], out[other] = stage._replace(last=stage.last - step), chain[other]._replace(first=stage.last - step)
+        return out
 
     def _within(self, limit_s: float) -> list[Stretch] | None:
         """A chain of which no stage takes longer."""
