@@ -143,7 +143,8 @@ class FurthestEnds:
         left, kept = self.most - position, self._kept_s[position - 1]
         low = int(np.searchsorted(kept, kept[last] - limit_s * (1 + EXACT)))
         # The operators before it must be doable by the positions that are left.
-        high = min(int(np.searchsorted(self._rest_s, left * limit_s * (1 + EXACT), side="right")) - 1, last - 1)
+        rest_s = left * limit_s * (1 + EXACT) if left else 0.0  # a limit may be infinite
+        high = min(int(np.searchsorted(self._rest_s, rest_s, side="right")) - 1, last - 1)
         if self.exactly:
             low, high = max(low, left), 0 if not left else high
         if low > high:
