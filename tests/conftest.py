@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -37,6 +38,12 @@ def _one_thread() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: one more than there are cores, because tests of real processes wait for theirs."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_finish() -> None:
+    """All that collecting has made stays: the garbage collector need not look at it again and again for the length of the suite."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

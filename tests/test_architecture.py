@@ -85,10 +85,11 @@ WINGS: dict[str, list[set[str]]] = {
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
         {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
-        {"launch", "recording", "replanning"},
+        {"launch", "tracked", "tracking", "recording", "replanning"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
+        {"sweep_tracking"},
         {"api", "multirun", "pipeline"},
         {"cli"},
     ],

@@ -24,7 +24,7 @@ from gpp.cluster import Device, Link, local
 from gpp.cost.models.analytical import Analytical
 from gpp.data.digits import Digits as DigitsData
 from gpp.errors import InvalidConfig, written
-from gpp.loggers.none import NoLogger
+from gpp.loggers.jsonl import Jsonl
 from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
@@ -57,11 +57,13 @@ NASTY = [
     {"a": math.nan},
     object(),
 ]
+UNLIKELY = [-1, 0, 10**12, "graphpip", [0.5, "x"]]
+"""Of a usual type, and hardly what any setting takes."""
 LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e9)
 OBJECTS = (
     Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
-    NoLogger(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
+    Jsonl(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
 
@@ -209,12 +211,14 @@ def test_an_unknown_setting_is_refused_and_the_usual_ones_pass(target: Any, pref
 
 
 @pytest.mark.parametrize(("target", "prefix", "name"), SETTINGS)
-def test_wrong_types_are_refused_by_name_and_with_a_fix(target: Any, prefix: str, name: str) -> None:
+def test_wrong_values_are_refused_by_name_with_a_fix_that_works(target: Any, prefix: str, name: str) -> None:
+    """`set FIELD=VALUE` is what Hydra reads, and the setting takes the value."""
     hint, _ = hints_of(target)[name]
     dotted = f"{prefix}.{name}" if prefix else name
-    for value in NASTY:
+    others = usual(target)
+    for value in [*NASTY, *UNLIKELY]:
         try:
-            made = target(**{**usual(target), name: value})
+            made = target(**{**others, name: value})
         except InvalidConfig as error:
             if not fits(hint, value):
                 assert error.field == dotted or error.field.startswith((f"{dotted}.", f"{dotted}[")), error
@@ -222,27 +226,17 @@ def test_wrong_types_are_refused_by_name_and_with_a_fix(target: Any, prefix: str
             message = str(error)
             assert len(message) < 900 and "\n" not in message
             assert pickle.loads(pickle.dumps(error)).fix == error.fix
+            if error.fix.startswith(f"set {dotted}="):
+                fix = OverridesParser.create().parse_override(error.fix.removeprefix("set ")).value()
+                try:
+                    target(**{**others, name: fix})
+                except InvalidConfig as again:
+                    assert again.rule != error.rule, f"{error} -> {again}"  # a rule between fields may be next
         else:
             assert fits(hint, value), f"{dotted} takes {written(value)}"
             if isinstance(target, type):
                 kept = getattr(made, name)
                 assert kept is value or kept == value or list(kept) == list(value)
-
-
-@pytest.mark.parametrize(("target", "prefix", "name"), SETTINGS)
-def test_the_fix_works(target: Any, prefix: str, name: str) -> None:
-    """`set FIELD=VALUE` is what Hydra reads, and the setting takes the value."""
-    dotted = f"{prefix}.{name}" if prefix else name
-    for value in [*NASTY, -1, 0, 10**12, "graphpip", [0.5, "x"]]:
-        try:
-            target(**{**usual(target), name: value})
-        except InvalidConfig as error:
-            if error.fix.startswith(f"set {dotted}="):
-                fix = OverridesParser.create().parse_override(error.fix.removeprefix("set ")).value()
-                try:
-                    target(**{**usual(target), name: fix})
-                except InvalidConfig as again:
-                    assert again.rule != error.rule, f"{error} -> {again}"  # a rule between fields may be next
 
 
 UNCONVERTED = ("gpp.models.network.flat", "gpp.models.specs.", "gpp.app.multirun.")  # they hand on to those that declare

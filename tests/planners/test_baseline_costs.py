@@ -21,6 +21,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.chain_objectives import pipedream_s, piper_s
 from tests.support.conf import option
+from tests.support.long import long
 from tests.support.problems import Rate
 from tests.support.published import profile
 
@@ -52,7 +53,9 @@ def plan_of(planner: AbstractPlanner, problem: Problem):
 @pytest.mark.parametrize("name", list(BASELINES))
 @pytest.mark.parametrize("efficiency", [None, 0.1])
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
-@pytest.mark.parametrize("model", ["pipedream_gnmt", "pipedream_alexnet", "random3", "random7"])
+@pytest.mark.parametrize(
+    "model", ["pipedream_gnmt", pytest.param("pipedream_alexnet", marks=long), pytest.param("random3", marks=long), "random7"]
+)
 def test_no_chain_is_better_by_the_baselines_own_objective(name, model, cluster_name, efficiency):
     """`sequential`'s chain is in the baseline's space: where the baseline is slower, its objective prefers what it chose.
 

@@ -6,4 +6,6 @@ import os
 
 import pytest
 
-long = pytest.mark.skipif(os.environ.get("GPP_EXAMPLES") != "long", reason="GPP_EXAMPLES=long runs it")
+LONG = os.environ.get("GPP_EXAMPLES") == "long"
+
+long = pytest.mark.skipif(not LONG, reason="GPP_EXAMPLES=long runs it")
