@@ -117,11 +117,6 @@ class Strategy:
         """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
         return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
-    @property
-    def fitting(self) -> Strategy:
-        """The strategy that says soonest whether this one has a plan; itself where its planner is no slower."""
-        return self if self.planner.fitting is self.planner else replace(self, planner=self.planner.fitting)
-
     def _sparing(self, problem: Problem) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
 

@@ -3,7 +3,7 @@
 What varies is the micro-batch. The number of micro-batches of a mini-batch stays, so the mini-batch grows with it; a strategy
 whose pipeline does not drain has as many as its weights ask for, one for most, so there it is the mini-batch that is searched.
 Whatever the planner chooses otherwise it chooses anew for every size: cuts, replicas, placement. Sizes are tried with what says
-soonest whether the strategy has a plan (`Strategy.fitting`); the plan of the largest one is the strategy's own.
+soonest whether the strategy has a plan (`AbstractPlanner.fitting`); the plan of the largest one is the strategy's own.
 
 Sizes have six binary digits at most (1 to 64, then every second number, then every fourth, ...): the boundary is found to 3 %, and
 replicas, which divide micro-batches, find sizes that they divide. Two refusals, because one may be a gap: a size that the
@@ -94,7 +94,7 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
         problem: its sizes give the number of micro-batches and nothing else.
         trying: called with the strategy's name and each micro-batch before it plans.
     """
-    count, fitting = microbatches_of(strategy, problem), strategy.fitting
+    count, fitting = microbatches_of(strategy, problem), replace(strategy, planner=strategy.planner.fitting)
     found: dict[int, Attempt] = {}
 
     def fits(size: int) -> bool:
