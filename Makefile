@@ -1,4 +1,4 @@
-# Two commands are all: `make run` and `make test`. Both create .venv and install what they need.
+# Two commands are all: `make run` and `make test`. Both create .venv and install what they need. `make docs` builds the site.
 # `make test TORCH=2.11.0` tests with another torch than constraints.txt pins, PYTHON=python3.12 with another Python; each pair
 # of them has an environment of its own.
 PYTHON ?= python3
@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint clean
+.PHONY: run test lint docs clean
 
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),+experiment=side_by_side)
@@ -26,6 +26,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The pages of docs/ as a site in site/; a link that leads nowhere, or a page that the navigation lacks, ends it.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # One install for the program, a second one on top of it for tests and lint; each again when its inputs change.
 $(VENV)/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,5 +41,9 @@ $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) -e ".[test,dev]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.run
+	$(INSTALL) -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-* outputs *.egg-info
+	rm -rf .venv .venv-* outputs site *.egg-info

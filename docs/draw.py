@@ -3,8 +3,8 @@
     python -m docs.draw
 
 The problem is GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64
-samples in micro-batches of eight. All timelines have one scale; for a continuous pipeline they show one mini-batch of
-its steady state.
+samples in micro-batches of eight. The timelines have one scale, and those of
+continuous pipelines another: they show one mini-batch of the steady state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from gpp.report.draw.svg import element, standalone
 from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even")
-ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
+DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even", "data_parallel", "dawnpiper")
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim", "layerpipe")
+SCHEDULES = ("interleaved_1f1b", "zero_bubble_v", "v_half", "v_min", "zero_bubble_auto")
+"""Schedules that need more than a rule for each stage, on the chain of `sequential`."""
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
+    **{name: ("strategy=sequential", f"strategy/schedule={name}", f"strategy.name={name}") for name in SCHEDULES},
     "graphpipe_apart": ("strategy=graphpipe", "strategy.planner.colocate=never", "strategy.name=graphpipe_apart"),
     "zero_bubble": ("strategy=zero_bubble", "strategy.planner.colocate=never"),
     # A micro-batch is a mini-batch, as published; no chain of eight stages has room for that.
@@ -58,16 +61,22 @@ def draw(found: Attempt, graph: OpGraph, span: float) -> str:
     of = branches(graph)
     tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
     rows = rows_of(plan.stages_of_device, tones, [predicted])
+    timeline = draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span)
+    return below(draw_stage_graph(plan, graph, of, WIDTH), timeline)
+
+
+def below(*drawings: str) -> str:
+    """Drawings one below the other, as a file."""
     parts, y = [hatch_definition()], 0.0
-    for svg in (
-        draw_stage_graph(plan, graph, of, WIDTH),
-        draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span),
-    ):
+    for svg in drawings:
         width, height = size(svg)
-        # A picture is not fitted to a page and has no tooltips.
-        inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1))
-        parts.append(inner.replace("<svg ", f'<svg x="{(WIDTH - width) / 2:.0f}" y="{y:.0f}" ', 1))
-        y += height
+        shrink = min(1.0, WIDTH / width)
+        # A picture is not fitted to a page and has no tooltips; a wide one is made smaller.
+        head, _, rest = svg.partition(">")
+        head = re.sub(r' (style|width|height)="[^"]*"', "", head)
+        box = f'x="{(WIDTH - shrink * width) / 2:.0f}" y="{y:.0f}" width="{shrink * width:.0f}" height="{shrink * height:.0f}"'
+        parts.append(f"{head.replace('<svg', f'<svg {box}', 1)}>{re.sub(r'<title>.*?</title>', '', rest, flags=re.S)}")
+        y += shrink * height
     whole = element("svg", "".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH:.0f} {y:.0f}")
     return standalone(whole)
 
@@ -86,10 +95,14 @@ def main() -> None:
     captured = one.captured()
     problem = one.problem(captured, one.op_graph(captured))
     found = [attempt(each.strategy, replace(problem, microbatch_size=each.microbatch_size)) for each in experiments]
-    span = span_s(each.predicted for each in found if each.predicted)
+    # Passes of a continuous pipeline are drawn to their end, far beyond a step, so these have a scale of their own.
+    drains = {each.strategy.name: each.strategy.schedule.drains for each in experiments}
+    spans = {
+        kind: span_s(each.predicted for each in found if drains[each.strategy] == kind and each.predicted) for kind in (True, False)
+    }
     for each in found:
         path = ROOT / "docs" / "strategies" / f"{each.strategy}.svg"
-        path.write_text(draw(each, problem.graph, span))
+        path.write_text(draw(each, problem.graph, spans[drains[each.strategy]]))
         print(f"{path.relative_to(ROOT)}: {1e3 * each.iteration_s:.0f} ms")
 
 

@@ -67,7 +67,8 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective, edges: what planners minimise while serving (`gpp.simulate.stream.scored`), and what messages then are.
+        objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
+        edges: how values travel in messages while serving.
     """
 
     name: str

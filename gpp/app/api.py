@@ -52,7 +52,8 @@ def capture_model(
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
     Args:
-        inputs, targets: example tensors of at least two samples, batch first.
+        inputs: example tensors of at least two samples by argument name, batch first.
+        targets: likewise what the loss compares with.
         loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
         metrics: name -> function like `loss`.
     """
@@ -130,7 +131,8 @@ def train(
     """Train `model` under `plan` on worker processes; its parameters hold the result when this returns.
 
     Args:
-        data, held_out: tensors [num_samples, ...].
+        data: (inputs by name, targets) to train on, tensors [num_samples, ...].
+        held_out: likewise to evaluate on.
         on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on.
         run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
@@ -150,7 +152,7 @@ def train(
         raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
     if engine.planner is not None:
         raise InvalidConfig(
-            "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
+            "engine", engine.name, "builds the model from its settings, and this model has none", "use Distributed()"
         )
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}

@@ -313,4 +313,4 @@ def _explain(error: BaseException) -> str:
     what = f"{type(error).__name__}: {first}"
     if "data-dependent" in first:
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
-    return f"the model cannot be captured at {_where(frames)}. {what}. Fix: {REWRITE}"
+    return f"the model cannot be captured at {_where(frames).rstrip(':')}. {what}. Fix: {REWRITE}"

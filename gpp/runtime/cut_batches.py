@@ -38,14 +38,14 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
         scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
         if captured.summed:
             out.append(
-                "the loss is a sum over the samples of a batch, and must be a mean: a batch is what a device has at once, "
+                "the loss is a sum over the samples of a batch, and must be a mean: a device sees only a part of it at once, "
                 f"{smallest} samples or more, and the mean over batches is smaller than the sum over the whole mini-batch, as are "
                 "its gradients. Fix: reduce by the mean" + (f", or {scope}" if captured.loss_ops else "")
             )
         else:
             out.append(
-                f"the loss compares the samples of a batch, and a batch is what a device has at once, {smallest} samples or more: "
-                f"the loss is not that of the whole mini-batch. Fix: {scope}"
+                "the loss compares the samples of a batch with each other, and a device sees only a part of the batch at once, "
+                f"{smallest} samples or more: the loss is not that of the whole mini-batch. Fix: {scope}"
             )
     if buffers:
         out.append(

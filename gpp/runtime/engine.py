@@ -138,7 +138,7 @@ def crowded(plan: Plan) -> tuple[str, ...]:
     """Warning for more workers than cores, if there are."""
     cores = len(os.sched_getaffinity(0))
     if plan.num_devices > cores:
-        return (f"{plan.num_devices} workers share {cores} cores, which the prediction counts with",)
+        return (f"{plan.num_devices} workers share {cores} cores, and the prediction lets them",)
     return ()
 
 

@@ -155,7 +155,7 @@ def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:
     report(tmp_path, 6, "error")
     assert failure(ranks, {1: None, 0: 1}, {}).rank == 6
     # A signal that nobody here sent comes before all else; ours does not count.
-    assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL; that is what the kernel does for want of memory"
+    assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL; the kernel does that to a process when memory runs out"
     assert failure(ranks, {7: -11}, {}).reason == "killed by SIGSEGV"
 
 

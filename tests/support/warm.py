@@ -36,6 +36,7 @@ IMPORTS = (
     "gpp.app.recording",
     "gpp.report",
     "gpp.runtime.controller.controller",
+    "gpp.runtime.live.crew",
     "gpp.runtime.worker.main",
 )
 
@@ -54,10 +55,11 @@ class Warm:
         )
         atexit.register(self.close)
 
-    def run(self, words: list[str], env: dict[str, str], out: Path) -> int:
-        """Run `run.py` with `words` to its end, its output in the file `out`; returns its exit code."""
+    def run(self, words: list[str], env: dict[str, str], out: Path, *, folder: Path = ROOT, script: str | None = None) -> int:
+        """Run `run.py`, or another script, with `words` to its end, its output in the file `out`; returns its exit code."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"words": words, "env": env, "out": str(out)}) + "\n")
+        request = {"words": words, "env": env, "out": str(out), "folder": str(folder), "script": script or str(ROOT / "run.py")}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the warm process is gone"
@@ -149,7 +151,7 @@ class _Forks:
     def pids(self) -> dict[int, int]:
         return self._pids
 
-    def wait(self, timeout: float, period: float) -> _Result | None:
+    def wait(self, timeout: float, period: float = 1) -> _Result | None:
         """All have ended, or one has failed, which ends the others; None after the timeout."""
         end = time.monotonic() + timeout
         while True:
@@ -182,12 +184,17 @@ class _Forks:
 
 def _run(request: dict[str, Any]) -> None:
     import gpp.runtime.controller.controller as controller
+    import gpp.runtime.live.crew as crew
 
     os.environ.clear()
     os.environ.update(request["env"])
-    controller.start_processes = _Forks  # pyright: ignore[reportAttributeAccessIssue]
-    sys.argv = ["run.py", *request["words"]]
-    runpy.run_path("run.py", run_name="__main__")
+    os.chdir(request["folder"])
+    # As Python does where it starts: the folder of the script, then PYTHONPATH.
+    script = Path(request["script"])
+    sys.path[:0] = [str(script.parent), *request["env"]["PYTHONPATH"].split(os.pathsep)]
+    controller.start_processes = crew.start_processes = _Forks  # pyright: ignore[reportAttributeAccessIssue]
+    sys.argv = [str(script), *request["words"]]
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _answer(request: dict[str, Any]) -> int:

@@ -299,7 +299,7 @@ class Assessor:
         return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
 
     def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
-        """What lacks on the device that lacks most, where devices hold several stages; its largest stage stands for all."""
+        """The bytes missing on the device that misses most, where devices hold several stages; its largest stage stands for all."""
         needs: dict[int, list[tuple[float, int]]] = {}
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
             for device in devices:

@@ -69,7 +69,7 @@ def all_boundaries(around: Around, point: Point) -> Iterator[Point]:
 
 
 def _costs(around: Around, point: Point, line: tuple[int, ...], places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Costs of the stages of a point, by where they begin and end: eighth powers of their times, infinite where memory lacks."""
+    """Costs of the stages of a point, by where they begin and end: eighth powers of their times, infinite without room."""
     assessor = around.assessor
     costs, b = assessor.costs, point.sizes[0]
     most = costs.problem.minibatch_size // b

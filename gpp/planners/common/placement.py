@@ -136,7 +136,7 @@ class Placer:
         return self.near(self._deal(counts, seconds, needs_bytes), bytes_between)
 
     def _deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[DeviceTypes]:
-        """DeviceTypes for every stage under the smallest limit for which this finds any; if memory lacks, the largest first."""
+        """DeviceTypes for every stage under the smallest limit for which this finds any; if memory is short, the largest first."""
         enough = [[memory >= need for memory in self.memory_bytes] for need in needs_bytes]
         levels = sorted({s for row, fits in zip(seconds, enough, strict=True) for s, fit in zip(row, fits, strict=True) if fit})
         low, high, best = 0, len(levels) - 1, None

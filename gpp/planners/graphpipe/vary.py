@@ -105,7 +105,7 @@ class PerStage(Hill[Point]):
         return True
 
     def plan(self, state: Point) -> Plan | None:
-        """None if there is a cycle or memory lacks."""
+        """None if there is a cycle, or too little memory."""
         try:
             plan = make_plan(
                 self.problem,

@@ -108,7 +108,7 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
     if killed:
         number = -(codes[killed[0]] or 0)
-        memory = "; that is what the kernel does for want of memory" if number == signal.SIGKILL else ""
+        memory = "; the kernel does that to a process when memory runs out" if number == signal.SIGKILL else ""
         return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}", gone=tuple(killed))
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.

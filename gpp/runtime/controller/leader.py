@@ -201,7 +201,7 @@ class Leader:
 def _exit(rank: int, code: int) -> tuple[int, int, str]:
     if code >= 0:
         return _ENDED, rank, f"exit code {code}"
-    memory = "; that is what the kernel does for want of memory" if -code == signal.SIGKILL else ""
+    memory = "; the kernel does that to a process when memory runs out" if -code == signal.SIGKILL else ""
     return (_STOPPED if -code == signal.SIGTERM else _KILLED), rank, f"killed by {signal.Signals(-code).name}{memory}"
 
 

@@ -51,7 +51,7 @@ class Pipeline:
 
     Args:
         weights: initial ones, by full name.
-        warn: is told once that a loss or weights are not finite, with `on_nonfinite=warn`.
+        warn: is called once if a loss or weights are not finite, with `on_nonfinite=warn`.
     """
 
     def __init__(self, job: Job, weights: Mapping[str, Tensor], warn: Callable[[str], None] = print) -> None:
