@@ -359,8 +359,7 @@ class Strategy:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
         most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
-        # Who marks stages knows where they stand.
-        while not self.planner.marks and copies[-1] < most:
+        while not self.planner.marks and copies[-1] < most:  # who marks stages knows where they stand
             copies.append(min(2 * copies[-1], most))
         return [
             replace(
