@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LONGEST = 120
 """Characters of a value that a message shows."""
@@ -158,8 +158,32 @@ class Infeasible(GppError):
     exit_code = 3
 
     def __init__(self, constraint: str, remedy: str) -> None:
-        super().__init__(f"{constraint}. Smallest change that fits: {remedy}.")
-        self.constraint, self.remedy = constraint, remedy
+        super().__init__()
+        self._find: Callable[[], Infeasible] | None = None
+        self._said = constraint, remedy
+
+    @classmethod
+    def later(cls, find: Callable[[], Infeasible]) -> Infeasible:
+        """One whose words are found when somebody reads them: that takes many searches, and who tries sizes reads the last."""
+        error = cls("", "")
+        error._find = find
+        return error
+
+    @property
+    def constraint(self) -> str:
+        return self._words()[0]
+
+    @property
+    def remedy(self) -> str:
+        return self._words()[1]
+
+    def _words(self) -> tuple[str, str]:
+        if self._find is not None:
+            self._said, self._find = self._find()._words(), None
+        return self._said
+
+    def __str__(self) -> str:
+        return f"{self.constraint}. Smallest change that fits: {self.remedy}."
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.constraint, self.remedy)

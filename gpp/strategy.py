@@ -140,7 +140,8 @@ class Strategy:
         if found:
             return min(found, key=lambda pair: pair[0])[1]
         assert why is not None  # the problem itself has been asked
-        raise Infeasible(f"{why.constraint}, even with strategy.memory={self.memory.name}", why.remedy)
+        said, even = why, f"even with strategy.memory={self.memory.name}"
+        raise Infeasible.later(lambda: Infeasible(f"{said.constraint}, {even}", said.remedy))
 
     def _views(self, problem: Problem) -> Iterator[Problem]:
         """The problem, and others in its place in which memory has a price."""
@@ -359,7 +360,7 @@ class Strategy:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
         most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
-        while copies[-1] < most:
+        while not self.planner.marks and copies[-1] < most:  # who marks stages knows where they stand
             copies.append(min(2 * copies[-1], most))
         return [
             replace(

@@ -52,11 +52,12 @@ class Attempt:
         return self.iteration_s / self.plan.minibatch_size if self.plan else float("inf")
 
 
-def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:
+def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, why: bool = True) -> Attempt:
     """Plan and simulate; any error becomes the reason.
 
     Args:
         record: whether to keep the predicted events.
+        why: whether to say why nothing fits, which takes some planners many searches.
     """
     start = time.perf_counter()
     made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, bounded=strategy.schedule.bounded)
@@ -67,7 +68,8 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
     except Exception as error:
         # A bug of one planner must not lose the others' results.
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
-        reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
+        text = "" if status == "infeasible" and not why else str(error)
+        reason = text if isinstance(error, GppError) else f"{type(error).__name__}: {text}"
         took = time.perf_counter() - start
         return made(status=status, reason=reason, search_s=took)
     return made(status="ok", plan=plan, predicted=predicted, search_s=plan.search_s)

@@ -2,7 +2,8 @@
 
 What varies is the micro-batch. The number of micro-batches of a mini-batch stays, so the mini-batch grows with it; a strategy
 whose pipeline does not drain has as many as its weights ask for, one for most, so there it is the mini-batch that is searched.
-Whatever the planner chooses otherwise it chooses anew for every size: cuts, replicas, placement.
+Whatever the planner chooses otherwise it chooses anew for every size: cuts, replicas, placement. Sizes are tried with what says
+soonest whether the strategy has a plan (`AbstractPlanner.fitting`); the plan of the largest one is the strategy's own.
 
 Sizes have six binary digits at most (1 to 64, then every second number, then every fourth, ...): the boundary is found to 3 %, and
 replicas, which divide micro-batches, find sizes that they divide. Two refusals, because one may be a gap: a size that the
@@ -93,12 +94,12 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
         problem: its sizes give the number of micro-batches and nothing else.
         trying: called with the strategy's name and each micro-batch before it plans.
     """
-    count = microbatches_of(strategy, problem)
+    count, fitting = microbatches_of(strategy, problem), replace(strategy, planner=strategy.planner.fitting)
     found: dict[int, Attempt] = {}
 
     def fits(size: int) -> bool:
         trying(strategy.name, size)
-        found[size] = attempt(strategy, at_size(problem, size, count), record=False)
+        found[size] = attempt(fitting, at_size(problem, size, count), record=False, why=False)
         return found[size].status == "ok"
 
     low, high, size, refusals = 0, None, 1, 0
@@ -111,8 +112,8 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
     while high is not None and low and high - low > (step := step_at(low)):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
-    at_last = found[high] if high else None
-    best = attempt(strategy, at_size(problem, low, count)) if low else found[min(found)]
+    at_last = attempt(fitting, at_size(problem, high, count), record=False) if high else None
+    best = attempt(strategy, at_size(problem, low or 1, count))
     return Boundary(
         best=best,
         microbatch_size=low,

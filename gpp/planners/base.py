@@ -37,6 +37,11 @@ class AbstractPlanner(ABC):
         """Whether stages may run several passes of one direction in a row (k of kFkB)."""
         return False
 
+    @property
+    def fitting(self) -> AbstractPlanner:
+        """The planner that says soonest whether this one has a plan; another one where it is time that is searched long for."""
+        return self
+
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         """The plan with the best predicted iteration time that the planner finds.

@@ -55,7 +55,7 @@ class DawnPiper(AbstractPlanner):
     """The chain of fitted stages whose slowest one is fastest.
 
     Args:
-        search: `exact`; `binary`, as published.
+        search: `exact`; `binary`, as published; `first`, the first chain that fits, whatever its time.
         ways: what may be done to operators of a stage that lacks memory: `recompute`, `offload`, either (`auto`), or nothing
             (`keep`).
         patience: predictions without a better plan after which the climb on graphs ends.
@@ -64,7 +64,7 @@ class DawnPiper(AbstractPlanner):
 
     marks: ClassVar[bool] = True
 
-    search: Literal["exact", "binary"] = "exact"
+    search: Literal["exact", "binary", "first"] = "exact"
     ways: Literal["auto", "recompute", "offload", "keep"] = "auto"
     patience: Count = 6
     most_climbed: Count = 96
@@ -72,6 +72,10 @@ class DawnPiper(AbstractPlanner):
     @property
     def fits_by(self) -> AbstractMemory:
         return MEMORY[self.ways]
+
+    @property
+    def fitting(self) -> AbstractPlanner:
+        return replace(self, search="first")
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         run, memory = one_minibatch(problem), self.fits_by
@@ -94,7 +98,7 @@ class DawnPiper(AbstractPlanner):
         plan = climbed or best.plan
         objective = Objective(value_s=best.seconds, scope="a micro-batch for the slowest stage")
         marked = sum(bool(stage.recompute or stage.offload) for stage in plan.stages)
-        how = "proven for this order" if best.proven else "furthest ends first, not proven" if self.search == "exact" else "halving"
+        how = "proven for this order" if best.proven else SAID[self.search]
         lines = (
             f"own objective: {objective} ({how}); {len(plan.stages)} stages, micro-batch {plan.stages[0].microbatch_size}",
             f"{marked} stages have marks; " + ("stages side by side, found by climbing" if climbed else "a chain"),
@@ -121,9 +125,9 @@ class DawnPiper(AbstractPlanner):
         best: Chain | None = None
         for depth in depths(problem):
             stages = FittedStages(problem, order, microbatch_size, self.fits_by, depth)
-            search = FurthestEnds(stages) if self.search == "exact" else Halving(stages)
+            search = Halving(stages) if self.search == "binary" else FurthestEnds(stages, first=self.search == "first")
             found = search.solve(min(below_s, best.seconds if best else below_s))
-            plan = None if found is None else stages.plan("dawnpiper", found[1])
+            plan = None if found is None else stages.plan("dawnpiper", found[1], stages.within if self.search == "first" else 0.0)
             if found is not None and plan is not None and (best is None or found[0] < best.seconds * MARGIN):
                 best = Chain(found[0], tuple(found[1]), plan, search.proven)
         return best
@@ -131,7 +135,11 @@ class DawnPiper(AbstractPlanner):
     def _climbed(self, run: Problem, start: Plan, seconds: float, memory: AbstractMemory, predict: Predict) -> Plan | None:
         """A better plan than the chain, its stages of any shape; None if none is found, or the graph is a chain or too large."""
         graph = run.graph
-        if graph.num_ops > self.most_climbed or all(t.consumers in ((t.producer + 1,), ()) for t in graph.tensors):
+        if (
+            self.search == "first"
+            or graph.num_ops > self.most_climbed
+            or all(t.consumers in ((t.producer + 1,), ()) for t in graph.tensors)
+        ):
             return None
         plans: dict[Plan, Plan] = {}
 
@@ -152,6 +160,9 @@ class DawnPiper(AbstractPlanner):
         exact = fitted(incumbent.best, run, memory)
         return plans[incumbent.best] if exact is None else exact
 
+
+SAID = {"exact": "furthest ends first, not proven", "binary": "halving", "first": "the first that fits"}
+"""What is said of a chain that is not proven to be fastest, by the search."""
 
 CLOSE = 0.02
 """Share by which added seconds may be above a bound while a hill is climbed."""

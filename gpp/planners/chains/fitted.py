@@ -82,7 +82,7 @@ class FittedStages:
             self._prefix_s[device] = np.concatenate([[0.0], np.cumsum((times.forward_s + times.backward_s)[index])])
         backwards = [problem.graph.differentiated >> op & 1 for op in index]
         self._backwards = np.concatenate([[0], np.cumsum(backwards)])
-        self._within = float("inf") if self.n > LARGE else 0.0
+        self.within = float("inf") if self.n > LARGE else 0.0
 
     def _device(self, position: int) -> int:
         return 0 if self.depth is None else self.depth - position
@@ -143,12 +143,16 @@ class FittedStages:
             warmup=held - 1, depth=self.depth or stretch.position, accumulation=max(problem.accumulation(self.b), 1)
         )
         again = repeatable_ops(problem, stage.ops, position)
-        found = self.memory.fit(Question(problem, stage, held, room, depth, again, self._within))
+        found = self.memory.fit(Question(problem, stage, held, room, depth, again, self.within))
         return float("inf") if found is None else found.added_s
 
-    def plan(self, planner: str, stretches: Sequence[Stretch]) -> Plan | None:
-        """The plan of a chain of stretches, in order, with its marks; None if it does not fit after all."""
-        return fitted(self.unmarked_plan(planner, stretches), self.problem, self.memory)
+    def plan(self, planner: str, stretches: Sequence[Stretch], within: float = 0.0) -> Plan | None:
+        """The plan of a chain of stretches, in order, with its marks; None if it does not fit after all.
+
+        Args:
+            within: as in `gpp.memory.fit.fit`.
+        """
+        return fitted(self.unmarked_plan(planner, stretches), self.problem, self.memory, within)
 
     def unmarked_plan(self, planner: str, stretches: Sequence[Stretch]) -> Plan:
         """The plan of a chain of stretches, everything kept, whether it fits or not."""

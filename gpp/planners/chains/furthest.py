@@ -6,7 +6,8 @@ left must be doable by the positions that are left even if everything were kept,
 
 A stage of fewer operators mostly takes less time and less memory, but not always: where it begins inside of what would be
 computed again, it holds what comes in. So the furthest end alone is no proof. All ends are tried, until `tries` bills were made
-in vain for one T, which small graphs never reach: their result is exact. Then T counts as out of reach.
+in vain for one T, which small graphs never reach: their result is exact. Then T counts as out of reach, and the chain that was
+found has the borders of its slowest stage moved inwards as long as that helps.
 
 Complexity: O(S log n) bills for each of O(log) times T, if the furthest ends do.
 """
@@ -24,11 +25,18 @@ EXACT, NEAR = 1e-9, 5e-3
 
 LARGE = 128
 
-FEW, SHARED = 2, 1_000_000
-"""Bills that are made in vain for one T: so many for each position, and those shared out over the pairs of operators."""
+STEPS = (1, 2, 4, 8)
+"""Operators that are moved over a border of the slowest stage at a time."""
+
+FEW, FIRST, SHARED = 2, 8, 1_000_000
+"""Bills that are made in vain for one T: so many for each position (more where any chain does, and few T are tried), and those
+shared out over the pairs of operators."""
 
 RISES = (1.0 + 1e-9, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, float("inf"))
 """Times that are tried first, in units of the least that endless memory could give."""
+
+FIRST_RISES = (1.03, 1.3, 2.0, float("inf"))
+"""Those that are tried where any chain does."""
 
 
 class _Spent(Exception):
@@ -40,13 +48,14 @@ class FurthestEnds:
 
     Args:
         stages: its number of stages is given, or any up to the devices is searched.
+        first: whether any chain does.
     """
 
-    def __init__(self, stages: FittedStages) -> None:
-        self.stages, self.n, self.most = stages, stages.n, stages.most
+    def __init__(self, stages: FittedStages, first: bool = False) -> None:
+        self.stages, self.n, self.most, self.first = stages, stages.n, stages.most, first
         self.exactly = stages.depth is not None
-        self.tries = FEW * self.most + SHARED // self.n**2
-        self.proven = True
+        self.tries = (FIRST if first else FEW) * self.most + SHARED // self.n**2
+        self.proven = not first
         """Whether every T below the result was refuted."""
         self._kept_s = [stages.prefix_s(p) for p in range(1, self.most + 1)]
         self._rest_s = stages.fastest_s
@@ -61,7 +70,7 @@ class FurthestEnds:
     def solve(self, below_s: float = float("inf")) -> tuple[float, list[Stretch]] | None:
         """Seconds of the slowest stage, and the stages in order; None if nothing below `below_s` fits."""
         low, found = 0.0, None
-        for rise in RISES:
+        for rise in FIRST_RISES if self.first else RISES:
             limit = min(self.least_s * rise, below_s * (1 - EXACT))
             found = self._within(limit)
             if found is not None or limit >= below_s * (1 - EXACT):
@@ -70,6 +79,8 @@ class FurthestEnds:
         if found is None:
             return None
         best = max(map(self.stages.seconds, found))
+        if self.first:
+            return best, found
         tolerance = EXACT if self.n <= LARGE else NEAR
         while best - low > tolerance * best:
             limit = (low + best) / 2
@@ -78,7 +89,32 @@ class FurthestEnds:
                 low = limit
             else:
                 found, best = better, max(map(self.stages.seconds, better))
-        return best, found
+        return (best, found) if self.proven else self._evened(found)
+
+    def _evened(self, chain: list[Stretch]) -> tuple[float, list[Stretch]]:
+        """A chain that is not proven, with the borders of its slowest stage moved inwards while that makes the chain faster."""
+        best = max(map(self.stages.seconds, chain))
+        while True:
+            s = max(range(len(chain)), key=lambda i: self.stages.seconds(chain[i]))
+            moved = [self._moved(chain, s, step, early) for step in STEPS for early in (True, False)]
+            tried = [(max(map(self.stages.seconds, other)), other) for other in moved if other]
+            least, other = min(tried, default=(best, chain))
+            if least >= best * (1 - EXACT):
+                return best, chain
+            best, chain = least, other
+
+    @staticmethod
+    def _moved(chain: list[Stretch], s: int, step: int, early: bool) -> list[Stretch]:
+        """The chain with so many operators of a stage given to the one before it, or behind it; empty if that cannot be."""
+        other, stage = s - 1 if early else s + 1, chain[s]
+        if not 0 <= other < len(chain) or stage.last - stage.first <= step:
+            return []
+        out = list(chain)
+        if early:
+            out[s], out[other] = stage._replace(first=stage.first + step), chain[other]._replace(last=stage.first + step)
+        else:
+            out[s], out[other] = stage._replace(last=stage.last - step), chain[other]._replace(first=stage.last - step)
+        return out
 
     def _within(self, limit_s: float) -> list[Stretch] | None:
         """A chain of which no stage takes longer."""
@@ -107,7 +143,8 @@ class FurthestEnds:
         left, kept = self.most - position, self._kept_s[position - 1]
         low = int(np.searchsorted(kept, kept[last] - limit_s * (1 + EXACT)))
         # The operators before it must be doable by the positions that are left.
-        high = min(int(np.searchsorted(self._rest_s, left * limit_s * (1 + EXACT), side="right")) - 1, last - 1)
+        rest_s = left * limit_s * (1 + EXACT) if left else 0.0  # a limit may be infinite
+        high = min(int(np.searchsorted(self._rest_s, rest_s, side="right")) - 1, last - 1)
         if self.exactly:
             low, high = max(low, left), 0 if not left else high
         if low > high:
@@ -139,4 +176,5 @@ class FurthestEnds:
     def _does(self, stretch: Stretch, limit_s: float) -> bool:
         if not self.stages.known(stretch) and self.stages.asked >= self._until:
             raise _Spent
-        return self.stages.seconds(stretch) <= limit_s
+        seconds = self.stages.seconds(stretch)
+        return seconds <= limit_s and seconds < float("inf")

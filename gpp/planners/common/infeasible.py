@@ -23,11 +23,15 @@ PRECISION = 1.005
 
 
 def explain(problem: Problem, attempt: Attempt) -> Infeasible:
-    """The exception to raise: names the stage that lacks most in the plan that needs least memory.
+    """The exception to raise: names the stage that lacks most in the plan that needs least memory, once it is read.
 
     Args:
         attempt: the planner's own test, so that the memory named is one with which it finds a plan.
     """
+    return Infeasible.later(lambda: _explained(problem, attempt))
+
+
+def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
     have = problem.memory_limit_bytes
     low, high, fits = 1.0, 1.0, None
     while fits is None and high < 2.0**60:
