@@ -81,11 +81,11 @@ WINGS: dict[str, list[set[str]]] = {
         {"live"},
         {"engines"},
     ],
-    "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
+    "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
         {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
-        {"launch", "recording", "replanning"},
+        {"judging", "launch", "measuring", "recording", "replanning"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
