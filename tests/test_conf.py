@@ -34,7 +34,7 @@ def test_every_option_builds(group: str, name: str) -> None:
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_preset_composes(path: Path) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", overrides=[f"+experiment={path.stem}", "name=test"])
+        cfg = compose("config", overrides=[f"experiment={path.stem}", "name=test"])
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 

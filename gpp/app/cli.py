@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import math
 import os
 import platform
 import re
@@ -49,14 +51,18 @@ def main(story: Story) -> None:
     from gpp.app.multirun import Refused, Sweep
 
     codes: list[int] = []
+    sys.argv[1:] = _replacing(sys.argv[1:])
     held_back = _hold_back(sys.argv)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def task(cfg: DictConfig) -> None:
+    def task(cfg: DictConfig) -> float | None:
+        """Returns what a search asks for."""
+        asked = cfg.get("optimized_metric")
         try:
             codes.append(_run(story, cfg, held_back))
         except Exception:
             codes.append(_defect())
+        return None if asked is None else metric_of(str(asked))
 
     try:
         task()
@@ -117,6 +123,18 @@ def _folders() -> tuple[Path, ...]:
             listed += [entry.strip("'\" ") for entry in match.group(1).split(",")]
     found = [Path(entry.removeprefix("file://")).resolve() for entry in listed if not entry.startswith("pkg://")]
     return tuple(dict.fromkeys([CONF, *(folder for folder in found if folder.is_dir())]))
+
+
+def _replacing(words: list[str]) -> list[str]:
+    """`+experiment=NAME` as `experiment=NAME`, where the configuration has the group: both forms are in use."""
+    flags = _flags()
+    path = next((path for folder in _folders() if (path := folder / f"{flags.config_name}.yaml").is_file()), None)
+    # A sweep takes the group over from the configuration that it begins with.
+    if path is None or not re.search(
+        r"^\s*- (config|(override )?/?experiment:.*)$", path.read_text("utf-8", "replace"), re.MULTILINE
+    ):
+        return words
+    return [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
 
 
 def _composed(words: list[str]) -> Any:
@@ -309,6 +327,36 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     return recorder.exit_code, recorder.reason
 
 
+def metric_of(name: str) -> float:
+    """What a search asks for: a number of the result of the run that has just ended, infinite where there is none.
+
+    Args:
+        name: keys of result.json, as in `predicted.iteration_s`; a search minimises it.
+
+    Raises:
+        InvalidConfig: the run has ended well, and its result has no such number.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from gpp.app.multirun import RunFolder
+
+    hydra_cfg = HydraConfig.get()
+    folder = Path(hydra_cfg.runtime.output_dir) if hydra_cfg.mode == RunMode.MULTIRUN else RunFolder.path
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except OSError:
+        return math.inf  # it was refused
+    found: Any = result
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return float(found)
+    if result["status"] == "ok":
+        raise InvalidConfig("optimized_metric", name, "is no number of this run's result.json", "set predicted.iteration_s")
+    return math.inf
+
+
 def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     """The experiment that a configuration describes.
 
@@ -322,6 +370,7 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
+            cfg.pop("optimized_metric", None)  # of the search, which is not the experiment's business
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is

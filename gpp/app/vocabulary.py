@@ -25,14 +25,16 @@ GROUPS = {
     "cost": "Cost models",
     "optimizer": "Optimizers",
     "logger": "Loggers",
-    "experiment": "Presets (+experiment=NAME)",
+    "experiment": "Presets",
+    "hparams_search": "Searches, with -m",
+    "debug": "To look for mistakes",
 }
 EXAMPLES = """\
 Examples:
   python run.py                                                  plan and train the default model on this machine
   python run.py model=mmt_small strategy=sequential              pick parts
   python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
-  python run.py model=mmt cluster=summit_8x4 mode=plan           plan the paper's model for 32 devices, and say why; needs none
+  python run.py model=mmt cluster=summit_8x4 mode=plan           plan for 32 V100s and explain the plan; no V100 is needed
   python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
   python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
 """
@@ -187,7 +189,7 @@ def help_text(vocabulary: Vocabulary) -> str:
         EXAMPLES,
     ]
     for group, title in GROUPS.items():
-        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
+        lines.append(f"{title} ({group}=...)")
         for name in vocabulary.options(group):
             lines.append(f"  {name:<20} {_headline(vocabulary.file(group, name))}")
         lines.append("")

@@ -300,9 +300,9 @@ def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool) -> tuple[
     graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
     how = (
-        "every partition of the planner's space was considered"
+        "all partitions of the model were tried"
         if completed
-        else "too many partitions to list: a dynamic program over bottlenecks, then a local search"
+        else "dynamic programming, then local search, because the model has too many partitions to try them all"
     )
     lines = [f"{how}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
