@@ -89,6 +89,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
+        {"command", "new_project"},
         {"api", "multirun", "pipeline"},
         {"cli"},
     ],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import math
 import os
 import platform
 import re
@@ -17,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpp.app.new_project import write_project
 from gpp.app.refusals import Refusal, check_words, ended
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
-from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, nearest, paths
+from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, invocation, nearest, paths
 from gpp.errors import GppError, InvalidConfig
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
@@ -38,6 +37,12 @@ def main(story: Story) -> None:
         check_words(sys.argv[1:])
     except InvalidConfig as error:
         _stop(str(error))
+    if "mode=new" in sys.argv[1:]:
+        try:
+            print(write_project(sys.argv[1:]))
+        except InvalidConfig as error:
+            _stop(str(error))
+        return
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(Vocabulary(folders=_folders())))
         return
@@ -48,7 +53,7 @@ def main(story: Story) -> None:
     import hydra
     from omegaconf import DictConfig
 
-    from gpp.app.multirun import Refused, Sweep
+    from gpp.app.multirun import Refused, Sweep, metric_of
 
     codes: list[int] = []
     sys.argv[1:] = _replacing(sys.argv[1:])
@@ -289,7 +294,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     if multirun and (status := done(run_dir, digest)) is not None:
         console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
         return (3 if status == "infeasible" else 0), None
-    directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
+    directory = RunDir(run_dir, command=shlex.join([*invocation(), *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
@@ -325,36 +330,6 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)
     return recorder.exit_code, recorder.reason
-
-
-def metric_of(name: str) -> float:
-    """What a search asks for: a number of the result of the run that has just ended, infinite where there is none.
-
-    Args:
-        name: keys of result.json, as in `predicted.iteration_s`; a search minimises it.
-
-    Raises:
-        InvalidConfig: the run has ended well, and its result has no such number.
-    """
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from gpp.app.multirun import RunFolder
-
-    hydra_cfg = HydraConfig.get()
-    folder = Path(hydra_cfg.runtime.output_dir) if hydra_cfg.mode == RunMode.MULTIRUN else RunFolder.path
-    try:
-        result = json.loads((folder / "result.json").read_text())
-    except OSError:
-        return math.inf  # it was refused
-    found: Any = result
-    for key in name.split("."):
-        found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(found, int | float) and not isinstance(found, bool):
-        return float(found)
-    if result["status"] == "ok":
-        raise InvalidConfig("optimized_metric", name, "is no number of this run's result.json", "set predicted.iteration_s")
-    return math.inf
 
 
 def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -28,13 +29,12 @@ from omegaconf.errors import OmegaConfBaseException
 from gpp.app.launch import refuse_start
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
-from gpp.errors import InvalidFile
+from gpp.app.vocabulary import CONF
+from gpp.errors import InvalidConfig, InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.controller.place import world_of
 from gpp.runtime.run_dir import RunDir
 from gpp.serialization import read_json
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 LABELS = ("name", "logger", "cache_dir", "optimized_metric", "hydra")
 """Settings that change nothing in a result."""
@@ -301,3 +301,28 @@ def latest(run_dir: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
     os.replace(new, link)
+
+
+def metric_of(name: str) -> float:
+    """What a search asks for: a number of the result of the run that has just ended, infinite where there is none.
+
+    Args:
+        name: keys of result.json, as in `predicted.iteration_s`; a search minimises it.
+
+    Raises:
+        InvalidConfig: the run has ended well, and its result has no such number.
+    """
+    hydra_cfg = HydraConfig.get()
+    folder = Path(hydra_cfg.runtime.output_dir) if hydra_cfg.mode == RunMode.MULTIRUN else RunFolder.path
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except OSError:
+        return math.inf  # it was refused
+    found: Any = result
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return float(found)
+    if result["status"] == "ok":
+        raise InvalidConfig("optimized_metric", name, "is no number of this run's result.json", "set predicted.iteration_s")
+    return math.inf
