@@ -198,7 +198,7 @@ def paths(node: Any, prefix: str = "") -> list[str]:
 
 
 def help_text(vocabulary: Vocabulary) -> str:
-    """The text of `--help`: every option with the first line of its file."""
+    """The text of `--help`: every option with the first line of its file, commands as this one was typed."""
     lines = [
         "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
         "",
@@ -212,7 +212,7 @@ def help_text(vocabulary: Vocabulary) -> str:
             lines.append(f"  {name:<20} {_headline(vocabulary.file(group, name))}")
         lines.append("")
     lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("python run.py", " ".join(invocation()))
 
 
 def _headline(path: Path) -> str:
