@@ -19,8 +19,8 @@ def gain_lines(gains: Gains) -> list[str]:
     """One sentence on what was gained, and one on why where it was nothing; empty where there is nothing to compare with."""
     if not gains.gains:
         return []
-    how = "measured" if gains.measured else "predicted"
-    lines = [f"Gained ({how}): {'; '.join(_gain(gain) for gain in gains.gains)}."]
+    how = " (measured)" if gains.measured else "" if all(gain.same for gain in gains.gains) else " (predicted)"
+    lines = [f"Gained{how}: {'; '.join(_gain(gain) for gain in gains.gains)}."]
     beaten_by = [gain.over for gain in gains.gains if not gain.same and gain.rival_s is not None and not gain.surely_faster]
     if beaten_by:
         lines.append(_why_not(gains))
@@ -32,7 +32,7 @@ def gain_lines(gains: Gains) -> list[str]:
 def _gain(gain: Gain) -> str:
     """One rival, as in `26.0 % faster than one device (64.0 ms a step against 80.6 ms)`."""
     if gain.same:
-        return f"the plan is {gain.over}"
+        return f"nothing over {gain.over}, which has the same plan"
     if gain.speedup is None:
         return f"{gain.over} has no plan to compare with ({(gain.reason or 'no reason given').rstrip('.')})"
     both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
@@ -81,7 +81,7 @@ def gain_dicts(gains: Gains) -> list[dict[str, Any]]:
     ]
 
 
-def one_stage_lines(found: OneStage, command: str) -> list[str]:
+def one_stage_lines(found: OneStage, command: str) -> tuple[str, str]:
     """Why a plan is one stage, and the command that shows a pipeline.
 
     Args:
@@ -95,7 +95,7 @@ def one_stage_lines(found: OneStage, command: str) -> list[str]:
     times += f"{text.seconds(found.other.iteration_s)}"
     more_busy, more_idle = other.busy_s - own.busy_s, other.idle_s - own.idle_s
     if more_idle >= more_busy:
-        why = f"its devices wait {text.seconds(other.idle_s)} of that for each other (the single stage: {text.seconds(own.idle_s)})"
+        why = f"its devices compute nothing for {text.seconds(other.idle_s)} of that (the single stage: {text.seconds(own.idle_s)})"
     else:
         why = f"its devices compute for {text.seconds(other.busy_s)} of that (the single stage: {text.seconds(own.busy_s)})"
         size, whole = min(one.microbatch_size for one in found.pipeline.stages), stage.microbatch_size
@@ -105,7 +105,7 @@ def one_stage_lines(found: OneStage, command: str) -> list[str]:
         if found.memory < TIGHT
         else f"the single stage fills {text.percent(found.memory)} of a device's memory"
     )
-    return [f"{times}, because {why}; {memory}.", f"To see a pipeline: {pipeline_command(command, found.word)}"]
+    return f"{times}, because {why}; {memory}.", f"To see a pipeline: {pipeline_command(command, found.word)}"
 
 
 def pipeline_command(command: str, word: str) -> str:

@@ -73,9 +73,12 @@ def show_plan(console: Console, run: RunRecord) -> None:
     words = Table.grid(padding=(0, 1))
     for line in plan.explanation:
         words.add_row("•", Text(line))
-    for line in one_stage_lines(run.one_stage, run.command) if run.one_stage else ():
-        words.add_row("•", Text(line))
+    why, command = one_stage_lines(run.one_stage, run.command) if run.one_stage else ("", "")
+    if why:
+        words.add_row("•", Text(why))
     console.print(words)
+    if command:
+        console.print(Text(f"  {command}"), soft_wrap=True)  # a line to copy
     console.print(prediction_lines(run))
 
 
