@@ -52,7 +52,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.mode == "plan":
         recorder.explained(judging.explanation_of(experiment, problem, plan, predicted, bound, baseline))
     rivals = judging.rivals_of(experiment, captured, problem, plan, baseline)
-    recorder.gained(predicted_gains(rivals, predicted.metrics))
+    recorder.gained(predicted_gains(rivals, plan, predicted.metrics))
 
     if plan.divided and not experiment.runs:
         # Whether an engine could divide these input gradients is asked by a run alone.

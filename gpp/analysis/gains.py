@@ -86,6 +86,8 @@ class Gains:
         taken: the share of one device's step in which others had its core; None where nobody has measured it.
         workers, cores: workers of the plan, and cores of this machine that they share; 0 where they are not processes of it.
         waits: the share of the step in which the plan's devices compute nothing, as predicted.
+        work: seconds that the plan's devices compute in all, over those of one device, as predicted; None without a rival on one.
+        pieces: samples of the plan's smallest micro-batch, and of one device's; None without a rival on one.
     """
 
     gains: tuple[Gain, ...]
@@ -96,6 +98,8 @@ class Gains:
     workers: int = 0
     cores: int = 0
     waits: float = 0.0
+    work: float | None = None
+    pieces: tuple[int, int] | None = None
 
 
 def judged_s(metrics: Metrics) -> float:
@@ -131,15 +135,20 @@ def _rival(name: str, strategy: Strategy, found: Attempt, plan: Plan) -> Rival:
     return Rival(name=name, strategy=strategy, plan=found.plan, predicted_s=_judged(found), reason=found.reason, same=same)
 
 
-def predicted_gains(found: Sequence[Rival], predicted: Metrics) -> Gains:
-    """The gains as predicted."""
+def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> Gains:
+    """The gains of a plan as predicted."""
     own_s, gains = judged_s(predicted), list[Gain]()
     for rival in found:
         seconds = None if rival.plan is None else rival.predicted_s
         factor = None if seconds is None or not own_s > 0 else seconds / own_s
         known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor}
         gains.append(Gain(**known, reason=rival.reason, same=rival.same))
-    return Gains(gains=tuple(gains), waits=predicted.bubble_fraction)
+    alone = next((rival for rival in found if rival.name == ONE_DEVICE and rival.plan is not None), None)
+    if alone is None or alone.plan is None:
+        return Gains(gains=tuple(gains), waits=predicted.bubble_fraction)
+    computes_s = (1 - predicted.bubble_fraction) * predicted.iteration_s * plan.num_devices
+    pieces = min(stage.microbatch_size for stage in plan.stages), alone.plan.stages[0].microbatch_size
+    return Gains(gains=tuple(gains), waits=predicted.bubble_fraction, work=computes_s / alone.predicted_s, pieces=pieces)
 
 
 def gain_of_rounds(rival: Rival, own_s: Sequence[float], rival_s: Sequence[float]) -> Gain:

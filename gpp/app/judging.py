@@ -108,7 +108,7 @@ def gains_of(
     cost = problem.cost
     rehearsed = isinstance(cost, Profiled) and cost.rehearsals > 0 and experiment.engine.rehearses
     if not (experiment.baselines_s and experiment.trains and rehearsed):
-        return predicted_gains(found, predicted.metrics)
+        return predicted_gains(found, job.plan, predicted.metrics)
 
     def job_of(rival: Rival) -> Job:
         assert rival.plan is not None

@@ -25,9 +25,9 @@ ROUNDS = 3
 """Turns of each plan; with fewer nobody would see whether a difference is one."""
 
 TURN_S = 0.5
-"""Seconds that the steps of a turn take together, as predicted, where the budget has room for them."""
+"""Seconds that the steps of a turn take together, as predicted."""
 
-FEWEST = UNTIMED + 4
+FEWEST, MOST = UNTIMED + 3, 60
 """Steps of a turn."""
 
 
@@ -52,18 +52,18 @@ def measured_gains(
         say: is told what is being measured.
         warn: is told why nothing could be measured.
     """
-    foreseen = predicted_gains(rivals, predicted)
+    foreseen = predicted_gains(rivals, own.plan, predicted)
     others = [rival for rival in rivals if rival.plan is not None and not rival.same]
     step_s = {None: predicted.iteration_s, **{rival.name: rival.predicted_s for rival in others}}
-    left_s = budget_s / (ROUNDS * len(step_s))
-    if not others or left_s < FEWEST * max(step_s.values()):
+    turn_s = budget_s / ROUNDS
+    if not others or turn_s < FEWEST * sum(step_s.values()):
         return foreseen
-    steps = {name: max(FEWEST, math.ceil(min(TURN_S, left_s) / max(seconds, 1e-6))) for name, seconds in step_s.items()}
+    steps = {name: min(MOST, max(FEWEST, math.ceil(TURN_S / max(seconds, 1e-6)))) for name, seconds in step_s.items()}
     found: dict[str | None, list[float]] = {name: [] for name in step_s}
     taken = list[float]()
     try:
         jobs = {None: own, **{rival.name: job_of(rival) for rival in others}}
-        jobs = {name: short(job, min(steps[name], MOST_STEPS)) for name, job in jobs.items()}
+        jobs = {name: short(job, steps[name]) for name, job in jobs.items()}
         initial = weights()
         with Rehearsals(worker_environment(cost.num_threads)) as rehearsals:
             for turn in range(ROUNDS):
@@ -88,7 +88,3 @@ def measured_gains(
         workers=len(own.program.actions),
         cores=len(os.sched_getaffinity(0)) if own.settings.device_kind == "cpu" else 0,
     )
-
-
-MOST_STEPS = 60
-"""Steps of a turn of a model whose steps take next to nothing."""

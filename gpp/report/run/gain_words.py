@@ -9,7 +9,7 @@ from gpp.analysis.one_stage import OneStage, Share
 from gpp.report.draw import text
 
 FELT = 0.1
-"""A share of one device's time that other programs took, from which on it is worth saying."""
+"""A share of one device's time, taken by other programs or by small micro-batches, from which on it is worth saying."""
 
 TIGHT = 0.9
 """A share of a device's memory from which on it is said that the memory is nearly full."""
@@ -20,7 +20,8 @@ def gain_lines(gains: Gains) -> list[str]:
     if not gains.gains:
         return []
     how = " (measured)" if gains.measured else "" if all(gain.same for gain in gains.gains) else " (predicted)"
-    lines = [f"Gained{how}: {'; '.join(_gain(gain) for gain in gains.gains)}."]
+    what = "Gained" if any(gain.surely_faster and not gain.same for gain in gains.gains) else "Nothing gained"
+    lines = [f"{what}{how}: {'; '.join(_gain(gain) for gain in gains.gains)}."]
     beaten_by = [gain.over for gain in gains.gains if not gain.same and gain.rival_s is not None and not gain.surely_faster]
     if beaten_by:
         lines.append(_why_not(gains))
@@ -32,7 +33,7 @@ def gain_lines(gains: Gains) -> list[str]:
 def _gain(gain: Gain) -> str:
     """One rival, as in `26.0 % faster than one device (64.0 ms a step against 80.6 ms)`."""
     if gain.same:
-        return f"nothing over {gain.over}, which has the same plan"
+        return f"{gain.over} has the same plan"
     if gain.speedup is None:
         return f"{gain.over} has no plan to compare with ({(gain.reason or 'no reason given').rstrip('.')})"
     both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
@@ -59,6 +60,13 @@ def _why_not(gains: Gains) -> str:
         return f"Other programs had this machine for {share} of one device's time meanwhile: compare again when it is quiet."
     if gains.cores and gains.workers > gains.cores:
         return f"{gains.workers} workers share {gains.cores} cores, so they cannot all compute at once."
+    if gains.work is not None and gains.pieces is not None and gains.work > 1 + FELT and gains.pieces[0] < gains.pieces[1]:
+        small, large = gains.pieces
+        longer = f"{round(100 * (gains.work - 1))} %"
+        return (
+            f"The plan cuts a mini-batch into micro-batches of {small} samples, which compute for {longer} longer in all than one "
+            f"device with {large} at once, by the prediction: larger micro-batches or a larger model gain more."
+        )
     waits = f"{round(100 * gains.waits)} %"
     return f"Devices wait for {waits} of a step by the prediction, and more devices do not make up for it: larger models gain more."
 
