@@ -24,7 +24,7 @@ from gpp.timeline import Metrics
 ROUNDS = 3
 """Turns of each plan; with fewer nobody would see whether a difference is one."""
 
-TURN_S = 0.5
+TURN_S = 0.8
 """Seconds that the steps of a turn take together, as predicted."""
 
 FEWEST, MOST = UNTIMED + 3, 60

@@ -415,9 +415,5 @@ class Recorder:
         self.warnings += fresh
         hints = [hint for record in self._records for hint in record.hints]
         self._stack.close()
-        paths = [
-            ("report", self.run_dir / "report.html"),
-            ("trace", self.run_dir / "trace.json"),
-            ("result", self.run_dir / "result.json"),
-        ]
+        paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
         show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints, fresh)

@@ -60,7 +60,7 @@ def test_why_nothing_was_gained() -> None:
 
 
 def test_one_device_needs_no_micro_batches() -> None:
-    posed = replace(problem(two_towers(3), 2, 4), microbatch_size=1)
+    posed = replace(problem(two_towers(3), 2, 4, fixed_s=0.5), microbatch_size=1)
     strategy = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())
     plan = strategy.plan(posed)
     (found,) = rivals(strategy, posed, plan, (), uncut=True)
