@@ -55,8 +55,10 @@ class AbstractOptimizer(ABC):
 
     `clip_norm` is the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
     `clip_scope` says whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the
-    devices need not meet. With `shard` = `replicas` each replica of a stage keeps the state of a part of the stage's
-    parameters, updates these, and hands them to the others (ZeRO's first stage, arXiv 1910.02054).
+    devices need not meet. With `log_gradient_norm` the norm of the whole model's gradient is logged every step, for which the
+    devices meet; where they clip by it, it is logged in any case. With `shard` = `replicas` each replica of a stage keeps
+    the state of a part of the stage's parameters, updates these, and hands them to the others (ZeRO's first stage, arXiv
+    1910.02054).
     """
 
     lr: float
@@ -64,15 +66,16 @@ class AbstractOptimizer(ABC):
     learning_rate: LearningRate
     clip_norm: float | None
     clip_scope: ClipScope
+    log_gradient_norm: bool
     shard: Shard
 
     def needs_norm(self, autocast: str | None) -> bool:
-        """Whether an update needs the norm of all gradients: to clip by it, or to see whether float16 has overflowed."""
-        return self.clips_model or autocast == "float16"
+        """Whether an update needs the norm of all gradients: to clip by it, to log it, or to see whether float16 has overflowed."""
+        return self.clips_model or self.log_gradient_norm or autocast == "float16"
 
     @property
     def clips_model(self) -> bool:
-        """Whether all devices meet before the update, to clip by the norm over all stages."""
+        """Whether gradients are clipped by the norm over all stages."""
         return self.clip_norm is not None and self.clip_scope == "model"
 
     @property
@@ -133,6 +136,7 @@ class SGD(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    log_gradient_norm: bool = False
     shard: Shard = "none"
 
     @property
@@ -172,6 +176,7 @@ class AbstractAdam(AbstractOptimizer):
     learning_rate: LearningRate = field(default_factory=LearningRate)
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    log_gradient_norm: bool = False
     shard: Shard = "none"
 
     @property
@@ -221,6 +226,7 @@ class RMSprop(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    log_gradient_norm: bool = False
     shard: Shard = "none"
 
     @property
@@ -319,6 +325,7 @@ class Muon(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    log_gradient_norm: bool = False
     shard: Shard = "none"
 
     @property

@@ -36,6 +36,7 @@ from gpp.program.program import Program, ReduceGroup, Task, check_program, reduc
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.program.stream import check_served
 from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
@@ -257,7 +258,9 @@ class Strategy:
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
         """The checked program of one evaluation over `num_samples` samples; `cards` as `lower` has it."""
-        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
+        orders = ForwardOnly().orders(
+            Work(plan=plan, graph=problem.graph, num_samples=num_samples, bills=self._bills(plan, problem))
+        )
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
@@ -297,18 +300,29 @@ class Strategy:
         known = problem.bills.get(key)
         if known is not None:
             return known
-        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-        bills, posed = self._bills(plan, problem), self.posed(problem)
+        posed = self.posed(problem)
 
         def step_s(orders: Mapping[int, Sequence[Task]]) -> float:
             program = lower(plan, problem.graph, orders, samples, global_norm=problem.global_norm)
             return simulate(program, plan, posed, record=False).metrics.iteration_s
 
-        choices = self.schedule.choices(plan, problem.graph, samples, bills, limits, problem.cluster)
+        choices = self.schedule.choices(self.work(plan, problem, samples))
         found = choices[0] if len(choices) == 1 else min(choices, key=step_s)
         if self.schedule.needs_bills:  # it took long
             problem.bills[key] = found
         return found
+
+    def work(self, plan: Plan, problem: Problem, samples: int) -> Work:
+        """What the schedule is asked to put in order."""
+        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
+        return Work(
+            plan=plan,
+            graph=problem.graph,
+            num_samples=samples,
+            bills=self._bills(plan, problem),
+            limits=limits,
+            cluster=problem.cluster,
+        )
 
     @property
     def _says_peaks(self) -> bool:

@@ -85,11 +85,11 @@ WINGS: dict[str, list[set[str]]] = {
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
         {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
-        {"judging", "launch", "measuring", "recording", "replanning"},
+        {"judging", "launch", "measuring", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"command", "new_project"},
+        {"command", "new_project", "sweep_tracking"},
         {"api", "multirun", "pipeline"},
         {"cli"},
     ],

@@ -24,7 +24,7 @@ from gpp.cluster import Device, Link, local
 from gpp.cost.models.analytical import Analytical
 from gpp.data.digits import Digits as DigitsData
 from gpp.errors import InvalidConfig, written
-from gpp.loggers.none import NoLogger
+from gpp.loggers.jsonl import Jsonl
 from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
@@ -63,7 +63,7 @@ LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e9)
 OBJECTS = (
     Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
-    NoLogger(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
+    Jsonl(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
 

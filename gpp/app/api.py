@@ -101,7 +101,7 @@ def problem(
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
         shares_state=optimizer.shard == "replicas",
-        global_norm=optimizer.clips_model,
+        global_norm=optimizer.needs_norm(None),
         extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )

@@ -308,6 +308,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
         return 2, message
     from gpp.app.launch import check_started
     from gpp.app.recording import Recorder
+    from gpp.app.tracking import check_loggers
 
     recorder = Recorder(
         experiment=experiment,
@@ -322,6 +323,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     )
     with recorder:
         try:
+            check_loggers(experiment.logger)
             check_started(experiment)
             story(experiment, recorder)
         except SystemExit as end:

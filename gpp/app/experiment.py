@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -98,7 +98,6 @@ class Experiment:
     strategy: Strategy
     engine: AbstractEngine
     optimizer: AbstractOptimizer
-    logger: AbstractLogger
     steps: Count
     minibatch_size: Count
     cache_dir: str
@@ -119,6 +118,7 @@ class Experiment:
     explain_s: NotNegative = 5.0
     baselines_s: NotNegative = 15.0
     confirm: bool = False
+    logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gpp.app.launch import refuse_start
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
-from gpp.app.vocabulary import CONF
+from gpp.app.vocabulary import CONF, invocation
 from gpp.errors import InvalidConfig, InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.controller.place import world_of
@@ -113,6 +114,7 @@ class Sweep(Callback):
         self.jobs: list[Asked] = []
         self.known = True
         """Whether all jobs are known before the first runs, as those of a search are not."""
+        self.loggers: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # For a launcher that runs jobs in other processes: they are to know the command line that asked for them.
@@ -126,12 +128,13 @@ class Sweep(Callback):
         """Compose every job, and keep other sweeps out of the directory.
 
         Raises:
-            Refused: one cannot be composed, or another sweep is under way there.
+            Refused: one cannot be composed, a logger's package is missing, or another sweep is under way there.
         """
         HydraConfig.instance().set_config(config)
         self.known = config.hydra.sweeper._target_.endswith(f".{BasicSweeper.__name__}")
         try:
             self.jobs = _jobs(config) if self.known else []
+            self.loggers = _loggers(config)
             self.directory = RunDir(Path(os.path.abspath(config.hydra.sweep.dir)), field="hydra.sweep.dir")
             self.directory.claim()
         except Exception as error:
@@ -157,6 +160,8 @@ class Sweep(Callback):
         Args:
             stopped: the signal that has stopped it before its end.
         """
+        from gpp.app.sweep_tracking import track_sweep
+        from gpp.loggers.base import End
         from gpp.report.run.console import make_console
         from gpp.report.sweep.files import write_sweep
         from gpp.report.sweep.terminal import results_table, show_figures
@@ -172,10 +177,19 @@ class Sweep(Callback):
             show_figures(console, [figure.evaluate(jobs) for figure in self.figures])
             for svg in sorted(folder.glob("figure*.svg")):
                 console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
+            code = int(any(result["status"] not in ("ok", "infeasible") for result in results))
+            reason = why or next(
+                (f"{job.name}: {job.result.get('reason')}" for job in jobs if job.result["status"] == "failed"), None
+            )
+            end = End(exit_code=stopped.exit_code if stopped else code, reason=reason)
+            words = shlex.join([*invocation(), *sys.argv[1:]])
+            hints, warnings = track_sweep(folder, jobs, self.loggers, command=words, end=end)
+            for line in [*(f"warning: {warning}" for warning in warnings), *hints]:
+                console.print(line, soft_wrap=True, markup=False)
             if stopped:
                 console.print(f"{stopped}: the same command goes on with the jobs that have no result", soft_wrap=True)
             latest(folder)
-            Sweep.exit_code = int(any(result["status"] not in ("ok", "infeasible") for result in results))
+            Sweep.exit_code = code
 
 
 class Refused(BaseException):
@@ -216,6 +230,22 @@ def _jobs(config: Any) -> list[Asked]:
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     return [_job(loader.load_sweep_config(config, list(overrides)), number, overrides) for number, overrides in enumerate(jobs)]
+
+
+def _loggers(config: Any) -> dict[str, Any]:
+    """The loggers of a sweep's own record.
+
+    Raises:
+        HydraException: one cannot be made.
+        InvalidConfig: the package that one needs is not installed.
+    """
+    from hydra.utils import instantiate
+
+    from gpp.app.tracking import check_loggers
+
+    loggers = instantiate(config.get("logger") or {}, _convert_="all")
+    check_loggers(loggers)
+    return loggers
 
 
 def _job(config: Any, number: int, overrides: list[str]) -> Asked:

@@ -1,7 +1,12 @@
-"""Secrets do not belong into settings: a run directory, its report and its tracker hold all settings, for others to read."""
+"""Secrets do not belong into settings: a run directory, its report and its tracker hold all settings, for others to read.
+
+What a run prints goes to its tracker, too, and may hold what no setting does: `masked` takes known forms of secrets out of it, and
+the values of environment variables that are secrets by their names.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +19,21 @@ _VALUE = re.compile(
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 """Keys of Hugging Face, GitHub, OpenAI and Anthropic, AWS, Slack; signed tokens; private keys."""
+
+
+_VARIABLE = re.compile(r"(^|_)(token|secret|password|passwd|credentials?|(api|access|private|secret)_?key)$", re.I)
+"""Names of environment variables whose values are secrets."""
+
+LEAST = 8
+"""Characters of a variable's value that is looked for; shorter ones would be found in ordinary words."""
+
+
+def masked(words: str) -> str:
+    """The same words with *** in place of every secret that is known by its form or by its variable's name."""
+    for name, value in os.environ.items():
+        if len(value) >= LEAST and _VARIABLE.search(name):
+            words = words.replace(value, "***")
+    return _VALUE.sub("***", words)
 
 
 def refuse_secrets(config: Mapping[str, Any]) -> None:

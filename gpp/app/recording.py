@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from rich.console import Console
 from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
@@ -30,13 +29,12 @@ from gpp.analysis.one_stage import OneStage
 from gpp.app.experiment import Experiment
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
+from gpp.app.tracking import Tracking
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
-from gpp.loggers.base import AbstractRecord, RunInfo
-from gpp.loggers.jsonl import Jsonl
 from gpp.pipeedge.written import measured_files
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
@@ -44,7 +42,7 @@ from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
 from gpp.report.compare.terminal import show_comparison
-from gpp.report.run.console import StepProgress
+from gpp.report.run.console import SafeConsole, StepProgress
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.gain_words import gain_dicts
 from gpp.report.run.page import run_report
@@ -95,7 +93,7 @@ class Recorder:
 
     experiment: Experiment
     directory: RunDir
-    console: Console
+    console: SafeConsole
     config: Mapping[str, Any] = field(default_factory=dict)
     digest: str | None = None
     command: str = ""
@@ -118,11 +116,15 @@ class Recorder:
     boundaries: tuple[Boundary, ...] = ()
     planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
-    _records: list[AbstractRecord] = field(default_factory=list)
+    _tracking: Tracking = field(init=False)
     _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
     _first_step: int = 0
     _losses: list[float] = field(default_factory=list)
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
+        self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
 
     @property
     def run_dir(self) -> Path:
@@ -130,6 +132,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         reset_peak_memory()
+        self.console.heard = self._tracking.heard
         logging.getLogger().addHandler(self._log)
         logging.getLogger().setLevel(logging.INFO)
         self._stack.callback(self._log.close)
@@ -239,15 +242,7 @@ class Recorder:
         self.on_start()
         resumed = self.experiment.resumed
         self._first_step = resumed.manifest.step if resumed else 0
-        info = RunInfo(
-            run_dir=self.run_dir,
-            first_step=self._first_step,
-            name=self.experiment.name,
-            config=self.config,
-            group=self.group,
-            tags=(self.experiment.model.name, self.experiment.strategy.name),
-        )
-        self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
+        self._tracking.open(steps=True, first_step=self._first_step)
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
 
         terms: dict[str, float] = {}
@@ -258,14 +253,11 @@ class Recorder:
         def on_step(step: int, loss: float | None, samples_per_s: float | None) -> None:
             self._losses += [] if loss is None else [loss]
             bar.update(step, loss, samples_per_s)
-            known = {"loss": loss, **terms, "samples_per_s": samples_per_s}
-            for record in self._records:
-                record.log(step - 1, {name: value for name, value in known.items() if value is not None})
+            self._tracking.step(step - 1, {"loss": loss, **terms, "samples_per_s": samples_per_s})
 
         def on_evaluation(values: dict[str, Any]) -> None:
             self._evaluations.append(values)
-            for record in self._records:
-                record.log_eval(values["step"], {name: value for name, value in values.items() if name != "step"})
+            self._tracking.evaluation(values)
 
         return Progress(
             on_terms=on_terms,
@@ -298,6 +290,7 @@ class Recorder:
                 self._unwritten(problem)
             finally:
                 self._stack.close()
+                self._tracking.close(None if self._refused else self._run(), self.exit_code, self.reason)
                 self.directory.release()
         return isinstance(error, Exception) or error is None
 
@@ -406,14 +399,8 @@ class Recorder:
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
         write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
-        fresh: list[str] = []
-        for record in self._records:
-            record.log_html(self.run_dir / "report.html")
-            record.log_file(self.run_dir / "trace.json")
-            record.finish({key: run.result[key] for key in ("status", "predicted", "measured", "final_metric")})
-            fresh += [warning for warning in record.warnings if warning not in self.warnings]
-        self.warnings += fresh
-        hints = [hint for record in self._records for hint in record.hints]
+        self._tracking.open(steps=False)
+        hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()
         paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
-        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints, fresh)
+        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)

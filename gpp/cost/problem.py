@@ -68,7 +68,7 @@ class Problem:
         microbatch_size: imposed by the user; None leaves it to the planner.
         optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
         shares_state: whether a stage's replicas share the optimizer's state (`gpp.cost.shares`).
-        global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
+        global_norm: whether all devices meet before the update, for the norm of all gradients (to clip by it, or to log it).
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.

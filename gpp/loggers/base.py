@@ -1,8 +1,8 @@
 """The contract of a logger.
 
-A logger is settings (`AbstractLogger`, described by a YAML file); `start` opens one record of one run
-(`AbstractRecord`), and only the controller writes to it. A record never ends a run: where its back end fails, it says
-so in `warnings` and does nothing from then on.
+A logger is settings (`AbstractLogger`, described by a YAML file); `start` opens one record (`AbstractRecord`) of one run
+or of one sweep, and only the controller writes to it. A record never ends a run: where its back end fails, it says so in
+`warnings` and does nothing from then on.
 """
 
 from __future__ import annotations
@@ -12,32 +12,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """The facts of a run that a logger gets before the run starts.
+    """The facts of a run that a logger gets when it opens a record.
 
     Args:
         run_dir: folder of the run's files.
         name: a name for people, as in `digits-graphpipe`.
+        kind: what is done: the run's mode, `simulate`, or `sweep`.
         config: the resolved configuration in plain dicts and lists.
-        group: one name for all jobs of a sweep; None outside one.
+        facts: what runs are looked for by, in one level: `model_name`, `strategy_name`, ...
+        group: one name for all jobs of a sweep and for the sweep itself; None outside one.
         tags: short words to filter by.
+        commit: the git commit of the working directory, with `-dirty` where files differ from it; None without git.
         first_step: steps of the run that this one resumes.
     """
 
     run_dir: Path
     name: str
+    kind: str = "train"
     config: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, str | None] = field(default_factory=dict)
     group: str | None = None
     tags: tuple[str, ...] = ()
+    commit: str | None = None
     first_step: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a run has ended.
+
+    Args:
+        exit_code: of the command; 0 if all is well.
+        reason: why it is not 0.
+    """
+
+    exit_code: int = 0
+    reason: str | None = None
+
+
 class AbstractRecord(ABC):
-    """One run's record, as a context manager: leaving it finishes the record, also after an exception."""
+    """The record of a run, as a context manager: leaving it finishes the record, also after an exception."""
+
+    shows: ClassVar[bool]
+    """Whether it keeps tables, drawings, pages or files, which take time to make."""
 
     @property
     @abstractmethod
@@ -51,37 +73,96 @@ class AbstractRecord(ABC):
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of one training step (0-based): `loss`, `iteration_s`, `samples_per_s`, ..."""
+        """Record values of one training step (0-based): `loss`, `learning_rate`, `samples_per_s`, ..."""
 
     @abstractmethod
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one evaluation after `step` steps."""
 
     @abstractmethod
-    def log_html(self, path: Path, name: str = "report") -> None:
-        """Record a self-contained page."""
+    def log_console(self, words: str) -> None:
+        """Record lines that the run has printed."""
+
+    @abstractmethod
+    def log_page(self, name: str, path: Path) -> None:
+        """Record a self-contained HTML page."""
+
+    @abstractmethod
+    def log_drawing(self, name: str, svg: str) -> None:
+        """Record a drawing, a whole SVG file."""
 
     @abstractmethod
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Record a table of plain values."""
+        """Record a table of plain values; None where one is not known."""
 
     @abstractmethod
     def log_file(self, path: Path) -> None:
         """Keep a file with the record, as the trace."""
 
     @abstractmethod
-    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Close the record, with the last values by name (nested dicts are allowed). A second call does nothing."""
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
+        """Close the record with its last values by name. A second call does nothing.
+
+        Args:
+            summary: numbers, words and None.
+            end: how the run has ended; None for well.
+        """
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.finish()
+        self.finish(end=None if error is None else End(exit_code=1, reason=str(error) or type(error).__name__))
+
+
+class PartialRecord(AbstractRecord):
+    """A record that leaves out what it does not override."""
+
+    shows: ClassVar[bool] = False
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def log_console(self, words: str) -> None:
+        pass
+
+    def log_page(self, name: str, path: Path) -> None:
+        pass
+
+    def log_drawing(self, name: str, svg: str) -> None:
+        pass
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
+
+    def log_file(self, path: Path) -> None:
+        pass
+
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
+        pass
 
 
 class AbstractLogger(ABC):
     """The settings of a logger."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse what cannot be recorded, before anything starts.
+
+        Raises:
+            InvalidConfig: the package that the logger needs is not installed.
+        """
 
     @abstractmethod
     def start(self, run: RunInfo) -> AbstractRecord:

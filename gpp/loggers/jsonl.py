@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
+from gpp.loggers.base import AbstractLogger, End, PartialRecord, RunInfo
 from gpp.report.run.result import finite
 from gpp.settings import settings
 
 
-class JsonlRecord(AbstractRecord):
+class JsonlRecord(PartialRecord):
     """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
@@ -25,10 +25,6 @@ class JsonlRecord(AbstractRecord):
             self._file.writelines(kept)
         except OSError as error:
             self._warnings.append(f"metrics are not written: {error}")
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -49,16 +45,7 @@ class JsonlRecord(AbstractRecord):
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
         self._write({"step": step, "eval": dict(values)})
 
-    def log_html(self, path: Path, name: str = "report") -> None:
-        pass  # the page is a file of the run already
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        pass
-
-    def log_file(self, path: Path) -> None:
-        pass
-
-    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -87,6 +74,9 @@ class Jsonl(AbstractLogger):
     """File `name` in the run directory; it keeps the steps of an earlier attempt that this run goes on from."""
 
     name: str = "metrics.jsonl"
+
+    def check(self) -> None:
+        pass  # it needs no package
 
     def start(self, run: RunInfo) -> JsonlRecord:
         return JsonlRecord(run.run_dir / self.name, run.first_step)

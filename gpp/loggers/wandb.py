@@ -1,6 +1,6 @@
 """Weights & Biases, offline (without an account) unless the user says otherwise.
 
-`import wandb` takes two seconds, so it waits for `start`. Nothing here asks, prints or ends a run.
+`import wandb` takes a second, so it waits for `start`. Nothing here asks, prints or ends a run.
 """
 
 from __future__ import annotations
@@ -12,66 +12,47 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlparse
 
-from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
-from gpp.loggers.none import NoRecord
+from gpp.loggers.back_end import BackEndRecord, need, prefixed
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
 from gpp.report.run.result import finite
-from gpp.settings import NotNegative, settings
+from gpp.settings import NotNegative, Positive, settings
 
 Mode = Literal["offline", "online", "disabled"]
 
 
-class WandbRecord(AbstractRecord):
-    """One wandb run. The first failure becomes a warning; later calls do nothing.
+class WandbRecord(BackEndRecord):
+    """One wandb run.
 
     Args:
-        every_s: see `Wandb`.
+        every_s, alert: see `Wandb`.
+        name: of the run, for the alert.
     """
 
-    def __init__(self, open_run: Callable[[], Any], warnings: Sequence[str] = (), every_s: float = 0.0) -> None:
-        self._warnings, self._every_s = list(warnings), every_s
+    back_end: ClassVar[str] = "wandb"
+
+    def __init__(
+        self,
+        open_run: Callable[[], Any],
+        warnings: Sequence[str] = (),
+        *,
+        every_s: float = 0.0,
+        alert: bool = False,
+        name: str = "",
+    ) -> None:
+        self._every_s, self._alert, self._name = every_s, alert, name
         self._logged, self._held = -math.inf, dict[str, float]()
-        self._run: Any = None
-        self._hints: tuple[str, ...] = ()
-        try:
-            self._run = open_run()
-            self._hints = self._where()
-        except Exception as error:
-            self._fail("start", error)
+        super().__init__(open_run, warnings)
 
-    def _where(self) -> tuple[str, ...]:
-        if self._run.settings.mode == "disabled":
-            return ()
-        path = shlex.quote(os.path.abspath(self._run.settings.sync_dir))
+    def _where(self, run: Any) -> tuple[str, ...]:
+        path = shlex.quote(os.path.abspath(run.settings.sync_dir))
         look = f"wandb leet {path}"
-        return (look, f"wandb sync {path}") if self._run.offline else (look, f"online: {self._run.url}")
+        return (look, f"wandb sync {path}") if run.offline else (look, f"online: {run.url}")
 
-    def _fail(self, what: str, error: Exception) -> None:
-        self._warnings.append(f"wandb stopped recording ({what}): {type(error).__name__}: {error}")
-        run, self._run = self._run, None
-        if run is not None:
-            try:
-                run.finish(exit_code=1)
-            except Exception as second:
-                self._warnings.append(f"wandb did not close: {second}")
-
-    def _try(self, what: str, action: Callable[[Any], Any]) -> None:
-        if self._run is None:
-            return
-        try:
-            action(self._run)
-        except Exception as error:
-            self._fail(what, error)
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return self._hints
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(self._warnings)
+    def _abandon(self, run: Any) -> None:
+        run.finish(exit_code=1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._held = {"step": step, **values}
@@ -87,21 +68,32 @@ class WandbRecord(AbstractRecord):
 
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
         self._flush()
-        self._try("log_eval", lambda run: run.log({"step": step, **{f"eval/{name}": value for name, value in values.items()}}))
+        self._try("log_eval", lambda run: run.log({"step": step, **prefixed("eval", values)}))
 
-    def log_html(self, path: Path, name: str = "report") -> None:
-        def action(run: Any) -> None:
-            import wandb
+    def log_console(self, words: str) -> None:
+        self._try("log_console", lambda run: run.write_logs(words))
 
-            run.log({name: wandb.Html(Path(path).read_text(encoding="utf-8"), inject=False)})
+    def log_page(self, name: str, path: Path) -> None:
+        self._try("log_page", lambda run: self._log_html(run, name, Path(path).read_text(encoding="utf-8")))
 
-        self._try("log_html", action)
+    def log_drawing(self, name: str, svg: str) -> None:
+        # wandb.Image takes pixels only; a page shows the drawing as sharp as it is, and its tooltips.
+        page = f'<!doctype html><meta charset="utf-8"><title>{name}</title><body style="margin:0">{svg}</body>'
+        self._try("log_drawing", lambda run: self._log_html(run, name, page))
+
+    @staticmethod
+    def _log_html(run: Any, name: str, page: str) -> None:
+        import wandb
+
+        run.log({name: wandb.Html(page, inject=False)})
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         def action(run: Any) -> None:
             import wandb
 
-            run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+            # A column of numbers has words where a value is infinite, or none.
+            table = wandb.Table(columns=list(columns), data=finite([list(row) for row in rows]), allow_mixed_types=True)
+            run.log({name: table})
 
         self._try("log_table", action)
 
@@ -115,69 +107,96 @@ class WandbRecord(AbstractRecord):
 
         self._try("log_file", action)
 
-    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
         self._flush()
+        end = end or End()
 
         def action(run: Any) -> None:
             if summary:
-                run.summary.update(finite(summary))
-            run.finish()
+                run.summary.update(finite(dict(summary)))
+            if self._alert and end.exit_code:
+                run.alert(f"{self._name} failed"[:64], end.reason or f"exit code {end.exit_code}", level="ERROR")
+            run.finish(exit_code=end.exit_code)
 
         self._try("finish", action)
         self._run = None
 
 
-@settings("logger")
+@settings("logger.wandb")
 class Wandb(AbstractLogger):
     """A wandb run in the run directory.
 
     Args:
         project, entity: as in wandb.
-        mode: `offline` (files only, upload them later), `online` (needs a key; without one it stays offline
-            and says so), `disabled`.
+        mode: `offline` (files only, upload them later), `online` (needs a key; without one, and where the server does not answer,
+            it stays offline and says so), `disabled`.
         group: name of the group; None takes the sweep's name.
+        job_type: None takes what the run does: `train`, `plan`, `compare`, `sweep`, ...
         tags: further tags besides the run's own.
+        alert: whether a run that fails sends an alert, as by e-mail or Slack.
         system_metrics: whether to sample load and memory of the machine every 15 s.
         every_s: seconds between two steps that are logged; the last one always is. metrics.jsonl has all of them. A point takes
             wandb's processes a millisecond or two, which workers on the same cores lack.
+        start_s, finish_s: most seconds to wait for the server at the start, and for uploads at the end; what is not
+            uploaded stays on the disk for `wandb sync`.
     """
 
     project: str = "gpp"
     entity: str | None = None
     mode: Mode = "offline"
     group: str | None = None
+    job_type: str | None = None
     tags: tuple[str, ...] = ()
+    alert: bool = False
     system_metrics: bool = True
     every_s: NotNegative = 0.5
+    start_s: Positive = 30.0
+    finish_s: Positive = 300.0
+
+    def check(self) -> None:
+        if self.mode != "disabled":
+            need("wandb", "run pip install wandb")
 
     def start(self, run: RunInfo) -> AbstractRecord:
         if self.mode == "disabled":
-            return NoRecord()
-        mode: Mode = self.mode
-        warnings: list[str] = []
-        if mode == "online" and not has_key():
-            mode = "offline"
-            warnings.append(
-                "logger.mode=online, but there is no wandb key: recorded offline. "
-                "Run `wandb login` once, then upload with wandb sync"
-            )
-        return WandbRecord(lambda: self._open(run, mode), warnings, self.every_s)
+            return PartialRecord()
+        options = {"every_s": self.every_s, "alert": self.alert, "name": run.name}
+        if self.mode == "offline":
+            return WandbRecord(lambda: self._open(run, "offline"), **options)
+        why = "there is no wandb key. Run `wandb login` once, then upload with wandb sync"
+        if has_key():
+            record = WandbRecord(lambda: self._open(run, "online"), **options)
+            if not record.warnings:
+                return record
+            why = f"{record.warnings[0].splitlines()[0]}. Upload with wandb sync when the server answers"
+        warnings = (f"logger.wandb.mode=online, but recorded offline: {why}",)
+        return WandbRecord(lambda: self._open(run, "offline"), warnings, **options)
 
     def _open(self, run: RunInfo, mode: Mode) -> Any:
         import wandb
 
         run.run_dir.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
-            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=not self.system_metrics
+            silent=True,
+            console="off",
+            # wandb's own look at git would keep the remote's address and a patch of the user's changes.
+            disable_git=True,
+            git_commit=run.commit,
+            disable_code=True,
+            x_disable_stats=not self.system_metrics,
+            init_timeout=self.start_s,
+            finish_timeout=self.finish_s,
         )
+        facts = {key: value for key, value in run.facts.items() if value is not None}
         opened = wandb.init(
             project=self.project,
             entity=self.entity,
             mode=mode,
             name=run.name,
             group=self.group or run.group,
+            job_type=self.job_type or run.kind,
             tags=[*self.tags, *run.tags] or None,
-            config=finite(dict(run.config)),
+            config=finite({**run.config, **facts}),
             dir=str(run.run_dir),
             reinit="create_new",
             settings=settings,

@@ -135,8 +135,8 @@ def check_asked(problem: Problem, weights: AbstractWeights) -> None:
     if problem.global_norm:
         rule = f"the norm over all stages needs every gradient of a mini-batch, and strategy.weights={weights.name} never drains"
         fix = (
-            "set optimizer.clip_scope=stage to clip each stage by its own norm (engine.autocast=bfloat16 in place of float16, "
-            "which needs a norm too), or strategy/weights=flush"
+            "set optimizer.clip_scope=stage to clip each stage by its own norm (optimizer.log_gradient_norm=false, "
+            "engine.autocast=bfloat16 in place of float16: both need a norm too), or strategy/weights=flush"
         )
         raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 OnStep = Callable[[int, float | None, float | None], None]
 """(steps done, loss, samples per second); None for a value that is unknown."""
 
+GRADIENT_NORM = "gradient_norm"
+"""Name of the norm of all gradients in the records of steps."""
+
 VERSIONS = "versions.json"
 """File in `ranks/` with the weight versions and the staleness of each stage, where one process runs all stages."""
 
@@ -60,7 +63,8 @@ class Progress:
     """Called while a job runs.
 
     Args:
-        on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
+        on_terms: values of a step, right before `on_step` of that step: `loss:NAME` where the loss has several terms, and
+            `gradient_norm` where it was taken.
         on_pass: (rank, seconds) of the passes of a worker that serves, the mean of a request; may raise, which ends the workers.
         say: gives the user an instruction.
         warn: warns the user of what the workers have found.
@@ -187,6 +191,10 @@ class AbstractEngine(ABC):
             rule = f"engine={self.name} runs backwards whole"
             fix = "set strategy/schedule=1f1b, or use engine=distributed, emulate or simulate"
             raise InvalidConfig("strategy.schedule", type(schedule).__name__, rule, fix)
+        if optimizer.log_gradient_norm:
+            rule = f"engine={self.name} does not say the norm"
+            fix = "set optimizer.log_gradient_norm=false, or use engine=distributed"
+            raise InvalidConfig("optimizer.log_gradient_norm", True, rule, fix)
         if optimizer.shard != "none":
             rule = f"engine={self.name} updates every replica whole"
             raise InvalidConfig("optimizer.shard", optimizer.shard, rule, "set optimizer.shard=none, or use engine=distributed")

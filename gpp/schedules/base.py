@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
-from gpp.schedules.flow import Flow, flow_of
+from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.merge import merge
 
 Pass = tuple[str, int]
@@ -74,50 +72,23 @@ class AbstractSchedule(ABC):
         return None
 
     @abstractmethod
-    def orders(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
+    def orders(self, work: Work) -> dict[int, list[Task]]:
         """The passes of every device in order, micro-batches by the numbers of their stage.
 
         A stage in which nothing is differentiated (a frozen tower's) has forwards only; one that has weights to train has a B for
         each micro-batch, or an I and a W.
 
-        Args:
-            num_samples: all of them; micro-batches follow from each stage's size.
-            bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
-            limits: device -> bytes of its memory; for schedules that keep to a cap.
-            cluster: for what messages take, where an order depends on seconds; None: nothing.
+        Raises:
+            ValueError: the order depends on bills, and the work has none.
         """
 
-    def flow(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> Flow:
-        """The passes that it puts in order, and the room that it keeps to; arguments as for `orders`."""
-        return flow_of(plan, graph, num_samples, bills, limits, cluster, splits=self.holds.splits)
+    def flow(self, work: Work) -> Flow:
+        """The passes that it puts in order, and the room that it keeps to."""
+        return flow_of(work, splits=self.holds.splits)
 
-    def choices(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
-        """Orders of which the one with the shortest simulated step is to run; arguments as for `orders`, which is one of them."""
-        return [self.orders(plan, graph, num_samples, bills, limits, cluster)]
+    def choices(self, work: Work) -> list[dict[int, list[Task]]]:
+        """Orders of which the one with the shortest simulated step is to run; what `orders` gives is one of them."""
+        return [self.orders(work)]
 
 
 class RankedSchedule(AbstractSchedule):
@@ -126,40 +97,14 @@ class RankedSchedule(AbstractSchedule):
     needs_bills: ClassVar[bool] = True
 
     @abstractmethod
-    def ranked(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
-        """Orders that can run, the best first by the schedule's own reckoning; at least one. Arguments as for `orders`."""
+    def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
+        """Orders that can run, the best first by the schedule's own reckoning; at least one."""
 
-    def orders(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        return self.choices(plan, graph, num_samples, bills, limits or dict.fromkeys(plan.devices, math.inf), cluster)[0]
+    def orders(self, work: Work) -> dict[int, list[Task]]:
+        return self.choices(work)[0]
 
-    def choices(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
-        if bills is None:
-            raise ValueError("this order depends on seconds and bytes: give `bills`")
-        return self.ranked(plan, graph, num_samples, bills, limits, cluster)[:SIMULATED]
+    def choices(self, work: Work) -> list[dict[int, list[Task]]]:
+        return self.ranked(work)[:SIMULATED]
 
 
 class StageSchedule(AbstractSchedule):
@@ -174,22 +119,13 @@ class StageSchedule(AbstractSchedule):
         """A replica's passes in order, each kind first-in first-out (condition C4): F before its B, or before its I and that before
         its W. A schedule that splits backwards says I and W of every stage; `orders` has a B where there is nothing to split."""
 
-    def orders(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
+    def orders(self, work: Work) -> dict[int, list[Task]]:
         """As `AbstractSchedule.orders`; stages of one device keep their own orders, and are merged by list scheduling."""
-        own = [self._of_stage(plan, graph, s, -(-num_samples // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
+        plan, count = work.plan, work.num_samples
+        own = [self._of_stage(plan, work.graph, s, -(-count // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
         if not plan.shares_devices:
             return {device: own[stages[0]][device] for device, stages in plan.stages_of_device.items()}
-        if bills is None:
-            raise ValueError("stages that share a device are merged by what their passes take: give `bills`")
-        return merge(plan, graph, own, num_samples, [pass_seconds(bill) for bill in bills])
+        return merge(plan, work.graph, own, count, [pass_seconds(bill) for bill in work.costs])
 
     def _of_stage(self, plan: Plan, graph: OpGraph, s: int, count: int) -> dict[int, list[Task]]:
         """The passes of each device of a stage of `count` micro-batches."""

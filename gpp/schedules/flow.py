@@ -26,6 +26,41 @@ from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, spans
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a schedule is asked to put in order: the passes of a plan over some samples.
+
+    Args:
+        num_samples: all of them; micro-batches follow from each stage's size.
+        bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
+        limits: device -> bytes of its memory, for schedules that keep to a cap; None: as much as any needs.
+        cluster: for what messages take, where an order depends on seconds; None: nothing.
+    """
+
+    plan: Plan
+    graph: OpGraph
+    num_samples: int
+    bills: Sequence[StageCost] | None = None
+    limits: Mapping[int, float] | None = None
+    cluster: Cluster | None = None
+
+    @property
+    def costs(self) -> Sequence[StageCost]:
+        """The bills, for an order that depends on them.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.bills is None:
+            raise ValueError("this order depends on seconds and bytes: give `bills`")
+        return self.bills
+
+    def limit(self, device: int) -> float:
+        """Bytes of a device's memory."""
+        return math.inf if self.limits is None else self.limits[device]
+
+
 class Wait(NamedTuple):
     """A pass that another one needs, and the seconds from its end until that one may begin."""
 
@@ -190,29 +225,18 @@ class Flow:
         return replace(self, room=tuple(room))
 
 
-def flow_of(
-    plan: Plan,
-    graph: OpGraph,
-    num_samples: int,
-    bills: Sequence[StageCost],
-    limits: Mapping[int, float],
-    cluster: Cluster | None,
-    *,
-    splits: bool,
-) -> Flow:
+def flow_of(work: Work, *, splits: bool) -> Flow:
     """The passes of a step of a plan.
 
     Args:
-        num_samples: of a mini-batch.
-        limits: device -> bytes of its memory.
-        cluster: for what messages take; None: nothing.
         splits: whether backwards are split, where a stage has gradients of weights.
     """
+    plan, graph, num_samples, bills = work.plan, work.graph, work.num_samples, work.costs
     lanes, lane_of = _lanes(plan)
     tasks, lane = _tasks(plan, graph, num_samples, lanes, splits)
     number = {(lane[i], task): i for i, task in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
-    for reader, maker, seconds in _messages(plan, graph, num_samples, cluster):
+    for reader, maker, seconds in _messages(work):
         waits, kinds = _pass_of(number, lane_of, reader), _pass_of(number, lane_of, maker)
         needs[waits][kinds] = min(needs[waits].get(kinds, seconds), seconds)
     for i, (stage, kind, microbatch) in enumerate(tasks):
@@ -232,7 +256,7 @@ def flow_of(
             Bytes(bill.microbatch_bytes, bill.late_bytes) if plan.runs_backward(s, graph) else Bytes(0.0, 0.0)
             for s, bill in enumerate(bills)
         ),
-        room=tuple(min(limits[device] - _resident(plan, bills, device) for device in devices) for devices in lanes.values()),
+        room=tuple(min(work.limit(device) - _resident(plan, bills, device) for device in devices) for devices in lanes.values()),
         update_s=tuple(sum(bills[s].update_s for s in plan.stages_of_device[devices[0]]) for devices in lanes.values()),
         distance=plan.distance_to_sink,
     )
@@ -282,11 +306,10 @@ DevicePass = tuple[int, int, Direction, int]
 """Device, stage, direction and micro-batch."""
 
 
-def _messages(
-    plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster | None
-) -> Iterator[tuple[DevicePass, DevicePass, float]]:
+def _messages(work: Work) -> Iterator[tuple[DevicePass, DevicePass, float]]:
     """Who needs whose message, and what it takes."""
-    cut = [stage.pieces(num_samples) for stage in plan.stages]
+    plan, graph, cluster = work.plan, work.graph, work.cluster
+    cut = [stage.pieces(work.num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     rates, returning = message_rates(plan, graph), plan.returning(graph)
 

@@ -10,21 +10,19 @@ much, may be better: both are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, final
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig, MalformedProgram
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
-from gpp.schedules.flow import Bytes, Flow, flow_of
+from gpp.schedules.flow import Bytes, Flow, Work, flow_of
 from gpp.schedules.folded import check_folded, folded, unfolded
 from gpp.schedules.greedy import Rule, greedy
 from gpp.settings import Count, settings
@@ -57,19 +55,11 @@ class Interleaved1F1B(RankedSchedule):
     def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
         return folded(plan, seconds, self.k, num_devices, back=False)
 
-    def ranked(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
+    def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
         """The published order, if it can run, and a list schedule; as `RankedSchedule.ranked`."""
-        check_folded(plan, self.k)
-        flow = flow_of(plan, graph, num_samples, bills, dict.fromkeys(plan.stages_of_device, 0.0), cluster, splits=False)
-        turn = -(-plan.depth // self.k)
+        check_folded(work.plan, self.k)
+        flow = flow_of(work, splits=False)
+        turn = -(-work.plan.depth // self.k)
         found = sorted(_candidates(flow, turn), key=lambda by_lane: value_of(flow, by_lane, "period"))
         return [flow.orders(by_lane) for by_lane in found]
 

@@ -6,19 +6,16 @@ are mini-batches; the update comes right after the last backward of each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import ClassVar, final
 
-from gpp.cluster import Cluster
 from gpp.cost.holding import DEPTH, Holding
-from gpp.cost.stage import StageCost
 from gpp.errors import InvalidPlan
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program import helped
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.program import Task
 from gpp.schedules.base import Pass, StageSchedule
+from gpp.schedules.flow import Work
 from gpp.settings import settings
 
 
@@ -30,19 +27,11 @@ class NoFlush(StageSchedule):
     holds: ClassVar[Holding] = DEPTH
     drains: ClassVar[bool] = False
 
-    def orders(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        if plan.helped:
+    def orders(self, work: Work) -> dict[int, list[Task]]:
+        if work.plan.helped:
             # Devices run side by side, from period to period.
-            return helped.orders(plan, graph, num_samples)
-        return StageSchedule.orders(self, plan, graph, num_samples, bills, limits, cluster)
+            return helped.orders(work.plan, work.graph, work.num_samples)
+        return StageSchedule.orders(self, work)
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
         s = plan.stages[stage]

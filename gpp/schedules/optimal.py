@@ -7,20 +7,15 @@ what it proved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar, final
 
-from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig
-from gpp.graph.op_graph import OpGraph
-from gpp.plan.plan import Plan
 from gpp.program.program import Task
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import Aim, Proven, prove
-from gpp.schedules.flow import Flow
+from gpp.schedules.flow import Flow, Work
 from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
 from gpp.settings import Count, Positive, settings
 
@@ -30,7 +25,7 @@ MOST_TASKS = 1000
 
 @final
 @settings("strategy.schedule")
-class OptimalOrder(AbstractSchedule):
+class OptimalOrder(RankedSchedule):
     """Split backwards in the best order.
 
     Args:
@@ -41,7 +36,6 @@ class OptimalOrder(AbstractSchedule):
     """
 
     holds: ClassVar[Holding] = Holding(splits=True)
-    needs_bills: ClassVar[bool] = True
 
     objective: Aim = "period"
     cap: Positive | None = 1.0
@@ -49,40 +43,23 @@ class OptimalOrder(AbstractSchedule):
     max_tasks: Count = MOST_TASKS
 
     @property
-    def draft(self) -> AbstractSchedule:
+    def draft(self) -> ZeroBubbleAuto:
         """List scheduling: a search for each of a planner's candidates would take minutes."""
         return ZeroBubbleAuto(cap=self.cap)
 
-    def flow(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> Flow:
-        return ZeroBubbleAuto(cap=self.cap).flow(plan, graph, num_samples, bills, limits, cluster)
+    def flow(self, work: Work) -> Flow:
+        return self.draft.flow(work)
 
-    def orders(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        """As `AbstractSchedule.orders`.
+    def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
+        """The best order alone.
 
         Raises:
             InvalidConfig: too many passes, or OR-Tools is not installed.
         """
-        assert bills is not None and limits is not None  # `needs_bills`
-        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
+        flow = self.flow(work)
         check_size(flow, self.max_tasks)
-        hint = candidates(flow, plan, graph, num_samples, self.objective)[0]
-        return flow.orders(proven(flow, tuple(map(tuple, hint)), self.objective, self.limit).by_lane)
+        hint = candidates(flow, work, self.objective)[0]
+        return [flow.orders(proven(flow, tuple(map(tuple, hint)), self.objective, self.limit).by_lane)]
 
 
 def check_size(flow: Flow, most: int) -> None:

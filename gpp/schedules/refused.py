@@ -22,7 +22,10 @@ def check_schedule(schedule: AbstractSchedule, problem: Problem, planner: Abstra
         raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch, or strategy/schedule=1f1b")
     if schedule.overlaps_steps and problem.global_norm:
         rule = f"for the norm over all stages all devices meet between two steps, and {name} begins the next one meanwhile"
-        fix = "set optimizer.clip_scope=stage to clip each stage by its own norm, or strategy/schedule=zero_bubble_h1"
+        fix = (
+            "set optimizer.clip_scope=stage to clip each stage by its own norm (and optimizer.log_gradient_norm=false), or "
+            "strategy/schedule=zero_bubble_h1"
+        )
         raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
     if alternates and planner.proves:
         rule = f"what it proves is about whole backwards of one stage a device, and {name} has others"

@@ -9,21 +9,19 @@ schedule in the same memory, or not run at all; so a few of both are simulated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.cost.stage import StageCost
 from gpp.errors import InvalidPlan
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
-from gpp.schedules.flow import Flow, flow_of
+from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.folded import V, check_folded, folded, unfolded
 from gpp.schedules.greedy import ROUNDING, greedy
 from gpp.schedules.zero_bubble_auto import rules
@@ -75,17 +73,10 @@ class AbstractV(RankedSchedule, ABC):
         )
         return replace(found, stages=tuple(stages))
 
-    def ranked(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
+    def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
+        plan = work.plan
         check_folded(plan, V)
-        flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
+        flow = flow_of(work, splits=True)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
             raise InvalidPlan(

@@ -12,21 +12,18 @@ program behind it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, final
 
-from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig, InvalidPlan
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
-from gpp.schedules.flow import Flow, flow_of
+from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.greedy import ROUNDING, Rule, greedy
 from gpp.schedules.split_1f1b import Split1F1B
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
@@ -58,34 +55,18 @@ class ZeroBubbleAuto(RankedSchedule):
 
     cap: Positive | None = 1.0
 
-    def flow(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> Flow:
+    def flow(self, work: Work) -> Flow:
         """As `AbstractSchedule.flow`; its room is no more than the cap.
 
         Raises:
             InvalidConfig: the cap is below one micro-batch.
         """
-        flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
-        return flow if self.cap is None else _capped(flow, plan, self.cap)
+        flow = flow_of(work, splits=True)
+        return flow if self.cap is None else _capped(flow, work.plan, self.cap)
 
-    def ranked(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost],
-        limits: Mapping[int, float],
-        cluster: Cluster | None,
-    ) -> list[dict[int, list[Task]]]:
-        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
-        return [flow.orders(by_lane) for by_lane in candidates(flow, plan, graph, num_samples, "period")[:SIMULATED]]
+    def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
+        flow = self.flow(work)
+        return [flow.orders(by_lane) for by_lane in candidates(flow, work, "period")[:SIMULATED]]
 
 
 def _capped(flow: Flow, plan: Plan, cap: float) -> Flow:
@@ -98,7 +79,7 @@ def _capped(flow: Flow, plan: Plan, cap: float) -> Flow:
     return flow.with_room([min(room, unit * cap) for room in flow.room])
 
 
-def candidates(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int, aim: Aim) -> list[list[list[int]]]:
+def candidates(flow: Flow, work: Work, aim: Aim) -> list[list[list[int]]]:
     """Orders within the flow's room, the best first.
 
     Raises:
@@ -106,7 +87,7 @@ def candidates(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int, aim: Ai
     """
     best: dict[tuple[tuple[int, ...], ...], float] = {}
     least = bound_s(flow, aim) * (1 + ROUNDING)
-    for by_lane in _orders(flow, plan, graph, num_samples):
+    for by_lane in _orders(flow, work):
         key = tuple(map(tuple, by_lane))
         if key not in best:
             best[key] = value_of(flow, by_lane, aim)
@@ -117,10 +98,10 @@ def candidates(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int, aim: Ai
     return [[list(own) for own in key] for key in sorted(best, key=lambda key: best[key])]
 
 
-def _orders(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[list[list[int]]]:
-    if not plan.shares_devices:
+def _orders(flow: Flow, work: Work) -> Iterator[list[list[int]]]:
+    if not work.plan.shares_devices:
         for schedule in FIXED:
-            by_lane = flow.by_lane(schedule.orders(_holding(plan, schedule.holds), graph, num_samples))
+            by_lane = flow.by_lane(schedule.orders(replace(work, plan=_holding(work.plan, schedule.holds))))
             if all(peak <= room * (1 + ROUNDING) for peak, room in zip(flow.peaks(by_lane), flow.room, strict=True)):
                 yield by_lane
     for rule in rules(flow.distance):

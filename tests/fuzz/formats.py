@@ -27,7 +27,6 @@ from gpp.errors import Infeasible
 from gpp.graph.captured import load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.profiles import read_profile
-from gpp.loggers.none import NoLogger
 from gpp.optimizers import SGD
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -122,7 +121,6 @@ class Plans(AbstractFormat):
             strategy=self._strategy,
             engine=Simulate(),
             optimizer=SGD(lr=0.1),
-            logger=NoLogger(),
             steps=2,
             minibatch_size=self._problem.minibatch_size,
             cache_dir=str(folder),

@@ -6,7 +6,6 @@ import pytest
 from gpp.errors import InvalidConfig
 from gpp.loggers.base import AbstractLogger, RunInfo
 from gpp.loggers.jsonl import Jsonl
-from gpp.loggers.none import NoLogger
 from gpp.loggers.wandb import Wandb
 from tests.support.conf import option
 
@@ -22,7 +21,7 @@ def test_metrics_are_one_line_a_step(tmp_path: Path) -> None:
         record.log(1, {"loss": float("nan")})
         record.log_eval(1, {"accuracy": 0.5})
         record.log_table("t", ["a"], [[1]])
-        record.log_html(tmp_path / "missing.html")
+        record.log_page("report", tmp_path / "missing.html")
     assert lines_of(tmp_path / "run" / "metrics.jsonl")[1:] == [
         {"step": 1, "loss": None},
         {"step": 1, "eval": {"accuracy": 0.5}},
@@ -46,17 +45,8 @@ def test_bad_settings_are_refused(settings: dict[str, str]) -> None:
         Wandb(**settings)
 
 
-@pytest.mark.parametrize("name", ["wandb", "none"])
-def test_configs_name_what_exists(name: str) -> None:
-    assert isinstance(option("logger", name), AbstractLogger)
-
-
-def test_none_keeps_nothing(tmp_path: Path) -> None:
-    with NoLogger().start(RunInfo(run_dir=tmp_path, name="x")) as record:
-        record.log(0, {"loss": 1.0})
-        record.log_eval(0, {"accuracy": 1.0})
-        record.log_file(tmp_path / "x")
-        record.log_html(tmp_path / "x")
-        record.log_table("t", [], [])
-        record.finish({})
-    assert record.hints == record.warnings == () and not list(tmp_path.iterdir())
+@pytest.mark.parametrize("names", [[], ["wandb"], ["tensorboard"], ["wandb", "tensorboard"]])
+def test_options_are_loggers_by_name_and_go_together(names: list[str]) -> None:
+    found = option("logger", f"[{','.join(names)}]")
+    assert list(found) == names and all(isinstance(logger, AbstractLogger) for logger in found.values())
+    assert option("logger", "none") == {}

@@ -25,7 +25,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         record.log(0, {"loss": 1.0})
         record.log_eval(0, {"accuracy": 0.5})
         record.log_table("plan", ["stage", "devices"], [["s0", "d0"]])
-        record.log_html(page)
+        record.log_page("report", page)
         record.log_file(page)
         record.finish({"predicted": {"iteration_s": 0.5}})
     stored = list((run_dir / "wandb").glob("offline-run-*"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan.build import make_plan
+from gpp.runtime.reference.pipeline import Pipeline
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -21,6 +24,7 @@ from tests.support.inprocess import data_of
 from tests.support.long import long
 from tests.support.problems import random_partition
 
+STEPS = 2
 MODELS = [
     "digits",
     "mmt_small",
@@ -132,6 +136,47 @@ def test_several_stages_of_a_device_and_clipping_equal_one_device(name: str, sch
         torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
     norms = {float(worker.gradients.norm) for worker in workers if worker.gradients.norm is not None}
     assert len(norms) == 1 and norms.pop() > 0.05  # all agree, and it was clipped
+
+
+@pytest.mark.parametrize("engine", ["workers", "reference"])
+def test_the_norm_of_all_gradients_is_that_of_one_device_and_changes_nothing(engine: str, tmp_path: Path) -> None:
+    """Stages dealt out to three devices, one replicated, with tied weights; the workers sum it, nobody clips."""
+    model, cap, weights = inprocess.captured_named("gpt_small")
+    data, optimizer = data_of(model), SGD(lr=0.05)
+    logged: list[dict[str, float]] = []
+    states = []
+    for asked in (False, True):
+        chosen = replace(optimizer, log_gradient_norm=asked)
+        problem = inprocess.problem_of(cap, 3, 16, global_norm=chosen.needs_norm(None))
+        where = [(0,), (1, 2), (0,)]
+        masks = random_partition(problem.graph, 3, random.Random(11))
+        parts = [(mask, len(devices)) for mask, devices in zip(masks, where, strict=True)]
+        plan = make_plan(problem, "test", parts, [4, 4, 8], placement=where, ordered=True)
+        job = inprocess.make_job(
+            cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=chosen, steps=STEPS, dtype="float64"
+        )
+        assert ("N0" in job.program.to_text()) == asked
+        if engine == "reference":
+            pipeline = Pipeline(job, weights)
+            found = list(pipeline.train(0, STEPS))
+            states.append({name: tensor.clone() for name, tensor in pipeline.named().items()})
+        else:
+            job.save(tmp_path / str(asked), weights)
+            workers = inprocess.workers_of(job, tmp_path / str(asked))
+            found = list[dict[str, float]]()
+            for step in range(STEPS):  # each is a stretch of its own, since the pipeline drains
+                inprocess.in_threads([partial(worker.train, step, 1, found.append) for worker in workers])
+            states.append({name: t.clone() for w in workers for m in w.modules.values() for name, t in m.state_dict().items()})
+        assert all(("gradient_norm" in record) == asked for record in found)
+        logged += [record for record in found if asked]
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+    with inprocess.recorded_gradients() as gradients:
+        _, params = inprocess.reference(model, data, optimizer, weights, steps=STEPS, minibatch_size=16, dtype="float64")
+    for step in range(STEPS):
+        squares = sum(float(gradients(param)[step].square().sum()) for param in params.values())
+        mine = {record["gradient_norm"] for number, record in enumerate(logged) if record.get("step", number) == step}
+        assert len(mine) == 1 and mine.pop() == pytest.approx(squares**0.5, rel=1e-9)
 
 
 def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:

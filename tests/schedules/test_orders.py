@@ -22,7 +22,7 @@ from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.dualpipe_v import DualPipeV
 from gpp.schedules.exact import bound_s, prove, value_of
-from gpp.schedules.flow import Flow
+from gpp.schedules.flow import Flow, Work
 from gpp.schedules.folded import folded, interleaved_groups, v_pairs
 from gpp.schedules.greedy import greedy
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
@@ -65,9 +65,9 @@ def posed(pipeline: Pipeline) -> tuple[Problem, Plan]:
 
 
 def flow_of(schedule: AbstractSchedule, made: Problem, plan: Plan) -> Flow:
-    limits = {device: made.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
     strategy = Strategy(name="test", planner=Even(), schedule=schedule)
-    return schedule.flow(plan, made.graph, plan.minibatch_size, plan.bills(strategy.posed(made)), limits, made.cluster)
+    work = strategy.work(plan, made, plan.minibatch_size)
+    return schedule.flow(replace(work, bills=plan.bills(strategy.posed(made))))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -140,7 +140,8 @@ def test_the_end_of_a_step_is_proven(towers: bool) -> None:
     plan = make_plan(made, "test", [(1 << op, 1) for op in range(of.num_ops)], 1)
     schedule = OptimalOrder(objective="end")
     flow = flow_of(schedule, made, plan)
-    by_lane = flow.by_lane(schedule.orders(plan, made.graph, 16, plan.bills(made), dict.fromkeys(range(9), 1e15), made.cluster))
+    work = Work(plan=plan, graph=made.graph, num_samples=16, bills=plan.bills(made), cluster=made.cluster)
+    by_lane = flow.by_lane(schedule.orders(work))
     assert value_of(flow, by_lane, "end") == bound_s(flow, "end") == (50.0 if towers else 55.0)
 
 

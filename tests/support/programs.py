@@ -10,6 +10,7 @@ from gpp.plan.plan import Plan
 from gpp.program import lower as whole
 from gpp.program.program import Program
 from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.flow import Work
 
 
 def lower(
@@ -25,11 +26,11 @@ def lower(
     """The program of a schedule over `num_samples` samples (default: so many mini-batches), not checked.
 
     Args:
-        bills: as `AbstractSchedule.orders` has it; for stages that share devices a forward takes 1 and a backward 2 by default.
+        bills: as `Work` has it; for stages that share devices a forward takes 1 and a backward 2 by default.
     """
     samples = plan.minibatch_size * minibatches if num_samples is None else num_samples
-    orders = schedule.orders(plan, graph, samples, bills or [bill_of(1.0, 2.0)] * len(plan.stages))
-    return whole.lower(plan, graph, orders, samples, minibatches=minibatches, global_norm=global_norm)
+    work = Work(plan=plan, graph=graph, num_samples=samples, bills=bills or [bill_of(1.0, 2.0)] * len(plan.stages))
+    return whole.lower(plan, graph, schedule.orders(work), samples, minibatches=minibatches, global_norm=global_norm)
 
 
 def bill_of(forward_s: float, backward_s: float, weight_s: float = 0.0) -> StageCost:

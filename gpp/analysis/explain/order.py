@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
@@ -46,11 +46,10 @@ def order_gap(plan: Plan, problem: Problem, strategy: Strategy, iteration_s: flo
     """
     if not strategy.schedule.drains:
         return None
-    samples, cluster = plan.minibatch_size, problem.cluster
+    samples = plan.minibatch_size
     orders: Mapping[int, Sequence[Task]] = strategy.orders(plan, problem, samples)
-    bills = plan.bills(strategy.posed(problem))
-    limits = {device: cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-    flow = strategy.schedule.flow(plan, problem.graph, samples, bills, limits, cluster)
+    work = replace(strategy.work(plan, problem, samples), bills=plan.bills(strategy.posed(problem)))
+    flow = strategy.schedule.flow(work)
     least, searched, closed = bound_s(flow, "period"), False, False
     if limit > 0 and len(flow.tasks) <= MOST_TASKS:
         with suppress(InvalidConfig):  # the solver is optional

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.report.compare.boundaries import boundary_table, ends
-from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, strategy_lines
+from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
 from gpp.report.draw.page import Cell, Column, Table
@@ -24,6 +24,7 @@ WORDS = ("strategy", "status", "own objective")
 def compare_report(run: RunRecord) -> str:
     """The page of a comparison; self-contained HTML."""
     result, found = run.result, strategy_lines(run.compared, run.bound)
+    groups = same_plans(found)
     span = span_s(a.predicted for a in run.compared if a.predicted)
     return problem_page(
         "strategies.html",
@@ -34,11 +35,11 @@ def compare_report(run: RunRecord) -> str:
         files=_files(run),
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
-        strategies=_table(found),
+        strategies=_table(found, groups),
         best=[_best(kind, line) for kind, line in best_lines(found)],
         # Steps of different mini-batches are not to be compared.
-        bars=None if run.boundaries else _bars(found, run),
-        attempts=[_attempt(line, run, span) for line in found],
+        bars=None if run.boundaries else _bars(groups, run),
+        attempts=[_attempt(group, run, span) for group in groups],
     )
 
 
@@ -59,18 +60,27 @@ def _facts(run: RunRecord) -> list[tuple[str, object]]:
     return facts
 
 
-def _table(found: Sequence[StrategyLine]) -> Table:
+def _names(group: Sequence[StrategyLine]) -> str:
+    """The names of strategies with the same plan."""
+    return ", ".join(line.attempt.strategy for line in group)
+
+
+def _table(found: Sequence[StrategyLine], groups: Sequence[Sequence[StrategyLine]]) -> Table:
     names = columns(found)
+    alike = {line.attempt.strategy: group[0].attempt.strategy for group in groups for line in group[1:]}
     rows = []
     for line in found:
         cells: dict[str, str | Cell] = {**line.cells(), "status": Cell(text=line.attempt.status, look="status")}
-        if line.is_best:
-            cells["strategy"] = Cell(text=line.attempt.strategy, look="best")
+        same = alike.get(line.attempt.strategy)
+        small = f"the plan of {same}" if same else ""
+        cells["strategy"] = Cell(text=line.attempt.strategy, look="best" if line.is_best else "", small=small)
         rows.append([cells[name] for name in names])
     return Table(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=rows)
 
 
-def _bars(found: Sequence[StrategyLine], run: RunRecord) -> Drawing | None:
+def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing | None:
+    """A bar for each plan that differs from the others."""
+    found = [group[0] for group in groups]
     values = [line.attempt.iteration_s if line.attempt.plan else None for line in found]
     if not any(values):
         return None
@@ -80,7 +90,7 @@ def _bars(found: Sequence[StrategyLine], run: RunRecord) -> Drawing | None:
     which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
     limits = [line.bound and own and own.iteration_s for line, own in zip(found, limits_of, strict=True)]
     return grouped_bars(
-        [line.attempt.strategy for line in found],
+        [_names(group) for group in groups],
         [("iteration time", PREDICTED, values)],
         text.seconds,
         title="Predicted iteration time of every strategy",
@@ -90,19 +100,29 @@ def _bars(found: Sequence[StrategyLine], run: RunRecord) -> Drawing | None:
     )
 
 
-def _attempt(line: StrategyLine, run: RunRecord, span: float) -> dict[str, Any]:
-    """One strategy's plan and timeline, on the scale of all."""
-    attempt, cells = line.attempt, line.cells()
-    title = f"{attempt.strategy}: {attempt.status}"
+def _attempt(group: Sequence[StrategyLine], run: RunRecord, span: float) -> dict[str, Any]:
+    """The plan and timeline of the strategies that share them, on the scale of all."""
+    attempt, cells, names = group[0].attempt, group[0].cells(), _names(group)
+    title = f"{names}: {attempt.status}"
     if attempt.plan is not None:
         what = f"{cells['stages']} stages of depth {cells['depth']}, micro-batch {cells['b']}"
-        title = f"{attempt.strategy}: {cells['predicted']}, {what}"
+        title = f"{names}: {cells['predicted']}, {what}"
     return {
         "title": title,
         "reason": attempt.reason or "no reason given",
-        "planner_words": attempt.plan.explanation if attempt.plan else (),
+        "planner_words": _planner_words(group),
         **plan_drawings(attempt.plan, run.graph, run.branches, [("Predicted", attempt.predicted)], span),
     }
+
+
+def _planner_words(group: Sequence[StrategyLine]) -> list[str]:
+    """What each planner says of its search, with its name where several have found the same plan."""
+    return [
+        f"{line.attempt.strategy}: {words}" if len(group) > 1 else words
+        for line in group
+        if line.attempt.plan is not None
+        for words in line.attempt.plan.explanation
+    ]
 
 
 def _files(run: RunRecord) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpp.analysis.comparison import Attempt, best_of
@@ -92,6 +92,26 @@ def best_lines(found: Sequence[StrategyLine]) -> list[tuple[str, StrategyLine]]:
     kinds = {line.attempt.drains for line in found}
     words = {True: "best synchronous", False: "best asynchronous"} if len(kinds) > 1 else dict.fromkeys(kinds, "best")
     return [(words[line.attempt.drains], line) for line in best]
+
+
+def same_plans(found: Sequence[StrategyLine]) -> list[list[StrategyLine]]:
+    """The lines in groups of the same plan with the same predicted events; strategies without a plan stand alone."""
+    out: list[list[StrategyLine]] = []
+    for line in found:
+        group = next((group for group in out if _same(group[0].attempt, line.attempt)), None)
+        if group is None:
+            out.append([line])
+        else:
+            group.append(line)
+    return out
+
+
+def _same(a: Attempt, b: Attempt) -> bool:
+    """Whether two strategies do the same; how they found their plans does not count."""
+    if a.plan is None or b.plan is None or a.predicted is None or b.predicted is None:
+        return False
+    found = {"planner": "", "search_s": 0.0, "objective": None, "explanation": ()}
+    return replace(a.plan, **found) == replace(b.plan, **found) and a.predicted.events == b.predicted.events
 
 
 def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: int | None) -> list[dict[str, Any]]:

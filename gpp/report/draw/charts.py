@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpp.report.draw.palette import INK, LIMIT, MUTED, RULE, contrast
+from gpp.report.draw.palette import INK, LIMIT, MUTED, RULE, text_on
 from gpp.report.draw.svg import Drawing, element, label, line, number, picture, rect, tick_label, ticks
 
 Value = float | None
+PAGE_WIDTH = 840.0
+"""Pixels of a drawing across the page, of a window of 900 pixels."""
 LIMIT_IN_SIGHT = 4.0
 """A limit at this multiple of the tallest bar, or above, would flatten the bars: it stays out of the picture."""
 
@@ -20,11 +22,12 @@ def grouped_bars(
     show: Callable[[Value], str],
     *,
     title: str,
-    width: float = 1320.0,
+    width: float = PAGE_WIDTH,
     height: float = 230.0,
     limits: Sequence[Value] = (),
     notes: Sequence[str] = (),
     limit_name: str = "limit",
+    stages: Sequence[str] = (),
 ) -> Drawing:
     """Upright bars side by side for every group.
 
@@ -35,6 +38,7 @@ def grouped_bars(
         limits: height of a line across each group; the legend alone has it from LIMIT_IN_SIGHT times the bars on.
         notes: short text in place of the bars of a group that has none.
         limit_name: name of the limits in the legend.
+        stages: the stages that each group is about, for the links between drawings.
     """
     known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
     top = max(known, default=0.0) or 1.0
@@ -50,21 +54,23 @@ def grouped_bars(
         unit=show(top).partition(" ")[2],
     )
     out = _value_axis(high, frame, left, left + slot * len(groups), show)
+    # Long names are cut where there are few groups; where there are many, some groups stand without.
+    every = 1 if slot > 40 else math.ceil((6.3 * max(map(len, groups), default=0) + 8) / slot)
     for n, group in enumerate(groups):
         centre = left + slot * (n + 0.5)
         own = limits[n] if shown_limit and n < len(limits) else None
         bars = [(name, fill, values[n]) for name, fill, values in series]
-        if slot > 22 or n % 4 == 0:
-            out.append(_group_label(centre, frame.base + 15, group, slot if slot > 40 else 2 * slot))
-        out += _bars(group, bars, centre, frame, show, own)
+        if n % every == 0:
+            out.append(_group_label(centre, frame.base + 15, group, max(slot, 40.0) if every == 1 else every * slot))
+        shapes = "".join(_bars(group, bars, centre, frame, show, own))
+        out.append(element("g", shapes, data_stage=stages[n]) if n < len(stages) else shapes)
         if all(value is None for *_, value in bars) and n < len(notes):
             out.append(label(centre, frame.base - 6, notes[n], 10.5, LIMIT, "middle"))
         if own is not None:
             y = frame.base - own * frame.scale
             out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
     legend, end = _bar_legend(series, left, f"{limit_name} {show(limit)}" if limit > 0 else "", shown_limit)
-    full = max(left + slot * len(groups) + 8, end, 420.0)
-    return picture(full, height, out + legend, title, min_width=min(full, 420.0 if len(groups) <= 4 else 860.0))
+    return picture(max(left + slot * len(groups) + 8, end, 340.0), height, out + legend, title)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +115,7 @@ def _group_label(x: float, y: float, group: str, room: float) -> str:
 def _bar_label(x: float, base: float, tall: float, words: str, fill: str, line_at: float | None) -> str:
     """A bar's number above it; inside it where the limit's line would cross the number."""
     inside = line_at is not None and tall > 16 and abs(line_at - tall - 8) < 9
-    ink = "#ffffff" if inside and contrast(fill, INK) < 4.5 else INK
+    ink = text_on(fill) if inside else INK
     return label(x, base - tall + (12 if inside else -4), words, 10, ink, "middle")
 
 
@@ -141,7 +147,7 @@ def line_chart(
     series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
     *,
     title: str,
-    width: float = 650.0,
+    width: float = 560.0,
     height: float = 230.0,
     x_name: str = "step",
     x_show: Callable[[Value], str] | None = None,
@@ -190,7 +196,7 @@ def line_chart(
                 out += [element("circle", cx=float(px(a)), cy=float(py(b)), r=3.0, fill=colour) for a, b in run]
         out += [line(x, 10, x + 16, 10, colour, 2.4), label(x + 21, 13.5, name, 11)]
         x += 44 + 6.6 * len(name)
-    return picture(width, height, out, title, min_width=min(width, 420.0))
+    return picture(width, height, out, title)
 
 
 def _runs(pairs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 SWEEPS = 12
+SMALLEST_BOX = 89.0
+"""Pixels of the narrowest box, which still has room for a number, devices and half a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +88,17 @@ def layers_of(num_stages: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 def choose_style(num_layers: int, num_rows: int, width: float) -> tuple[Style, int]:
     """Sizes for a page of `width` pixels, and the layers that one band holds; many rows make low boxes."""
-    for layers, style in (
-        (3, Style(box_width=250, box_height=92, column_gap=120, lines=3)),
-        (5, Style(box_width=188, box_height=92, column_gap=84, lines=3)),
-        (7, Style(box_width=138, box_height=78, column_gap=56, lines=2)),
-        (9, Style(box_width=98, box_height=62, column_gap=50, row_gap=16, lines=1)),
+    for style in (
+        Style(box_width=250, box_height=92, column_gap=120, lines=3),
+        Style(box_width=188, box_height=92, column_gap=84, lines=3),
+        Style(box_width=138, box_height=78, column_gap=56, lines=2),
+        Style(box_width=98, box_height=62, column_gap=50, row_gap=16, lines=1),
     ):
-        if num_layers <= layers:
+        if num_layers * style.box_width + (num_layers - 1) * style.column_gap <= width:
             return replace(style, box_height=60, row_gap=12, lines=1) if num_rows > 8 else style, num_layers
-    per_band = -(-num_layers // -(-num_layers // 9))
-    box_width = (width - 100 - 50 * (per_band - 1)) / per_band
+    most = max(1, int((width - 100 + 50) // (SMALLEST_BOX + 50)))
+    per_band = -(-num_layers // -(-num_layers // most))
+    box_width = max(SMALLEST_BOX, (width - 100 - 50 * (per_band - 1)) / per_band)
     return Style(box_width=box_width, box_height=62, column_gap=50, row_gap=16, lines=1), per_band
 
 

@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpp.program.kinds import COMPUTE, COPY_IN, COPY_OUT, KINDS
-from gpp.report.draw import text
-from gpp.report.draw.charts import LIMIT_IN_SIGHT
-from gpp.report.draw.palette import INK, LIMIT, MUTED, TRUNK
-from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch
+from gpp.report.draw.palette import LIMIT, TRUNK
+from gpp.report.draw.svg import Swatch, line, rect, swatch
 from gpp.timeline import Event, StageMemory, Timeline
 
 MOST_DEVICES = 16
 """Strips of a picture: those of the fullest devices."""
 
-LEFT, RIGHT, HEIGHT, GAP = 76.0, 150.0, 34.0, 8.0
-FILLS = {"always": TRUNK.dark, "in flight": TRUNK.mid, "during a pass": TRUNK.light}
+FILLS = {"always": TRUNK.strong, "in flight": TRUNK.mid, "during a pass": TRUNK.soft}
 
 
 class Level(NamedTuple):
@@ -93,65 +90,15 @@ def _changes(events: Sequence[Event], frees: bool, memory: StageMemory) -> list[
     return out
 
 
-def draw_memory(
-    timeline: Timeline, stages_of_device: Mapping[int, Sequence[int]], limits: Mapping[int, float], width: float = 1320.0
-) -> Drawing:
-    """A strip for each device, the fullest ones where there are many; empty for a timeline that does not say what stages hold.
+def fullest(levels: Mapping[int, Sequence[Level]], limits: Mapping[int, float]) -> tuple[list[int], str]:
+    """The devices of a picture, and words where there are more: the fullest ones, by the share of what they have."""
 
-    A strip is as tall as its limit; where all limits are out of sight (`LIMIT_IN_SIGHT`), as tall as the fullest one.
+    def share(device: int) -> float:
+        most = max(level.total for level in levels[device])
+        return most / limits[device] if limits.get(device) else 0.0
 
-    Args:
-        limits: device -> bytes that it has.
-    """
-    levels = memory_levels(timeline, stages_of_device)
-    most = {device: max(level.total for level in own) for device, own in levels.items()}
-    share = {device: most[device] / limits[device] if limits.get(device) else 0.0 for device in levels}
-    shown = sorted(sorted(levels, key=lambda device: (-share[device], device))[:MOST_DEVICES])
-    span = max((own[-1].at_s for own in levels.values()), default=0.0)
-    if not shown or span <= 0:
-        return Drawing()
-    out, y, scale = [], 4.0, (width - LEFT - RIGHT) / span
-    fullest = max(most.values()) or 1.0
-    sight = any(share[device] * LIMIT_IN_SIGHT > 1 for device in shown)
-    for device in shown:
-        high = max(most[device], limits.get(device, 0.0) if sight else fullest) or 1.0
-        stages = "+".join(map(str, stages_of_device[device]))
-        out.append(label(LEFT - 8, y + HEIGHT / 2 + 4, f"s{stages}  d{device}", 11, INK, "end"))
-        parts = [
-            ("during a pass", [(level.at_s, level.total) for level in levels[device]]),
-            ("in flight", [(level.at_s, level.static + level.kept) for level in levels[device]]),
-            ("always", [(level.at_s, level.static) for level in levels[device]]),
-        ]
-        for name, steps in parts:
-            out.append(element("path", d=_steps(steps, scale, y + HEIGHT, HEIGHT / high, span), fill=FILLS[name]))
-        words, limit = text.num_bytes(most[device]), limits.get(device)
-        if limit and sight:
-            at = y + HEIGHT - limit * HEIGHT / high
-            out.append(line(LEFT, at, width - RIGHT, at, LIMIT, 1.4, stroke_dasharray="5 3"))
-            words += f", {text.percent(share[device])}"
-        elif limit:
-            words += f" of {text.num_bytes(limit)}"
-        out.append(label(width - RIGHT + 8, y + HEIGHT / 2 + 4, words, 11, INK))
-        y += HEIGHT + GAP
-    if len(levels) > len(shown):
-        out.append(label(LEFT, y + 8, f"the {len(shown)} fullest of {len(levels)} devices", 10.5, MUTED))
-        y += 16
-    return picture(width, y, out, "Memory over a step, as predicted", min_width=min(width, 1000.0))
-
-
-def _steps(steps: Sequence[tuple[float, float]], scale: float, base: float, tall: float, end_s: float) -> str:
-    """A filled staircase; of what happens within a pixel, the most is drawn."""
-    columns: dict[int, tuple[float, float]] = {}
-    """Pixel -> most bytes in it, and those at its end."""
-    for at, value in steps:
-        column = int(at * scale)
-        most, _ = columns.get(column, (0.0, 0.0))
-        columns[column] = max(most, value), value
-    path = f"M{number(LEFT)} {number(base)}"
-    for column, (most, last) in sorted(columns.items()):
-        path += f"H{number(LEFT + column)}V{number(base - most * tall)}"
-        path += f"h1V{number(base - last * tall)}" if last < most else ""
-    return path + f"H{number(LEFT + end_s * scale)}V{number(base)}Z"
+    shown = sorted(sorted(levels, key=lambda device: (-share(device), device))[:MOST_DEVICES])
+    return shown, f"the {len(shown)} fullest of {len(levels)} devices" if len(levels) > len(shown) else ""
 
 
 def memory_swatches() -> list[Swatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gpp.errors import printable
+from gpp.report.draw.palette import tokens_css
+from gpp.report.draw.svg import Drawing
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 Kind: TypeAlias = Literal["", "n", "c"]
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+SCRIPTS = (
+    *("text", "theme", "unpack", "tips", "links", "find", "tables"),
+    *("viewport", "gestures", "paint", "pointing", "timeline", "start"),
+)
+"""Scripts of every page, one file a concern, in the order in which they need each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +54,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table; cells are text, drawings or `Cell`s."""
+    """A table; cells are text, drawings or `Cell`s.
+
+    Args:
+        stages: the stage that each row is about, which links it to the drawings; empty where rows are about something else.
+        sortable: whether readers may sort it; not where rows stand under headings of their own.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Cell]]
+    stages: Sequence[int] = ()
+    sortable: bool = True
 
 
 def render(template: str, **values: Any) -> str:
@@ -58,7 +73,18 @@ def render(template: str, **values: Any) -> str:
     Raises:
         jinja2.UndefinedError: the template names a value that is not given.
     """
-    return _environment().get_template(template).render(**values)
+    return _environment().get_template(template).render(tokens=Drawing(tokens_css()), script=page_script(), **values)
+
+
+def page_script(*more: str) -> Drawing:
+    """The scripts of a page as one, in a scope of their own; `more` are names of templates that follow, without `.js`."""
+    found = [(TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in (*SCRIPTS, *more)]
+    return Drawing('(() => {\n"use strict";\n' + "\n".join(found) + "})();")
+
+
+def embedded(data: Any) -> Drawing:
+    """A value as JSON inside a page's `script` element, which no text in it can end."""
+    return Drawing(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 @cache

@@ -9,11 +9,10 @@ from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.report.draw import text
 from gpp.report.draw.layout import Box, Layout, Route, layout
-from gpp.report.draw.palette import INK, MUTED, TRUNK, branch_of, branch_shares, tone
+from gpp.report.draw.palette import ARROW, MUTED, ON_SOFT, PAGE, TRUNK, branch_of, branch_shares, tone
 from gpp.report.draw.svg import MONO, MONO_ADVANCE, Drawing, Swatch, element, label, number, picture, rect, swatch, tooltip
 
 HATCH, HATCH_DARK = "hatch", "hatch-dark"
-ARROW = "#64748b"
 LABEL_WIDTH, LABEL_HEIGHT = 34.0, 11.0
 
 
@@ -21,7 +20,7 @@ def hatch_definition() -> Drawing:
     """The hatch that marks the second round of hues; once in a page."""
     patterns = "".join(
         f'<pattern id="{name}" width="7" height="7" patternUnits="userSpaceOnUse">'
-        f'<path d="M0 7L7 0M-1 1L1 -1M6 8L8 6" stroke="#fff" stroke-width="1.6" stroke-opacity="{opacity}"/></pattern>'
+        f'<path d="M0 7L7 0M-1 1L1 -1M6 8L8 6" stroke="var(--hatch)" stroke-width="1.6" stroke-opacity="{opacity}"/></pattern>'
         for name, opacity in ((HATCH, ".55"), (HATCH_DARK, ".28"))
     )
     return Drawing(
@@ -68,17 +67,16 @@ def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None
 
 def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], width: float = 1320.0) -> Drawing:
     """The stage graph as an SVG element."""
-    place = layout(len(plan.stages), plan.edges, width)
+    pad = 8.0
+    place = layout(len(plan.stages), plan.edges, width - 2 * pad)
     sizes = edge_bytes(plan, graph)
     body = [_edge(route, sizes[route.edge]) for route in place.routes]
     body += [
         _edge_label(route, sizes[route.edge], place.style.column_gap) for route in _with_room(place.routes, place.style.column_gap)
     ]
     body += [_box(plan, graph, branches, box, place) for box in place.boxes]
-    pad = 8.0
     inner = element("g", "".join(body), transform=f"translate({pad} {pad})")
-    full = max(place.width + 2 * pad, 320.0)
-    return picture(full, place.height + 2 * pad, [inner], "Stage graph", min_width=min(full, 700.0))
+    return picture(max(place.width + 2 * pad, 320.0), place.height + 2 * pad, [inner], "Stage graph")
 
 
 def _with_room(routes: Sequence[Route], gap: float) -> list[Route]:
@@ -112,6 +110,7 @@ def _edge(route: Route, size: float | None) -> str:
         "path",
         tooltip(tip),
         d=path,
+        data_stage=" ".join(map(str, {*route.edge, *route.partners})),
         fill="none",
         stroke=ARROW,
         stroke_width=1.4,
@@ -131,7 +130,7 @@ def _edge_label(route: Route, size: float | None, gap: float) -> str:
     if _above(route, gap):
         return label(x, y - 5, content, 9, MUTED, "middle")
     width = len(content) * 5.4 + 4
-    return rect(x - width / 2, y - 6.5, width, 13, "#fff", fill_opacity=".88", rx="2") + label(
+    return rect(x - width / 2, y - 6.5, width, 13, PAGE, fill_opacity=".88", rx="2") + label(
         x, y + 3.4, content, 9.5, MUTED, "middle"
     )
 
@@ -148,28 +147,28 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     tip = "\n".join([f"stage {box.stage} on {devices}", portions, *special, *names])
     out = [
         tooltip(tip),
-        rect(box.x, box.y, box.width, box.height, colours.light, rx="5", stroke=colours.dark, stroke_width="1.2"),
+        rect(box.x, box.y, box.width, box.height, colours.soft, rx="5", stroke=colours.strong, stroke_width="1.2"),
     ]
     if colours.hatched:
         out.append(rect(box.x, box.y, box.width, box.height, f"url(#{HATCH})", rx="5"))
     y = box.y + 5
     for branch, share in sorted(shares.items(), key=lambda item: -1 if item[0] is None else item[0]):
         height = share * (box.height - 10)
-        out.append(rect(box.x + 4, y, 5, height, (tone(branch) if branch is not None else TRUNK).dark))
+        out.append(rect(box.x + 4, y, 5, height, (tone(branch) if branch is not None else TRUNK).strong))
         y += height
     left, right = box.x + 14, box.x + box.width - 8
-    out.append(label(left, box.y + 17, f"s{box.stage}", 13, INK, font_weight="700"))
+    out.append(label(left, box.y + 17, f"s{box.stage}", 13, ON_SOFT, font_weight="700"))
     room = int((box.width - 22 - 8 * len(f"s{box.stage}") - 6) / (10.5 * 0.62))
-    out.append(label(right, box.y + 17, text.shorten(devices, max(3, room)), 10.5, INK, "end"))
+    out.append(label(right, box.y + 17, text.shorten(devices, max(3, room)), 10.5, ON_SOFT, "end"))
     size = 10.0 if roomy else 9.0
     chars = int((box.width - 22) / (size * MONO_ADVANCE))
     for n, name in enumerate(_lines(names, style.lines, chars)):
-        out.append(label(left, box.y + 32 + 13 * n, name, size, INK, font_family=MONO))
+        out.append(label(left, box.y + 32 + 13 * n, name, size, ON_SOFT, font_family=MONO))
     last = (
         f"b = {stage.microbatch_size} · {stage.in_flight} in flight" if roomy else f"b={stage.microbatch_size}, i={stage.in_flight}"
     )
-    out.append(label(left, box.y + box.height - 8, last, 10.5 if roomy else 9.5, INK))
-    return element("g", "".join(out))
+    out.append(label(left, box.y + box.height - 8, last, 10.5 if roomy else 9.5, ON_SOFT))
+    return element("g", "".join(out), data_stage=box.stage, role="button", aria_pressed="false")
 
 
 def _lines(names: tuple[str, ...], lines: int, chars: int) -> list[str]:
@@ -188,7 +187,7 @@ def branch_swatches(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]
     out = []
     for branch in sorted(present, key=lambda b: -1 if b is None else b):
         colours = tone(branch)
-        halves = [rect(0, 0, 13, 12, colours.light), rect(13, 0, 13, 12, colours.dark)]
+        halves = [rect(0, 0, 13, 12, colours.soft), rect(13, 0, 13, 12, colours.strong)]
         hatch = [rect(0, 0, 26, 12, f"url(#{HATCH})")] if colours.hatched else []
         out.append(swatch("trunk, or several branches" if branch is None else f"branch {branch}", *halves, *hatch))
     return out

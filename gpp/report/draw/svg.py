@@ -9,7 +9,7 @@ from html import escape as escape_markup
 from typing import Any
 
 from gpp.errors import printable
-from gpp.report.draw.palette import MUTED
+from gpp.report.draw.palette import MUTED, PAGE, literal
 
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',Roboto,sans-serif"
@@ -27,7 +27,7 @@ class Drawing(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swatch:
-    """An entry of a legend: a patch of 26 by 12 pixels and its meaning."""
+    """An entry of a legend: a patch that is 12 pixels tall, and its meaning."""
 
     words: str
     patch: Drawing
@@ -102,9 +102,12 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
     )
 
 
-def picture(width: float, height: float, body: Sequence[str], title: str, min_width: float | None = None) -> Drawing:
-    """A drawing that fills its container's width, but never shrinks below `min_width` pixels."""
-    least = width if min_width is None else min_width
+LEAST, MOST = 0.86, 1.25
+"""How far a page may shrink a drawing, so that its words can be read, and enlarge it."""
+
+
+def picture(width: float, height: float, body: Sequence[str], title: str) -> Drawing:
+    """A drawing that fills its container's width, between `LEAST` and `MOST` times its own."""
     svg = element(
         "svg",
         "".join(body),
@@ -112,7 +115,7 @@ def picture(width: float, height: float, body: Sequence[str], title: str, min_wi
         viewBox=f"0 0 {number(width)} {number(height)}",
         width=float(width),
         height=float(height),
-        style=f"width:100%;height:auto;max-width:{width:.0f}px;min-width:{least:.0f}px",
+        style=f"width:100%;height:auto;max-width:{MOST * width:.0f}px;min-width:{LEAST * width:.0f}px",
         role="img",
         aria_label=title,
     )
@@ -120,15 +123,16 @@ def picture(width: float, height: float, body: Sequence[str], title: str, min_wi
 
 
 def standalone(svg: str) -> str:
-    """A drawing as a file of its own: white ground, the page's typeface."""
+    """A drawing as a file of its own: white ground, the colours of a light page, its typeface."""
     head, _, rest = svg.partition(">")
-    ground = element("rect", width="100%", height="100%", fill="#ffffff")
-    return f'{head} font-family="{SANS}">{ground}{rest}\n'
+    ground = element("rect", width="100%", height="100%", fill=PAGE)
+    return literal(f'{head} font-family="{SANS}">{ground}{rest}\n')
 
 
-def swatch(words: str, *shapes: str) -> Swatch:
-    """An entry of a legend, from shapes that lie in 26 by 12 pixels."""
-    patch = element("svg", "".join(shapes), viewBox="0 0 26 12", width=26, height=12, aria_hidden="true")
+def swatch(words: str, *shapes: str, width: float = 26.0) -> Swatch:
+    """An entry of a legend, from shapes that lie in `width` by 12 pixels."""
+    view = f"0 0 {number(width)} 12"
+    patch = element("svg", "".join(shapes), viewBox=view, width=float(width), height=12, aria_hidden="true")
     return Swatch(words=words, patch=Drawing(patch))
 
 

@@ -87,7 +87,7 @@ def shorten_end(value: str, length: int) -> str:
 
 
 def shorten_path(path: str, length: int) -> str:
-    """A module path in at most `length` characters: words give way from the left, numbers stay (`b.0.layers.0-3`)."""
+    """A module path in at most `length` characters: words give way from the left, numbers and the end stay (`b.0.layers.0-3`)."""
     pieces = path.split(".")
     for keep in (4, 2, 1):
         for i, piece in enumerate(pieces[:-1]):
@@ -95,7 +95,8 @@ def shorten_path(path: str, length: int) -> str:
                 break
             if not any(c.isdigit() for c in piece):
                 pieces[i] = piece[:keep]
-    return shorten(".".join(pieces), length)
+    short = ".".join(pieces)
+    return short if len(short) <= length else f"…{short[len(short) - max(1, length - 1) :]}"
 
 
 def compress_names(names: Sequence[str], universe: Sequence[str] = ()) -> tuple[str, ...]:

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpp.program import kinds
-from gpp.program.kinds import BESIDE, COMPUTE, COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
+from gpp.program.kinds import BESIDE, COMPUTE, COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS, Kind
 from gpp.report.draw import palette, text
-from gpp.report.draw.palette import FETCH, IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
+from gpp.report.draw.palette import FETCH, IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Shade, Tone, text_on
 from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
 from gpp.report.draw.svg import Drawing, Swatch, element, escape, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import Event, Timeline
 
 DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip
+DRAINING = 0.05
+"""Where devices idle by so much more than in the steady state, of the whole drawing, it shows how the pipeline drains."""
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
 COPY_FILLS = {COPY_OUT: palette.COPY_OUT, COPY_IN: FETCH}
 COPY_TRACK = 3.0
@@ -56,14 +58,21 @@ def is_transfer(event: Event) -> bool:
 
 def colour(event: Event, tone: Tone) -> tuple[str, str]:
     """Fill and text colour of an event."""
-    row = KINDS[event.kind]
-    if row.holds:
-        return tone.light, INK
-    if row.returns:
-        return tone.dark, "#ffffff"
+    fill = shade_of(event.kind, tone)
+    return fill, text_on(fill)
+
+
+def pass_shade(row: Kind) -> Shade:
+    """The shade of a pass: forwards are soft, what makes the gradients of inputs is strong, and the weights' are between."""
+    return "soft" if row.holds else "strong" if row.returns else "mid"
+
+
+def shade_of(kind: str, tone: Tone) -> str:
+    """The fill of events of a kind."""
+    row = KINDS[kind]
     if row.computes:
-        return tone.mid, INK
-    return {kinds.REDUCE: REDUCE, kinds.UPDATE: UPDATE}.get(row.text, OTHER), INK
+        return tone.shade(pass_shade(row))
+    return {kinds.REDUCE: REDUCE, kinds.UPDATE: UPDATE}.get(row.text, OTHER)
 
 
 def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, float]:
@@ -79,6 +88,26 @@ def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, floa
 def span_s(timelines: Iterable[Timeline]) -> float:
     """Seconds that the common scale must cover."""
     return max((max(t.length_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
+
+
+def drawn_words(timeline: Timeline) -> str:
+    """What a drawing of a timeline shows, beside the time that one more step adds: steps may overlap."""
+    metrics, events = timeline.metrics, timeline.events
+    unit = "request" if metrics.serving else "step"
+    bubble = f"bubble {text.percent(metrics.bubble_fraction)}"
+    if timeline.steps > 1:
+        many = "requests" if metrics.serving else "mini-batches"
+        own = device_bubbles(timeline, sorted({event.device for event in events}))
+        drains = bool(own) and sum(own.values()) / len(own) > metrics.bubble_fraction + DRAINING
+        shown = f"the last {timeline.steps} {many}, until the pipeline is empty" if drains else f"{timeline.steps} {many}"
+        each, length = text.seconds(metrics.iteration_s), text.seconds(timeline.length_s)
+        return f"{shown}, {length}; in the steady state one takes {each}, {bubble}"
+    if not events:
+        return f"{text.seconds(metrics.iteration_s)} per {unit}, {bubble}"
+    first, last = min(events, key=lambda e: e.start_s), max(events, key=lambda e: e.end_s)
+    ends = f"from its first {KINDS[first.kind].meaning} to its last {KINDS[last.kind].meaning}"
+    drawn = text.seconds(last.end_s - first.start_s)
+    return f"one {unit}, {drawn} {ends}; one more {unit} adds {text.seconds(metrics.iteration_s)}; {bubble}"
 
 
 def draw_timelines(
@@ -100,17 +129,14 @@ def draw_timelines(
     pitch = height + 3 + (2 * COPY_TRACK + 2) * copies
     body, y = [], TOP
     for heading, timeline in named:
-        metrics = timeline.metrics
-        what = f"{heading}: {text.seconds(metrics.iteration_s)} per step, bubble {text.percent(metrics.bubble_fraction)}"
-        what += f", {timeline.steps} mini-batches of the steady state" if timeline.steps > 1 else ""
-        body.append(label(0, y + 13, what, 13, INK, font_weight="600"))
-        body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
+        body.append(label(0, y + 13, f"{heading}: {drawn_words(timeline)}", 13, INK, font_weight="600"))
+        body.append(label(width, y + 13, "idle", 10.5, MUTED, "end"))
         y += 20
         body += _rows(timeline, rows, y, height, pitch, scale, width, detailed)
         y += len(rows.devices) * pitch + 16
         body += _axis(span, scale, y - 14, 20.0 + len(rows.devices) * pitch)
         y += 22
-    return picture(width, y, body, "Timelines", min_width=min(width, 1000.0))
+    return picture(width, y, body, "Timelines")
 
 
 def _axis(span: float, scale: float, y: float, height: float) -> list[str]:
@@ -132,13 +158,13 @@ def _rows(
     for event in timeline.events:
         by_device[event.device].append(event)
     bubbles = device_bubbles(timeline, rows.devices)
-    step = timeline.length_s
+    drawn = span_s([timeline])
     out, size = [], min(11.0, height + 0.5)
     for n, device in enumerate(rows.devices):
         y = top + n * pitch
         stages = rows.stages_of[device]
-        out.append(rect(LEFT, y, step * scale, height, IDLE))
-        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stages[0]).dark))
+        out.append(rect(LEFT, y, drawn * scale, height, IDLE))
+        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stages[0]).strong))
         out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{'+'.join(map(str, stages))}  d{device}", size, INK, "end"))
         out.append(label(width, y + height / 2 + size * 0.36, text.percent(bubbles[device]), size, INK, "end"))
         events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
@@ -223,20 +249,40 @@ def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
     return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
 
 
-def event_swatches(timelines: Iterable[Timeline] = ()) -> list[Swatch]:
-    """The legend of the shades of events, in the trunk's colours: of the kinds that the timelines have, if any are given."""
-    timelines = list(timelines)
-    found = {event.kind for timeline in timelines for event in timeline.events} if timelines else set(KINDS)
-    shades = {
-        "forward": (TRUNK.light, kinds.FORWARD in found),
-        "backward": (TRUNK.dark, any(KINDS[kind].returns for kind in found)),
-        "weight gradient": (TRUNK.mid, any(KINDS[kind].finishes and not KINDS[kind].returns for kind in found)),
-        "reduce gradients": (REDUCE, kinds.REDUCE in found),
-        "update": (UPDATE, kinds.UPDATE in found),
+INSET = {"soft": (2.5, 0.0), "mid": (0.0, 2.5), "strong": (0.0, 0.0)}
+"""Pixels that a shade's patch in a legend leaves free, above and below, as blocks do: shape says what colour says."""
+
+
+def event_swatches(timelines: Sequence[Timeline], rows: Rows) -> list[Swatch]:
+    """The legend of events: of the kinds that the timelines have, each in all the colours that it has there."""
+    found = {event.kind for timeline in timelines for event in timeline.events}
+    tones = list(dict.fromkeys(rows.tone(stage) for stages in rows.stages_of.values() for stage in stages)) or [TRUNK]
+    passes: dict[Shade, tuple[str, bool]] = {
+        "soft": ("forward", any(KINDS[kind].holds for kind in found)),
+        "strong": ("backward", any(KINDS[kind].returns for kind in found)),
+        "mid": ("weight gradient", any(KINDS[kind].finishes and not KINDS[kind].returns for kind in found)),
     }
-    out = [swatch(name, rect(0, 0, 26, 12, fill)) for name, (fill, shown) in shades.items() if shown]
+    out = [_pass_swatch(name, tones, shade) for shade, (name, shown) in passes.items() if shown]
+    out += [
+        swatch(name, rect(0, 0, 26, 12, fill))
+        for name, kind, fill in (("reduce gradients", kinds.REDUCE, REDUCE), ("update", kinds.UPDATE, UPDATE))
+        if kind in found
+    ]
     out.append(swatch("idle", rect(0.5, 0.5, 25, 11, IDLE, stroke=RULE)))
-    out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
-    if timelines and found & set(COPIES):
+    if found & TRANSFERS:
+        out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
+    if found & COPIES:
         out += [swatch(KINDS[kind].meaning, line(0, 8, 26, 8, fill, COPY_TRACK)) for kind, fill in COPY_FILLS.items()]
     return out
+
+
+def _pass_swatch(name: str, tones: Sequence[Tone], shade: Shade) -> Swatch:
+    above, below = INSET[shade]
+    width = max(26.0 / len(tones), 6.0)
+    shapes = []
+    for n, tone in enumerate(tones):
+        box = (n * width, above, width, 12 - above - below)
+        shapes.append(rect(*box, tone.shade(shade)))
+        if tone.hatched:
+            shapes.append(rect(*box, f"url(#{HATCH})"))
+    return swatch(name, *shapes, width=width * len(tones))

@@ -5,14 +5,16 @@ Only the controller prints. Colours follow `NO_COLOR` and vanish in pipes (rich 
 
 from __future__ import annotations
 
+import io
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.control import Control
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -32,13 +34,24 @@ WIDE = 110
 class SafeConsole(Console):
     """A console that prints what it is given and never obeys it: a name with escape sequences is written as they are."""
 
+    heard: Callable[[str], None] | None = None
+    """Told the plain text of all that is printed, apart from what the next line overwrites."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **options)
+        passing = options.get("end") == "\r" or all(isinstance(thing, Control) for thing in objects)
+        if self.heard is not None and objects and not passing:
+            told = io.StringIO()
+            SafeConsole(file=told, width=self.width, highlight=False).print(*objects, **options)
+            self.heard(told.getvalue())
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             safe = segment.text if segment.control else printable(segment.text)
             yield segment if safe is segment.text or safe == segment.text else Segment(safe, segment.style)
 
 
-def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> Console:
+def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> SafeConsole:
     """The console of a run; in a pipe 120 columns wide (or `COLUMNS`), so that no table is cut to 80."""
     console = SafeConsole(file=file, width=width, quiet=quiet, highlight=False)
     if width is not None or console.is_terminal:

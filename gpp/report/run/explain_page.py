@@ -8,9 +8,10 @@ from typing import Any
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import REASONS, Reason
 from gpp.report.draw import text
+from gpp.report.draw.charts import PAGE_WIDTH
 from gpp.report.draw.page import Cell, Column, Table
-from gpp.report.draw.palette import FETCH, INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE
-from gpp.report.draw.svg import Drawing, Swatch, label, line, picture, rect, swatch, ticks
+from gpp.report.draw.palette import FETCH, INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE, token
+from gpp.report.draw.svg import Drawing, Swatch, element, label, line, picture, rect, swatch, ticks
 from gpp.report.run.explain_words import (
     REASON_NAMES,
     REASON_WORDS,
@@ -27,11 +28,11 @@ from gpp.report.run.record import RunRecord
 COMPUTE_FILL = TRUNK.mid
 FILLS: dict[Reason, str] = {
     "host": FETCH,
-    "fill": "#a9d0ec",
-    "data": "#d99a3a",
-    "gradient": "#a03600",
-    "drain": "#c2c4f2",
-    "peers": "#c67fa6",
+    "fill": token("hue0-soft"),
+    "data": token("hue1-mid"),
+    "gradient": token("hue4-strong"),
+    "drain": token("hue5-soft"),
+    "peers": token("hue3-mid"),
     "all_reduce": REDUCE,
     "update": UPDATE,
 }
@@ -59,7 +60,7 @@ def _swatches(explanation: Explanation) -> list[Swatch]:
     return [swatch(f"{name} {text.percent(share)}", rect(0, 0, 26, 12, fill)) for name, fill, share in shares]
 
 
-def draw_devices(explanation: Explanation, width: float = 1320.0) -> Drawing:
+def draw_devices(explanation: Explanation, width: float = PAGE_WIDTH) -> Drawing:
     """A bar of the whole step for every device, and beside it the idle part alone, enlarged."""
     devices, step = explanation.devices, explanation.iteration_s or 1.0
     height = 18.0 if len(devices) <= 16 else 13.0 if len(devices) <= 40 else 8.0
@@ -71,14 +72,15 @@ def draw_devices(explanation: Explanation, width: float = 1320.0) -> Drawing:
     y, size = 18.0, min(11.0, height + 0.5)
     for device in devices:
         base, name = y + height / 2 + size * 0.36, f"s{device.stage}  d{device.device}"
-        out.append(label(LEFT - 8, base, name, size, INK, "end"))
+        row = [label(LEFT - 8, base, name, size, INK, "end")]
         idle = [(REASON_WORDS[reason], FILLS[reason], device.idle_s[reason]) for reason in REASONS]
-        out += _bar(name, [("computing", COMPUTE_FILL, device.compute_s), *idle], LEFT, y, height, half / step, step)
-        out += _bar(name, idle, middle, y, height, half / most, step)
-        out.append(label(width, base, text.percent(1 - device.compute_s / step), size, INK, "end"))
+        row += _bar(name, [("computing", COMPUTE_FILL, device.compute_s), *idle], LEFT, y, height, half / step, step)
+        row += _bar(name, idle, middle, y, height, half / most, step)
+        row.append(label(width, base, text.percent(1 - device.compute_s / step), size, INK, "end"))
+        out.append(element("g", "".join(row), data_stage=device.stage))
         y += height + 3
     out += _axis(1.0, LEFT, y, half) + _axis(most / step, middle, y, half)
-    return picture(width, y + 24, out, "What each device does and waits for", min_width=min(width, 1000.0))
+    return picture(width, y + 24, out, "What each device does and waits for")
 
 
 def _axis(share: float, x: float, y: float, width: float) -> list[str]:
@@ -133,7 +135,7 @@ def _changes(explanation: Explanation) -> Table:
             ]
             for change in changes
         ]
-    return Table(columns=columns, rows=rows)
+    return Table(columns=columns, rows=rows, sortable=False)
 
 
 def _step_bar(seconds: float | None, own: float, longest: float) -> Drawing:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars, line_chart
-from gpp.report.draw.memory import draw_memory, memory_swatches
+from gpp.report.draw.memory import memory_swatches
 from gpp.report.draw.page import Column, Kind, Table
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.stage_graph import microbatch_words
@@ -45,11 +45,16 @@ def run_report(run: RunRecord) -> str:
         cards=_cards(run),
         certificate=f"As predicted, {proof}." if proof else "",
         emulation=emulation_words(run),
-        **plan_drawings(run.plan, run.graph, run.branches, [("Predicted", run.predicted), ("Measured", run.measured)]),
+        **plan_drawings(
+            run.plan,
+            run.graph,
+            run.branches,
+            [("Predicted", run.predicted), ("Measured", run.measured)],
+            limits={d: device.memory_bytes for d, device in enumerate(run.cluster.devices)} if run.cluster else {},
+        ),
         explanation=explanation_view(run.explanation, run) if run.explanation else None,
         memory=_memory(run),
-        memory_over_time=_memory_over_time(run),
-        memory_swatches=memory_swatches(),
+        memory_swatches=memory_swatches() if run.predicted and run.predicted.memory else (),
         what_was_done="Answers" if served(run) else "Training",
         judged_on="Of the answers" if served(run) else "On held-out data at the end",
         training_charts=_training_charts(run),
@@ -102,15 +107,8 @@ def _memory(run: RunRecord) -> Drawing | None:
         text.num_bytes,
         title="Peak memory per device",
         limits=[run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices],
+        stages=[" ".join(map(str, run.plan.stages_of_device.get(d, ()))) for d in devices] if run.plan else (),
     )
-
-
-def _memory_over_time(run: RunRecord) -> Drawing | None:
-    """What each device holds over the predicted step."""
-    if run.plan is None or run.predicted is None:
-        return None
-    devices = enumerate(run.cluster.devices) if run.cluster else ()
-    return draw_memory(run.predicted, run.plan.stages_of_device, {d: device.memory_bytes for d, device in devices}) or None
 
 
 def served(run: RunRecord) -> bool:
@@ -129,12 +127,12 @@ def _training_charts(run: RunRecord) -> list[Drawing]:
     if run.losses:
         lines = [("training loss", MEASURED, _over_steps(run.losses, run.first_step))]
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
-            lines.append((name, tone(i + 1).dark, _over_steps(values, run.first_step)))
+            lines.append((name, tone(i + 1).strong, _over_steps(values, run.first_step)))
         charts += [line_chart(lines, title="Training loss over steps"), _loss_over_time(run)]
     for name in sorted({name for entry in run.evals for name in entry if name != "step"}):
         pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
         shown = name.removeprefix("metric:")
-        charts.append(line_chart([(shown, tone(2).dark, pairs)], title=f"{shown} over steps", points=True))
+        charts.append(line_chart([(shown, tone(2).strong, pairs)], title=f"{shown} over steps", points=True))
     return [chart for chart in charts if chart]
 
 
@@ -155,7 +153,7 @@ def _versions(run: RunRecord) -> Drawing | None:
         (f"{what}, {whose}", fill, found)
         for what, name, fills in (
             ("copies", "weight_versions", (PREDICTED, MEASURED)),
-            ("staleness", "staleness", (tone(1).light, tone(1).dark)),
+            ("staleness", "staleness", (tone(1).soft, tone(1).strong)),
         )
         for (whose, t), fill in zip((("predicted", run.predicted), ("measured", run.measured)), fills, strict=True)
         if t is not None and (found := getattr(t.metrics, name))
@@ -169,6 +167,7 @@ def _versions(run: RunRecord) -> Drawing | None:
         [(name, fill, [found.get(s) for s in stages]) for name, fill, found in both],
         lambda count: "–" if count is None else f"{count:.0f}",
         title="Copies of the weights and staleness per stage",
+        stages=[str(s) for s in stages],
     )
 
 
@@ -178,7 +177,7 @@ def _stages(run: RunRecord) -> Table | None:
         return None
     shown = [name for name in lines[0].cells() if name != "operators" or any(line.operators for line in lines)]
     columns = [Column(name=name, kind=STAGE_KINDS.get(name, "n")) for name in shown]
-    return Table(columns=columns, rows=[[line.cells()[name] for name in shown] for line in lines])
+    return Table(columns=columns, rows=[[line.cells()[name] for name in shown] for line in lines], stages=range(len(lines)))
 
 
 def _baselines(run: RunRecord) -> Table | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpp.report.draw import text
-from gpp.report.draw.palette import INK, MUTED, RULE, tone
-from gpp.report.draw.svg import Drawing, element, label, line, picture, rect, tick_label, ticks, tooltip
+from gpp.report.draw.palette import INK, MUTED, PAGE, RULE, tone
+from gpp.report.draw.svg import Drawing, Swatch, element, label, line, picture, rect, swatch, tick_label, ticks, tooltip
 from gpp.report.sweep.figure import ALL, FigureData, Key, Point, Range, SweepFigure
 
 WIDTH, HEIGHT = 440.0, 280.0
@@ -32,30 +32,50 @@ class Scale(NamedTuple):
         return self.start + (self.end - self.start) * ((value - low) / (high - low) if high > low else 0.5)
 
 
-def figure_svg(data: FigureData, *, heading: bool = True) -> Drawing:
-    """The whole figure as one drawing; empty if no job has a value.
-
-    Args:
-        heading: whether the figure's title stands on top, as a file of its own needs it.
-    """
-    panels = [
-        panel for panel in data.panels if any(point.value is not None for key, point in data.points.items() if key.panel == panel)
-    ]
+def figure_svg(data: FigureData) -> Drawing:
+    """The whole figure as one drawing, a file of its own; empty if no job has a value."""
+    panels = _panels(data)
     if not panels:
         return Drawing()
     columns = min(PER_ROW, len(panels))
-    above = HEADING if heading else 0.0
-    legend, needed = _legend(data, above + 4)
+    legend, needed = _legend(data, HEADING + 4)
     needed = max(needed, 16 + 8.4 * len(data.figure.title))
     wide = max(WIDTH, needed / columns, _bars_width(data, panels) if data.figure.chart == "bars" else 0.0)
     rows = -(-len(panels) // columns)
-    width, height = columns * wide, above + LEGEND + rows * HEIGHT
-    body = [label(8, 18, data.figure.title, 14, INK, font_weight="600")] if heading else []
-    body += legend
+    width, height = columns * wide, HEADING + LEGEND + rows * HEIGHT
+    body = [label(8, 18, data.figure.title, 14, INK, font_weight="600"), *legend]
     for n, panel in enumerate(panels):
-        x, y = n % columns * wide, above + LEGEND + n // columns * HEIGHT
+        x, y = n % columns * wide, HEADING + LEGEND + n // columns * HEIGHT
         body.append(element("g", "".join(_panel(data, panel, wide)), transform=f"translate({x:.0f} {y:.0f})"))
-    return picture(width, height, body, data.figure.title, min_width=min(width, 640.0))
+    return picture(width, height, body, data.figure.title)
+
+
+def figure_panels(data: FigureData) -> list[Drawing]:
+    """The panels as drawings of their own, which a page puts side by side as its width allows."""
+    panels = _panels(data)
+    wide = max(WIDTH, _bars_width(data, panels) if data.figure.chart == "bars" and panels else 0.0)
+    return [picture(wide, HEIGHT, _panel(data, panel, wide), f"{data.figure.title}, {panel}".rstrip(", ")) for panel in panels]
+
+
+def figure_swatches(data: FigureData) -> list[Swatch]:
+    """The legend of the panels: a colour for each series, and what is hollow or dashed."""
+    out = [swatch(name, rect(0.5, 0.5, 25, 11, tone(n).mid, stroke=tone(n).strong)) for n, name in enumerate(data.series)]
+    if data.published:
+        marks = [line(0, 6, 26, 6, MUTED, 1.6, stroke_dasharray="4 3")]
+        if data.figure.chart == "lines":
+            marks.append(_dot(13, 6, PAGE, MUTED, ""))
+        out.append(swatch(_published_words(data), *marks))
+    return out
+
+
+def _published_words(data: FigureData) -> str:
+    return f"{data.figure.reference}{f': {data.figure.source}' if data.figure.source else ''}"
+
+
+def _panels(data: FigureData) -> list[str]:
+    """The panels in which some job has a value."""
+    known = {key.panel for key, point in data.points.items() if point.value is not None}
+    return [panel for panel in data.panels if panel in known]
 
 
 def shown(figure: SweepFigure) -> Callable[[float | None], str]:
@@ -85,13 +105,13 @@ def _legend(data: FigureData, y: float) -> tuple[list[str], float]:
     """The legend of colours and dashes, and its width."""
     out, x = [], 8.0
     for n, name in enumerate(data.series):
-        out += [rect(x, y, 14, 11, tone(n).mid, stroke=tone(n).dark), label(x + 19, y + 9.5, name, 11.5, INK)]
+        out += [rect(x, y, 14, 11, tone(n).mid, stroke=tone(n).strong), label(x + 19, y + 9.5, name, 11.5, INK)]
         x += 40 + 6.8 * len(name)
     if data.published:
         marks = [line(x, y + 5.5, x + 22, y + 5.5, MUTED, 1.6, stroke_dasharray="4 3")]
         if data.figure.chart == "lines":
-            marks.append(element("circle", cx=x + 11, cy=y + 5.5, r=3.2, fill="#ffffff", stroke=MUTED, stroke_width=1.4))
-        words = f"{data.figure.reference}{f': {data.figure.source}' if data.figure.source else ''}"
+            marks.append(element("circle", cx=x + 11, cy=y + 5.5, r=3.2, fill=PAGE, stroke=MUTED, stroke_width=1.4))
+        words = _published_words(data)
         out += [*marks, label(x + 28, y + 9.5, words, 11.5, INK)]
         x += 40 + 6.4 * len(words)
     return out, x
@@ -169,10 +189,10 @@ def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width:
     out = [label(x, base + 16, place, 10.5, MUTED, "middle") for place, x in at.items()]
     for n, name in enumerate(data.series):
         printed = [(at[x], data.published[key]) for x in places if (key := Key(panel, name, x)) in data.published]
-        out += _published_line(printed, y, tone(n).dark)
+        out += _published_line(printed, y, tone(n).strong)
     missing: dict[str, int] = {}
     for n, name in reversed(list(enumerate(data.series))):
-        colour = tone(n).dark
+        colour = tone(n).strong
         own = [(x, v) for x in places if (v := data.value(panel, name, x)) is not None and v > 0]
         if len(own) > 1:
             path = "M" + "L".join(f"{at[x]:.1f} {y.at(v):.1f}" for x, v in own)
@@ -201,7 +221,7 @@ def _published_line(printed: Sequence[tuple[float, Range]], y: Scale, colour: st
         words = f"published: {text.significant(low)}" + (f" to {text.significant(high)}" if high > low else "")
         if high > low:
             out.append(line(x, y.at(low), x, y.at(high), colour, 1.6))
-        out.append(_dot(x, y.at(math.sqrt(low * high)), "#ffffff", colour, words))
+        out.append(_dot(x, y.at(math.sqrt(low * high)), PAGE, colour, words))
     return out
 
 
@@ -234,7 +254,7 @@ def _bars(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: 
                 out.append(label(x + bar / 2, highest - 4, show(point.value), 10, INK, "middle"))
             elif point:
                 out.append(
-                    label(x + bar / 2, base - 4, "×", 13, tone(n).dark, "middle", title=f"{name} at {place}: {point.status}")
+                    label(x + bar / 2, base - 4, "×", 13, tone(n).strong, "middle", title=f"{name} at {place}: {point.status}")
                 )
             if printed:
                 out += _published_bar(x, bar, printed, y)
@@ -268,5 +288,5 @@ def _sorted(data: FigureData, panel: str, places: Sequence[str], y: Scale, width
         if values:
             step = 100.0 / len(values)
             path = "M" + "L".join(f"{across.at(step * (i + 0.5)):.1f} {y.at(v):.1f}" for i, v in enumerate(values))
-            out.append(element("path", d=path, fill="none", stroke=tone(n).dark, stroke_width=1.8 + 0.8 * n))
+            out.append(element("path", d=path, fill="none", stroke=tone(n).strong, stroke_width=1.8 + 0.8 * n))
     return out

@@ -12,7 +12,7 @@ from gpp.report.draw.page import Cell, Column, Table, render
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
-from gpp.report.sweep.figure_chart import figure_svg
+from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.jobs import Job
 
@@ -51,10 +51,20 @@ def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figur
     )
 
 
+def general_charts(jobs: Sequence[Job], groups: Sequence[dict[str, Any]]) -> list[Panel]:
+    """The charts of a sweep that declares no figures."""
+    return [*_bars(groups)[0], *_scaling(jobs)]
+
+
 def _figure(data: FigureData) -> dict[str, Any]:
-    """A figure with its table and notes; its drawing is empty where no job has a value."""
-    drawing = figure_svg(data, heading=False)
-    return {"title": data.figure.title, "drawing": drawing, "table": figure_table(data), "notes": data.figure.notes}
+    """A figure with its table and notes; it has no panels where no job has a value."""
+    return {
+        "title": data.figure.title,
+        "panels": figure_panels(data),
+        "swatches": figure_swatches(data),
+        "table": figure_table(data),
+        "notes": data.figure.notes,
+    }
 
 
 def _panel_name(group: dict[str, Any]) -> tuple[str, ...]:
@@ -109,7 +119,7 @@ def _scaling(jobs: Sequence[Job]) -> list[Panel]:
         if max(len(by_devices) for by_devices in lines.values()) < 2:
             continue
         series = [
-            (strategy, tone(n).dark, [(float(d), max(values)) for d, values in sorted(by_devices.items())])
+            (strategy, tone(n).strong, [(float(d), max(values)) for d, values in sorted(by_devices.items())])
             for n, (strategy, by_devices) in enumerate(lines.items())
         ]
         chart = line_chart(series, title=f"Throughput of {model} by devices", x_name="devices", points=True, from_zero=True)

@@ -21,7 +21,7 @@ from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
 from gpp.runtime.checkpoint.resume import drop_halves
-from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.engine import GRADIENT_NORM, Outcome, Progress
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
@@ -131,6 +131,7 @@ class Follower:
     Args:
         first_step: of this run; the steps before it are another run's.
         losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
+        norms: step -> the norm of all gradients, which every rank knows, where it was taken.
         evaluations: steps done -> result -> value, likewise.
         starts, ends: step -> when the first rank began it and the last one ended it.
     """
@@ -141,6 +142,7 @@ class Follower:
     progress: Progress
     first_step: int = 0
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
     ends: dict[int, float] = field(default_factory=dict)
@@ -173,7 +175,8 @@ class Follower:
         for step in range(self._reported, complete):
             rate = None if took is None else (complete - self._reported) * self.minibatch_size / max(took, 1e-9)
             losses = with_total(self.losses[step]) if step in self.losses else {}
-            self.progress.on_terms({name: value for name, value in losses.items() if name != LOSS})
+            norm = {GRADIENT_NORM: self.norms[step]} if step in self.norms else {}
+            self.progress.on_terms({**{name: value for name, value in losses.items() if name != LOSS}, **norm})
             self.progress.on_step(step + 1, losses.get(LOSS), rate)
         self._reported = complete
         for done in sorted(step for step, count in self._pending.items() if count == self.world):
@@ -194,6 +197,8 @@ class Follower:
             self._offsets[rank] = _clock_offset_s(self.folder, rank)
         start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
         self._done[rank] = step + 1
+        if GRADIENT_NORM in record:
+            self.norms[step] = record[GRADIENT_NORM]
         if "pass_s" in record:
             self.progress.on_pass(rank, record["pass_s"])
         self.starts[step] = min(self.starts.get(step, start), start)

@@ -22,6 +22,7 @@ from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
 from gpp.plan.helpers import columns
 from gpp.routing import Piece, pieces
+from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
 from gpp.runtime.reference.divided import in_parts
@@ -57,6 +58,8 @@ class Pipeline:
         self.job, settings, plan = job, job.settings, job.plan
         self._warn, self._told, self._done = warn, False, settings.first_step
         self.spec = restore(settings.optimizer)
+        self.norm: dict[str, float] = {}
+        """The norm of all gradients of the step, where it was taken."""
         self.policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
         modules: list[list[StageModule]] = []
@@ -177,7 +180,7 @@ class Pipeline:
             for chunk in self.chunks:
                 self._backward(chunk, step, self._forward(chunk, step, rows, results))
             self._update(step)
-            yield self._total(results)
+            yield self._total(results) | self.norm
         self._done = first + count
         for stage in self.stages:
             stage.settle()
@@ -289,7 +292,7 @@ class Pipeline:
                 for grad in grads:
                     total = total if grad is None else total.add_(grad)
             master.grad = total
-        if self.spec.clips_model:
+        if self.spec.clips_model or self.spec.log_gradient_norm:
             self._clip()
         for table in (stage.table for stage in self.stages):
             if table is None or table.optimizer is None:
@@ -308,7 +311,8 @@ class Pipeline:
                 stage.table.updated()
 
     def _clip(self) -> None:
-        """Scale all gradients by the norm of the whole model's, of which each device holds a part."""
+        """Take the norm of the whole model's gradients, of which each device holds a part, and scale them by it if it is to bound
+        them."""
         parts: dict[int, list[Tensor]] = defaultdict(list)
         for master, holders in self.sums:
             if master.grad is not None:
@@ -316,7 +320,10 @@ class Pipeline:
         total = torch.zeros(1, dtype=torch.float64)
         for _, grads in sorted(parts.items()):
             total += get_total_norm(grads).double().square()
-        clip_grads_with_norm_([master for master, _ in self.sums], self.spec.clip_norm, total.sqrt()[0])
+        norm = total.sqrt()[0]
+        self.norm = {GRADIENT_NORM: norm.item()}
+        if self.spec.clip_norm is not None and self.spec.clips_model:
+            clip_grads_with_norm_([master for master, _ in self.sums], self.spec.clip_norm, norm)
 
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, with the real weights; the pipeline is empty."""

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
+from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Handle
 from gpp.runtime.worker.buckets import Buckets
@@ -25,7 +26,7 @@ class Gradients:
         params: the device's parameters by full name.
         device: where they are, and where the norm is made.
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
-        clip_norm: largest norm of all gradients of the model; None for no clipping.
+        clip_norm: largest norm of all gradients of the model; None where the norm alone is asked for, or nothing.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
         shares: who applies which of the summed gradients, where not everybody does; None: everybody.
         scale: what the losses of this step were multiplied by; None for nothing.
@@ -112,8 +113,9 @@ class Gradients:
         self._sums.clear()
 
     def clip(self) -> int:
-        """Scale all gradients down to the largest norm allowed, if they are larger; returns the bytes moved.
+        """Take the norm of all gradients, and scale them down to the largest one allowed, if there is one and it is larger.
 
+        Returns the bytes moved.
         Where the losses were scaled, the gradients are divided by that first; if one of them is not finite,
         `overflowed` is set until the next step, and the update is to be left out.
         As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
@@ -134,7 +136,8 @@ class Gradients:
             for grad in (param.grad for param in self.params.values()):
                 if grad is not None:
                     grad.div_(scale)
-        clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
+        if self.clip_norm is not None:
+            clip_grads_with_norm_(self.params.values(), self.clip_norm, norm)
         self.norm = norm
         return total.numel() * total.element_size()
 
@@ -159,6 +162,11 @@ class Gradients:
         name_of = {id(param): name for name, param in self.params.items()}
         counted = [found[name] for name in (name_of[id(param)] for param in self._counted) if name in found]
         return torch.stack(counted) if counted else torch.zeros(1, device=self._device)
+
+    @property
+    def told(self) -> dict[str, float]:
+        """What the record of a step says of them: their norm before it was clipped, where it was taken."""
+        return {} if self.norm is None else {GRADIENT_NORM: self.norm.item()}
 
     def clear(self, names: Collection[str] | None = None) -> None:
         """After the update: nothing is left of this step's gradients.

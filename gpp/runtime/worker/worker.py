@@ -309,7 +309,8 @@ class Worker:
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
-        self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_stretch)})
+        results = self._results(self.training, minibatch_of_stretch) | self.gradients.told
+        self._log({"step": step, "start": self._since, "end": end, **results})
         self._since = end
         if step > self.job.settings.first_step + self._ahead:  # the second step, which finds the optimizer's state
             self.memory.end()

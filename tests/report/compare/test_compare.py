@@ -127,10 +127,23 @@ def test_the_page_draws_every_plan_on_one_scale(compared: RunRecord) -> None:
     text = " ".join(parsed.words)
     for word in ("Strategies", "Predicted iteration time", "piper: infeasible", "plans/even.json", "best"):
         assert word in text
-    assert page.count('aria-label="Stage graph"') == page.count('aria-label="Timelines"') == 3
-    assert "script" not in parsed.tags
+    assert page.count('aria-label="Stage graph"') / 2 == page.count("<div data-timeline") == 3
     nothing = replace(compared, compared=compared.compared[3:], plan=None, predicted=None, explanation=None)
     assert "piper: infeasible" in " ".join(parse(compare_report(nothing)).words)
+
+
+def test_equal_plans_are_drawn_once_with_all_names(compared: RunRecord) -> None:
+    """Search time and words may differ; other times of the same stages (another schedule) are another drawing."""
+    first = compared.compared[0]
+    assert first.plan and first.predicted
+    again = replace(first, strategy="again", plan=replace(first.plan, planner="again", search_s=9.0, explanation=("Found it.",)))
+    shifted = first.predicted.events[0]._replace(end_s=first.predicted.events[0].end_s * 1.5)
+    late = replace(first, strategy="late", predicted=replace(first.predicted, events=(shifted, *first.predicted.events[1:])))
+    page = compare_report(replace(compared, compared=(*compared.compared, again, late)))
+    words = parse(page).words
+    assert page.count("<div data-timeline") == 4
+    assert [word for word in words if "graphpipe, again: " in word] and "the plan of graphpipe" in words
+    assert "again: Found it." in words and any(word.startswith("late: ") for word in words)
 
 
 @pytest.mark.parametrize("width", [80, 160])

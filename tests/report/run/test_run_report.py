@@ -1,8 +1,8 @@
+import re
 from dataclasses import replace
 
 import pytest
 
-from gpp.report.draw.palette import INK, MUTED, REDUCE, TRUNK, UPDATE, contrast, tone
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status
@@ -26,8 +26,7 @@ def test_page_is_well_formed_and_complete(any_run: RunRecord) -> None:
         "How to reproduce",
     ):
         assert heading in text
-    assert "script" not in parsed.tags and "link" not in parsed.tags
-    assert "Predicted:" in text and "Measured:" in text and "python run.py model=towers" in text
+    assert '"name":"Predicted"' in page and '"name":"Measured"' in page and "python run.py model=towers" in text
     assert page.count("<svg") >= 6
 
 
@@ -50,13 +49,13 @@ def test_a_run_without_a_plan_says_why(status: Status, reason: str) -> None:
 
 def test_only_predicted() -> None:
     run = make_run(4, measured=False)
-    text = " ".join(parse(run_report(replace(run, losses=[], evals=[], warnings=(), branches=()))).words)
-    assert "Predicted:" in text and "Measured:" not in text and "Warnings" not in text
+    page = run_report(replace(run, losses=[], evals=[], warnings=(), branches=()))
+    assert '"name":"Predicted"' in page and '"name":"Measured"' not in page and "Warnings" not in parse(page).words
 
 
 def test_text_of_the_user_is_escaped(run4: RunRecord) -> None:
     page = run_report(replace(run4, command="python run.py model='<b>'", warnings=("<script>alert(1)</script>",)))
-    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "<script>alert" not in page and "&lt;script&gt;" in page
     parse(page)
 
 
@@ -64,6 +63,16 @@ def test_losses_that_are_not_finite(run4: RunRecord) -> None:
     parse(run_report(replace(run4, losses=[1.0, float("nan"), None, 2.0], evals=[{"step": 0, "accuracy": float("nan")}])))  # type: ignore[list-item]
     parse(run_report(replace(run4, losses=[float("nan")] * 3)))
     parse(run_report(replace(run4, losses=[1.0] * 20_000)))
+
+
+def test_no_name_of_the_user_ends_the_data_of_a_page() -> None:
+    """Operators' names are in scripts, where HTML has no escapes."""
+    run = make_run(4)
+    assert run.graph is not None
+    ops = (replace(run.graph.ops[0], name="</script><b>x"), *run.graph.ops[1:])
+    page = run_report(replace(run, graph=replace(run.graph, ops=ops)))
+    assert page.count("</script>") == len(re.findall("<script", page)) == 3
+    parse(page)
 
 
 def test_thousands_of_events_make_a_small_page() -> None:
@@ -79,20 +88,8 @@ def test_thousands_of_events_make_a_small_page() -> None:
     timeline = Timeline(source="simulate", events=events, metrics=replace(predicted.metrics, iteration_s=1.024))
     assert plan.num_devices == 32
     page = run_report(replace(run, predicted=timeline, measured=timeline))
-    assert len(page) < 5_000_000
+    assert len(page) < 250_000
     parse(page)
-
-
-def test_text_is_readable_on_every_fill() -> None:
-    for branch in (None, *range(16)):
-        assert contrast(tone(branch).light, INK) >= 4.5 and contrast(tone(branch).mid, INK) >= 4.5
-        assert contrast(tone(branch).dark, "#ffffff") >= 4.5
-    assert contrast(MUTED, "#ffffff") >= 4.5 and contrast(REDUCE, INK) >= 4.5
-    assert contrast(TRUNK.light, INK) >= 4.5 and UPDATE != REDUCE
-
-
-def test_sixteen_branches_look_different() -> None:
-    assert len({(tone(b).light, tone(b).hatched) for b in range(16)}) == 16
 
 
 def test_terms_of_a_loss_are_drawn_beside_their_sum(run4: RunRecord) -> None:

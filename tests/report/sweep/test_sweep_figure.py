@@ -183,7 +183,7 @@ def test_a_sweep_writes_its_figures(tmp_path: Path, jobs: list[Job]) -> None:
     for name in ("figure.svg", "figure_2.svg"):
         ElementTree.parse(tmp_path / name)
     page = parse((tmp_path / "report.html").read_text())
-    assert page.tags.count("svg") == 2 and page.words.count("why") == 2
+    assert page.words.count("pipedream") >= 2 and page.words.count("why") == 2
 
 
 def test_without_a_single_result_there_is_no_picture(tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""What trackers are told of a run, as plain values: its summary, its tables and its drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpp.report.compare.strategies import strategy_lines
+from gpp.report.draw.svg import standalone
+from gpp.report.draw.text import quotient
+from gpp.report.draw.timelines import device_bubbles
+from gpp.report.run.key_figures import peak_memory
+from gpp.report.run.problem_page import plan_drawings
+from gpp.report.run.record import RunRecord
+from gpp.report.run.stages import stage_lines
+from gpp.timeline import Metrics, Timeline
+
+CHAIN = "sequential"
+"""The strategy that a speed-up is over."""
+
+
+class TableOf(NamedTuple):
+    """A table of plain values."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def summary(run: RunRecord) -> dict[str, Any]:
+    """The facts of a run by name, in one level: numbers in seconds, bytes and samples, and words; None where one is not known."""
+    result, plan = run.result, run.result.get("plan") or {}
+    out: dict[str, Any] = {"status": result.get("status"), "reason": result.get("reason")}
+    out |= {
+        "stages": plan.get("num_stages"),
+        "depth": plan.get("depth"),
+        "devices": plan.get("num_devices"),
+        "lower_bound_s": plan.get("lower_bound_s"),
+        "optimality_gap": plan.get("optimality_gap"),
+        "search_s": plan.get("search_s"),
+        "prediction_error": result.get("prediction_error"),
+        "speedup_over_sequential": _speedup(run),
+    }
+    for source, timeline in (("predicted", run.predicted), ("measured", run.measured)):
+        out |= {f"{source}/{name}": value for name, value in _metrics(timeline).items()}
+    # What runs are ranked by: measured, or predicted where nothing was to run. A run that has failed has no rank.
+    known = _metrics(run.measured or run.predicted) if result.get("status") == "ok" else {}
+    out |= {name: known.get(name) for name in ("iteration_s", "samples_per_s", "bubble_fraction") if name in known}
+    for row in devices_table(run).rows:
+        device, busy, busy_measured, peak, peak_measured, limit = row
+        values = {"busy_share": busy if busy_measured is None else busy_measured, "memory_limit_bytes": limit}
+        values["peak_memory_bytes"] = peak if peak_measured is None else peak_measured
+        out |= {f"worker/{device}/{name}": value for name, value in values.items()}
+    out |= {f"final/{name}": value for name, value in (result.get("final_metric") or {}).items()}
+    out |= {f"best/{kind}": name for kind, name in (result.get("best") or {}).items()}
+    return out
+
+
+def _metrics(timeline: Timeline | None) -> dict[str, float | None]:
+    if timeline is None:
+        return {}
+    found, serving = timeline.metrics, timeline.metrics.serving
+    out: dict[str, float | None] = {
+        "iteration_s": found.iteration_s,
+        "samples_per_s": found.throughput_samples_per_s,
+        "bubble_fraction": found.bubble_fraction,
+        "peak_memory_bytes": peak_memory(found),
+        "communication_bytes": found.communication_bytes,
+    }
+    if serving is not None:
+        out |= {"requests_per_s": serving.requests_per_s, "latency_median_s": serving.median_s, "latency_p99_s": serving.p99_s}
+    return out
+
+
+def _speedup(run: RunRecord) -> float | None:
+    """Predicted time of the chain over that of the plan; None where nobody has planned the chain."""
+    if run.result.get("strategy") == CHAIN and run.predicted is not None:
+        return 1.0
+    compared = {found.strategy: found.predicted.metrics for found in run.compared if found.predicted}
+    chain: Metrics | None = run.baseline_predicted.get(CHAIN) or compared.get(CHAIN)
+    if chain is None or run.predicted is None:
+        return None
+    return quotient(chain.iteration_s, run.predicted.metrics.iteration_s)
+
+
+def tables(run: RunRecord) -> list[TableOf]:
+    """The tables that have rows: the plan's stages, its devices, compared strategies, largest micro-batches."""
+    found = (stages_table(run), devices_table(run), strategies_table(run), boundaries_table(run))
+    return [table for table in found if table.rows]
+
+
+def stages_table(run: RunRecord) -> TableOf:
+    """A row for every stage of the plan."""
+    columns = ("stage", "modules", "devices", "micro-batch", "in flight", "forward s", "backward s", "peak bytes", "limit bytes")
+    rows = tuple(
+        (
+            f"s{line.stage}",
+            ", ".join(line.modules),
+            line.devices,
+            line.microbatch_size,
+            line.in_flight,
+            line.forward_s,
+            line.backward_s,
+            line.memory_bytes,
+            line.limit_bytes,
+            ", ".join(f"s{stage}" for stage in line.next_stages),
+            line.operators,
+        )
+        for line in stage_lines(run)
+    )
+    return TableOf("plan", (*columns, "next stages", "operators"), rows)
+
+
+def devices_table(run: RunRecord) -> TableOf:
+    """A row for every device of the plan: the share of a step in which it computes, and its peak memory."""
+    columns = ("device", "busy predicted", "busy measured", "peak bytes predicted", "peak bytes measured", "limit bytes")
+    of = {} if run.plan is None else run.plan.stages_of_device
+    devices, limits = sorted(of), run.cluster.devices if run.cluster else ()
+    busy = [_busy(timeline, devices) for timeline in (run.predicted, run.measured)]
+    peaks: list[Mapping[int, int]] = [t.metrics.peak_memory_bytes if t else {} for t in (run.predicted, run.measured)]
+    rows = tuple(
+        (d, *(of.get(d) for of in busy), *(of.get(d) for of in peaks), limits[d].memory_bytes if d < len(limits) else None)
+        for d in devices
+    )
+    return TableOf("workers", columns, rows)
+
+
+def _busy(timeline: Timeline | None, devices: Sequence[int]) -> dict[int, float]:
+    if timeline is None or not timeline.events:
+        return {}
+    return {device: 1.0 - idle for device, idle in device_bubbles(timeline, devices).items()}
+
+
+def strategies_table(run: RunRecord) -> TableOf:
+    """A row for every compared strategy."""
+    columns = ("strategy", "status", "iteration s", "samples/s", "x best", "bubble", "peak bytes", "stages", "depth", "gap")
+    rows = []
+    for line in strategy_lines(run.compared, run.bound):
+        metrics, plan = line.metrics, line.attempt.plan
+        rows.append(
+            (
+                line.attempt.strategy,
+                line.attempt.status,
+                metrics and metrics.iteration_s,
+                metrics and metrics.throughput_samples_per_s,
+                line.relative,
+                metrics and metrics.bubble_fraction,
+                peak_memory(metrics),
+                plan and len(plan.stages),
+                plan and plan.depth,
+                line.gap,
+                line.attempt.reason,
+            )
+        )
+    return TableOf("strategies", (*columns, "reason"), tuple(rows))
+
+
+def boundaries_table(run: RunRecord) -> TableOf:
+    """A row for every strategy whose largest micro-batch was looked for."""
+    rows = tuple((found.strategy, found.microbatch_size, found.beyond, found.reason) for found in run.boundaries)
+    return TableOf("largest_microbatch", ("strategy", "micro-batch", "refused", "reason"), rows)
+
+
+def drawings(run: RunRecord) -> dict[str, str]:
+    """Whole SVG files by name: the stage graph, and the timelines."""
+    out = {}
+    for name, source, timeline in (("predicted", "Predicted", run.predicted), ("measured", "Measured", run.measured)):
+        found = plan_drawings(run.plan, run.graph, run.branches, [(source, timeline)])
+        out |= {"stage_graph": found["stage_graph"], f"timeline_{name}": found["timelines"]}
+    return {name: standalone(svg) for name, svg in out.items() if svg}

@@ -1,0 +1,80 @@
+"""What loggers over another package have alike: it may be missing, and it may fail at any time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from gpp.errors import InvalidConfig
+from gpp.loggers.base import PartialRecord
+
+
+def need(package: str, fix: str) -> None:
+    """Refuse a logger whose package is not installed; nothing is imported.
+
+    Raises:
+        InvalidConfig: names the package.
+    """
+    if find_spec(package) is None:
+        raise InvalidConfig("logger", package, "needs a Python package that is not installed", f"{fix}, or set logger=none")
+
+
+class BackEndRecord(PartialRecord):
+    """A record that another package keeps. The first failure becomes a warning; later calls do nothing.
+
+    Args:
+        open_run: opens the package's own record.
+        warnings: what the user is to be told in any case.
+    """
+
+    back_end: ClassVar[str]
+    """Name of the package, for people."""
+    shows: ClassVar[bool] = True
+
+    def __init__(self, open_run: Callable[[], Any], warnings: Sequence[str] = ()) -> None:
+        self._warnings, self._run = list(warnings), None
+        self._hints: tuple[str, ...] = ()
+        try:
+            self._run = open_run()
+            self._hints = self._where(self._run)
+        except Exception as error:
+            self._fail("start", error)
+
+    @abstractmethod
+    def _where(self, run: Any) -> tuple[str, ...]:
+        """Command lines to look at an open record."""
+
+    @abstractmethod
+    def _abandon(self, run: Any) -> None:
+        """Close a record that has failed."""
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._warnings.append(f"{self.back_end} stopped recording ({what}): {type(error).__name__}: {error}")
+        run, self._run = self._run, None
+        if run is not None:
+            with suppress(Exception):  # that it does not close either is no news
+                self._abandon(run)
+
+    def _try(self, what: str, action: Callable[[Any], Any]) -> None:
+        if self._run is None:
+            return
+        try:
+            action(self._run)
+        except Exception as error:
+            self._fail(what, error)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._hints
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._warnings)
+
+
+def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values under `prefix/`, by which both dashboards group their charts."""
+    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -1,0 +1,190 @@
+"""TensorBoard: an event file in the run directory; no account, no network, nothing to upload.
+
+Scalars of steps and evaluations are charts, tables and the console are texts (Markdown), and the settings with the end of
+the run are in the HPARAMS tab, where the jobs of a sweep stand side by side. TensorBoard shows no HTML and no SVG: pages
+and drawings stay files of the run, and their names are in the text `files`.
+
+The events are written with tensorboard's own messages: torch's writer would load torch for a run that only plans.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gpp.loggers.back_end import BackEndRecord, need, prefixed
+from gpp.loggers.base import AbstractLogger, End, RunInfo
+from gpp.settings import settings
+
+
+class TensorBoardRecord(BackEndRecord):
+    """One event file.
+
+    Args:
+        folder: that it is in.
+        info: of the run.
+    """
+
+    back_end: ClassVar[str] = "tensorboard"
+
+    def __init__(self, folder: Path, info: RunInfo) -> None:
+        self._folder, self._step = folder, info.first_step
+        self._lines: list[str] = []
+        self._files: list[str] = []
+        super().__init__(self._writer)
+        named = {"name": info.name, "kind": info.kind, "group": info.group, "tags": ", ".join(info.tags), "commit": info.commit}
+        told = {**named, **info.facts}
+        self._try("start", lambda writer: self._begin(writer, told, info.config))
+
+    def _writer(self) -> Any:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        # Not by tensorboard's EventFileWriter: that writes in a thread, whose errors come late, and with a traceback.
+        writer = RecordWriter((self._folder / name).open("wb"))
+        writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        return writer
+
+    def _where(self, run: Any) -> tuple[str, ...]:
+        return (f"tensorboard --logdir {shlex.quote(os.path.abspath(self._folder))}",)
+
+    def _abandon(self, run: Any) -> None:
+        run.close()
+
+    def _add(self, writer: Any, values: Sequence[Any], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        writer.write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)).SerializeToString())
+        writer.flush()  # the dashboard reads while the run goes on
+
+    def _begin(self, writer: Any, told: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Write the settings, as a table and for the HPARAMS tab."""
+        from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        known = {key: value for key, value in (*told.items(), *leaves(config)) if value is not None}
+        start = SessionStartInfo(start_time_secs=time.time())
+        for key, value in known.items():
+            if isinstance(value, bool):
+                start.hparams[key].bool_value = value
+            elif isinstance(value, int | float):
+                start.hparams[key].number_value = value
+            else:
+                start.hparams[key].string_value = str(value)
+        self._add(writer, [_session(SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start))], 0)
+        self._add(writer, [_text("config", markdown(("setting", "value"), list(known.items())))], 0)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._step = max(self._step, step)
+        self._try("log", lambda writer: self._add(writer, _scalars(values), step))
+
+    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self._try("log_eval", lambda writer: self._add(writer, _scalars(prefixed("eval", values)), step))
+
+    def log_console(self, words: str) -> None:
+        self._lines += words.splitlines()
+
+    def log_page(self, name: str, path: Path) -> None:
+        self._files.append(f"{name}: {path}")
+
+    def log_file(self, path: Path) -> None:
+        self._files.append(str(path))
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._try("log_table", lambda writer: self._add(writer, [_text(name, markdown(columns, rows))], self._step))
+
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
+        end, values = end or End(), dict(summary or {})
+
+        def action(writer: Any) -> None:
+            from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+            from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG
+            from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+            numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+            texts = [_text("summary", markdown(("name", "value"), list(values.items())))] if values else []
+            texts += [_text("files", "\n".join(f"* {file}" for file in self._files))] if self._files else []
+            texts += [_text("console", "\n".join(f"    {line}" for line in self._lines))] if self._lines else []
+            self._add(writer, [*_scalars(prefixed("summary", numbers)), *texts], self._step)
+            found = SessionEndInfo(status=STATUS_FAILURE if end.exit_code else STATUS_SUCCESS, end_time_secs=time.time())
+            self._add(writer, [_session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=found))], self._step)
+            writer.close()
+
+        self._try("finish", action)
+        self._run = None
+
+
+def _scalars(values: Mapping[str, float]) -> list[Any]:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    # A tag may not have the colon of `loss:contrastive`.
+    return [Summary.Value(tag=name.replace(":", "/"), simple_value=float(value)) for name, value in values.items()]
+
+
+def _text(name: str, words: str) -> Any:
+    """A text in Markdown."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+    data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    return Summary.Value(
+        tag=name, metadata=data, tensor=TensorProto(dtype="DT_STRING", string_val=[words.encode()], tensor_shape=shape)
+    )
+
+
+def _session(tag: str, data: Any) -> Any:
+    """What the HPARAMS tab reads."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata
+
+    return Summary.Value(tag=tag, metadata=create_summary_metadata(data), tensor=NULL_TENSOR)
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown; None is an empty cell."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join('' if cell is None else _cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every setting; a list is one value."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from leaves(value, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, config
+
+
+@settings("logger.tensorboard")
+class TensorBoard(AbstractLogger):
+    """Event files in the run directory.
+
+    Args:
+        folder: below the run directory; `tensorboard --logdir outputs` finds every run by itself.
+    """
+
+    folder: str = "tensorboard"
+
+    def check(self) -> None:
+        need("tensorboard", "run pip install 'gpp[tensorboard]'")
+
+    def start(self, run: RunInfo) -> TensorBoardRecord:
+        folder, number = run.run_dir / self.folder, 1
+        # Events of an earlier run in the same directory are another run's, unless this one goes on from it.
+        while not run.first_step and folder.exists():
+            folder, number = folder.with_name(f"{Path(self.folder).name}_{number + 1}"), number + 1
+        return TensorBoardRecord(folder, run)
