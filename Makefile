@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run test lint docs clean
 
 run: $(VENV)/.run
-	$(BIN)/python run.py $(or $(ARGS),+experiment=side_by_side)
+	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
-    from gpp.app.replanning import execute  # a refused command needs none of these
+    from gpp.analysis.gains import predicted_gains
+    from gpp.app import judging  # a refused command needs none of these
+    from gpp.app.replanning import execute
     from gpp.app.surveys import SURVEYS
 
     experiment.check()
@@ -31,7 +33,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
 
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)
-    bound = experiment.bound(problem)
+    bound = judging.bound_of(experiment, problem)
     recorder.posed(graph, bound)
     if survey := SURVEYS.get(experiment.mode):
         survey(experiment, captured, problem, recorder)
@@ -39,16 +41,18 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
 
     plan = experiment.make_plan(problem)
     problem, plan = experiment.in_place(captured, problem, plan, recorder.pass_by, recorder.warn)
-    recorder.posed(graph, experiment.bound(problem))
+    recorder.posed(graph, bound := judging.bound_of(experiment, problem))
     predicted = experiment.strategy.predict(plan, problem)
-    baseline = experiment.baseline(problem)
-    recorder.planned(plan, predicted, baseline)
+    baseline = judging.baseline_of(experiment, problem)
+    recorder.planned(plan, predicted, baseline, judging.one_stage_of(experiment, problem, plan, predicted))
     recorder.warn(*experiment.warnings(captured, plan))
     if experiment.mode == "profile":
         recorder.profiled(problem, plan)
         return
     if experiment.mode == "plan":
-        recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
+        recorder.explained(judging.explanation_of(experiment, problem, plan, predicted, bound, baseline))
+    rivals = judging.rivals_of(experiment, captured, problem, plan, baseline)
+    recorder.gained(predicted_gains(rivals, plan, predicted.metrics))
 
     if plan.divided and not experiment.runs:
         # Whether an engine could divide these input gradients is asked by a run alone.
@@ -62,6 +66,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.runs:
         recorder.outcome = execute(experiment, captured, problem, plan, job, recorder)
         recorder.answered(experiment.judged(job, recorder.run_dir))
+        recorder.gained(judging.gains_of(experiment, captured, problem, job, predicted, rivals, recorder.pass_by, recorder.warn))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def published() -> Figure:
 @cache
 def experiment(model: str, strategy: str, num_devices: int) -> Experiment:
     """The experiment as the sweep composes it."""
-    words = ["+experiment=paper", f"model={model}", f"cluster={CLUSTERS[num_devices]}", f"strategy={strategy}"]
+    words = ["experiment=paper", f"model={model}", f"cluster={CLUSTERS[num_devices]}", f"strategy={strategy}"]
     words += ["strategy.planner.colocate=never"] if strategy == OURS else []  # as in the paper
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return instantiate(compose("config", overrides=[*words, "strategies=[]", "name=fit"]), _convert_="all")

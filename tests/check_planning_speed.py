@@ -121,7 +121,7 @@ def experiment(words: tuple[str, ...]) -> Experiment:
     """The experiment of a command line, under the conditions of the paper."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return instantiate(
-            compose("config", overrides=["+experiment=paper", "name=speed", "strategies=[]", *words]), _convert_="all"
+            compose("config", overrides=["experiment=paper", "name=speed", "strategies=[]", *words]), _convert_="all"
         )
 
 

@@ -81,7 +81,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"live"},
         {"engines"},
     ],
-    "analysis": [{"comparison"}, {"max_batch"}, {"explore"}, {"explain"}],
+    "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explore"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
     "app": [
         {
@@ -97,11 +97,11 @@ WINGS: dict[str, list[set[str]]] = {
             "stopping",
             "streams",
         },
-        {"launch", "tracked", "tracking", "recording", "replanning"},
+        {"judging", "launch", "measuring", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"sweep_tracking"},
+        {"command", "new_project", "sweep_tracking"},
         {"api", "batches", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
         {"cli"},
     ],

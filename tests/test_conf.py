@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.multirun import Sweep
+from gpp.app.multirun import RunFolder, Sweep, metric_of
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
+from gpp.errors import InvalidConfig
 from tests.support.conf import CONF, option
 
 ROOT = CONF.parent
@@ -31,11 +35,18 @@ def test_every_option_builds(group: str, name: str) -> None:
     assert option(group, name, "name=test") is not None
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+PRESETS = [path for group in ("experiment", "debug", "hparams_search") for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
 def test_every_preset_composes(path: Path) -> None:
+    # The search is a plug-in's, which need not be here; its settings are those that the preset may set.
+    search = {"_target_": "optuna", "direction": "", "n_trials": 1, "n_jobs": 1, "sampler": {"seed": None}, "params": {}}
+    ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=search, provider="test")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", overrides=[f"+experiment={path.stem}", "name=test"])
-    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        words = [f"{path.parent.name}={path.stem}", "name=test"]
+        cfg = compose("config", overrides=words, return_hydra_config=path.parent.name == "hparams_search")
+    OmegaConf.to_container(cfg if "hydra" not in cfg else cfg.hydra.sweeper, resolve=True, throw_on_missing=True)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
@@ -92,3 +103,19 @@ def test_bases_are_shared_and_no_options() -> None:
             other for other in path.parent.glob("*.yaml") if re.search(r"^(defaults: \[base\]|  - base$)", other.read_text(), re.M)
         ]
         assert len(users) > 1, f"{path} is the base of {len(users)} options"
+
+
+def test_a_search_is_told_the_number_that_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        HydraConfig.instance().set_config(compose("config", overrides=["hydra.mode=RUN"], return_hydra_config=True))
+    monkeypatch.setattr(RunFolder, "path", tmp_path, raising=False)
+    try:
+        assert metric_of("predicted.iteration_s") == math.inf  # no run, so no file
+        (tmp_path / "result.json").write_text('{"status": "ok", "predicted": {"iteration_s": 0.25}, "measured": null}')
+        assert metric_of("predicted.iteration_s") == 0.25
+        with pytest.raises(InvalidConfig, match=r"optimized_metric=measured\.iteration_s"):
+            metric_of("measured.iteration_s")
+        (tmp_path / "result.json").write_text('{"status": "infeasible", "predicted": null}')
+        assert metric_of("predicted.iteration_s") == math.inf
+    finally:
+        HydraConfig.instance().cfg = None

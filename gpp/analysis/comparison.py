@@ -120,16 +120,20 @@ def best_of(attempts: Sequence[Attempt]) -> Best:
     return Best(least(True), least(False))
 
 
+def chain_beside(strategy: Strategy) -> Strategy | None:
+    """The strategy that finds the best chain, as a baseline of another; None for `sequential` itself."""
+    if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
+        return None
+    # The baseline has the planner's own freedom: a chain with replicas beside a graph without them would differ twice.
+    planner = Sequential(replication=getattr(strategy.planner, "replication", True))
+    return Strategy(name="sequential", planner=planner, schedule=OneFOneB(), objective=strategy.objective, edges=strategy.edges)
+
+
 def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
     """The baseline of a strategy: `sequential`'s prediction; empty for `sequential` itself, or without a plan."""
-    if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
+    chain = chain_beside(strategy)
+    if chain is None:
         return ()
-    # The baseline has the planner's own freedom: a chain with replicas beside a graph without them would differ twice.
-    replication = getattr(strategy.planner, "replication", True)
-    planner, serves = Sequential(replication=replication), problem.regime.buffers is not None
-    sequential = Strategy(
-        name="sequential", planner=planner, schedule=OneFOneB(), objective=strategy.objective, edges=strategy.edges
-    )
     # While serving, the metrics that planners ask for are the objective's alone.
-    found = attempt(sequential, problem, record=serves)
+    found = attempt(chain, problem, record=problem.regime.buffers is not None)
     return (found,) if found.status == "ok" else ()

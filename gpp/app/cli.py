@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpp.app.new_project import write_project
 from gpp.app.refusals import Refusal, check_words, ended
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
-from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, nearest, paths
+from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, invocation, nearest, paths
 from gpp.errors import GppError, InvalidConfig
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
@@ -38,6 +39,12 @@ def main(story: Story) -> None:
         check_words(sys.argv[1:])
     except InvalidConfig as error:
         _stop(str(error))
+    if "mode=new" in sys.argv[1:]:
+        try:
+            print(write_project(sys.argv[1:]))
+        except InvalidConfig as error:
+            _stop(str(error))
+        return
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(Vocabulary(folders=_folders())))
         return
@@ -48,17 +55,21 @@ def main(story: Story) -> None:
     import hydra
     from omegaconf import DictConfig
 
-    from gpp.app.multirun import Refused, Sweep
+    from gpp.app.multirun import Refused, Sweep, metric_of
 
     codes: list[int] = []
+    sys.argv[1:] = _replacing(sys.argv[1:])
     held_back = _hold_back(sys.argv)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def task(cfg: DictConfig) -> None:
+    def task(cfg: DictConfig) -> float | None:
+        """Returns what a search asks for."""
+        asked = cfg.get("optimized_metric")
         try:
             codes.append(_run(story, cfg, held_back))
         except Exception:
             codes.append(_defect())
+        return None if asked is None else metric_of(str(asked))
 
     try:
         task()
@@ -119,6 +130,18 @@ def _folders() -> tuple[Path, ...]:
             listed += [entry.strip("'\" ") for entry in match.group(1).split(",")]
     found = [Path(entry.removeprefix("file://")).resolve() for entry in listed if not entry.startswith("pkg://")]
     return tuple(dict.fromkeys([CONF, *(folder for folder in found if folder.is_dir())]))
+
+
+def _replacing(words: list[str]) -> list[str]:
+    """`+experiment=NAME` as `experiment=NAME`, where the configuration has the group: both forms are in use."""
+    flags = _flags()
+    path = next((path for folder in _folders() if (path := folder / f"{flags.config_name}.yaml").is_file()), None)
+    # A sweep takes the group over from the configuration that it begins with.
+    if path is None or not re.search(
+        r"^\s*- (config|(override )?/?experiment:.*)$", path.read_text("utf-8", "replace"), re.MULTILINE
+    ):
+        return words
+    return [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
 
 
 def _composed(words: list[str]) -> Any:
@@ -273,7 +296,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     if multirun and (status := done(run_dir, digest)) is not None:
         console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
         return (3 if status == "infeasible" else 0), None
-    directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
+    directory = RunDir(run_dir, command=shlex.join([*invocation(), *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
@@ -326,6 +349,7 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
+            cfg.pop("optimized_metric", None)  # of the search, which is not the experiment's business
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is

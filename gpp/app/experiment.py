@@ -8,15 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from gpp.analysis.comparison import Attempt, beside
-from gpp.analysis.explain.explanation import Explanation, explain
-from gpp.analysis.explain.what_if import planned
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, uneven_targets, weights_of
 from gpp.app.given import check_given
@@ -32,7 +28,7 @@ from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData, Samples
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -41,7 +37,6 @@ from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
-from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
@@ -53,7 +48,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
-from gpp.timeline import Timeline
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +76,8 @@ class Experiment:
         explore: the grid of `explore`.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
+        baselines_s: seconds that the steps of the best chain and of one device may take, which are measured after a training to
+            tell what was gained; 0: they are predicted.
         steps: optimizer steps.
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
@@ -124,6 +120,7 @@ class Experiment:
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
     explore: Grid = field(default_factory=Grid)
+    baselines_s: NotNegative = 15.0
     confirm: bool = False
     logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
@@ -177,7 +174,8 @@ class Experiment:
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
-    def _whole(self) -> bool:
+    def whole(self) -> bool:
+        """Whether the strategy leaves the model in one piece."""
         return isinstance(self.strategy.planner, Single | DataParallel)
 
     def check(self) -> None:
@@ -189,7 +187,7 @@ class Experiment:
         """
         if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        given = self._given_plan
+        given = self.given_plan
         if self.runs or self.trains:
             check_helped(self.engine, self.strategy, given)
         if isinstance(self.model, AbstractProfile):
@@ -259,7 +257,7 @@ class Experiment:
         """
         cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
+        if devices > ops and not self.whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -297,10 +295,10 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        if self._given_plan is None:
+        if self.given_plan is None:
             return self.strategy.plan(problem)
-        check_given(self.strategy, self.plan, self._given_plan, problem)
-        return self._given_plan
+        check_given(self.strategy, self.plan, self.given_plan, problem)
+        return self.given_plan
 
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
@@ -308,13 +306,13 @@ class Experiment:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
         if not self.computes:
             return problem, plan
-        given, started = self._given_plan is not None, self.__dict__.get("_early")
+        given, started = self.given_plan is not None, self.__dict__.get("_early")
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
         made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
         return settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
 
     @cached_property
-    def _given_plan(self) -> Plan | None:
+    def given_plan(self) -> Plan | None:
         """The plan in the user's own file; None where the strategy is to plan."""
         return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
@@ -326,47 +324,6 @@ class Experiment:
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
-
-    def bound(self, problem: Problem) -> Bound | None:
-        """A time that no plan can beat; None where none fits, which the planner explains."""
-        bounded = self.strategy.schedule.bounded or self.mode == "compare"
-        one_piece = isinstance(self.strategy.planner, Single)
-        if self.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
-            # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-            # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
-            # batches have other bounds.
-            return None
-        known = self.__dict__.setdefault("_bound", [None, None])
-        if known[0] is not problem:
-            with suppress(Infeasible):
-                known[:] = problem, None
-                known[1] = lower_bound(problem, spares=any(strategy.memory.ways for strategy in (self.strategy, *self.strategies)))
-        return known[1]
-
-    def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
-        """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
-        if self.mode == "plan" and self.explain_s == 0:
-            return ()  # nothing is to be planned again
-        return () if isinstance(self.strategy.planner, Single) else beside(self.strategy, problem)
-
-    def explain(
-        self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
-    ) -> Explanation | None:
-        """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
-        if self._whole or plan.helped:
-            return None
-        base_s = predicted.metrics.iteration_s
-        known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
-        return explain(
-            plan,
-            predicted,
-            problem,
-            self.strategy,
-            bound=bound and (bound.of(plan) or bound),
-            known=known,
-            budget_s=self.explain_s,
-            replan=self.plan is None,
-        )
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
         """Everything the workers need.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -22,21 +23,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from gpp.app.launch import refuse_start
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
-from gpp.errors import InvalidFile
+from gpp.app.vocabulary import CONF, invocation
+from gpp.errors import InvalidConfig, InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.controller.place import world_of
 from gpp.runtime.run_dir import RunDir
 from gpp.serialization import read_json
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
-LABELS = ("name", "logger", "cache_dir", "hydra")
+LABELS = ("name", "logger", "cache_dir", "optimized_metric", "hydra")
 """Settings that change nothing in a result."""
 
 
@@ -111,11 +112,13 @@ class Sweep(Callback):
         declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
         self.figures = [SweepFigure.of(figure) for figure in declared]
         self.jobs: list[Asked] = []
+        self.known = True
+        """Whether all jobs are known before the first runs, as those of a search are not."""
         self.loggers: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # For a launcher that runs jobs in other processes: they are to know the command line that asked for them.
-        return {"argv": sys.argv, "figures": self.figures, "jobs": []}
+        return {"argv": sys.argv, "figures": self.figures, "jobs": [], "known": True}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sys.argv = state.pop("argv")
@@ -128,8 +131,9 @@ class Sweep(Callback):
             Refused: one cannot be composed, a logger's package is missing, or another sweep is under way there.
         """
         HydraConfig.instance().set_config(config)
+        self.known = config.hydra.sweeper._target_.endswith(f".{BasicSweeper.__name__}")
         try:
-            self.jobs = _jobs(config)
+            self.jobs = _jobs(config) if self.known else []
             self.loggers = _loggers(config)
             self.directory = RunDir(Path(os.path.abspath(config.hydra.sweep.dir)), field="hydra.sweep.dir")
             self.directory.claim()
@@ -139,6 +143,13 @@ class Sweep(Callback):
         Sweep.running = self
         # Hydra composes every job again before it composes it to run it.
         BasicSweeper.validate_batch_is_legal = lambda self, batch: None  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_job_start(self, config: Any, **kwargs: Any) -> None:
+        """Keep a job of a search, whose next job depends on the results of those before."""
+        if not self.known:
+            overrides = OmegaConf.to_container(config.hydra.overrides.task)
+            assert isinstance(overrides, list)
+            self.jobs.append(_asked(config, [str(word) for word in overrides]))
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
         self.end()
@@ -171,7 +182,7 @@ class Sweep(Callback):
                 (f"{job.name}: {job.result.get('reason')}" for job in jobs if job.result["status"] == "failed"), None
             )
             end = End(exit_code=stopped.exit_code if stopped else code, reason=reason)
-            words = shlex.join(["python", "run.py", *sys.argv[1:]])
+            words = shlex.join([*invocation(), *sys.argv[1:]])
             hints, warnings = track_sweep(folder, jobs, self.loggers, command=words, end=end)
             for line in [*(f"warning: {warning}" for warning in warnings), *hints]:
                 console.print(line, soft_wrap=True, markup=False)
@@ -242,6 +253,10 @@ def _job(config: Any, number: int, overrides: list[str]) -> Asked:
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.num, config.hydra.job.id = number, str(number)
     HydraConfig.instance().set_config(config)
+    return _asked(config, overrides)
+
+
+def _asked(config: Any, overrides: list[str]) -> Asked:
     return Asked(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
 
 
@@ -284,11 +299,18 @@ def workers() -> int:
     return max(2, min(4, len(os.sched_getaffinity(0))))
 
 
+def in_a_run(alone: Any, in_sweep: Any) -> Any:
+    """`${in_a_run:15.0,0.0}`: the first value in a single run, the second in a job of a sweep."""
+    sweeps = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    return in_sweep if sweeps else alone
+
+
 RESOLVERS = {
     "sweep_id": sweep_id,
     "job_folder": job_folder,
     "or_mode": lambda mode, name: mode if mode in SEVERAL else name,
     "or_started": or_started,
+    "in_a_run": in_a_run,
     "workers": workers,
     "per_device": samples_per_device,
     "where_spared": where_spared,
@@ -309,3 +331,28 @@ def latest(run_dir: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
     os.replace(new, link)
+
+
+def metric_of(name: str) -> float:
+    """What a search asks for: a number of the result of the run that has just ended, infinite where there is none.
+
+    Args:
+        name: keys of result.json, as in `predicted.iteration_s`; a search minimises it.
+
+    Raises:
+        InvalidConfig: the run has ended well, and its result has no such number.
+    """
+    hydra_cfg = HydraConfig.get()
+    folder = Path(hydra_cfg.runtime.output_dir) if hydra_cfg.mode == RunMode.MULTIRUN else RunFolder.path
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except OSError:
+        return math.inf  # it was refused
+    found: Any = result
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return float(found)
+    if result["status"] == "ok":
+        raise InvalidConfig("optimized_metric", name, "is no number of this run's result.json", "set predicted.iteration_s")
+    return math.inf

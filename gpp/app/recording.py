@@ -24,7 +24,9 @@ from rich.text import Text
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explore import Explored
+from gpp.analysis.gains import Gains
 from gpp.analysis.max_batch import Boundary
+from gpp.analysis.one_stage import OneStage
 from gpp.app.experiment import Experiment
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
@@ -44,6 +46,7 @@ from gpp.report.compare.terminal import show_comparison
 from gpp.report.explore.page import explore_report
 from gpp.report.run.console import SafeConsole, StepProgress
 from gpp.report.run.explain_terminal import show_explanation
+from gpp.report.run.gain_words import gain_dicts
 from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.profile import show_profile
@@ -114,6 +117,8 @@ class Recorder:
     warnings: list[str] = field(default_factory=list)
     bound: Bound | None = None
     explanation: Explanation | None = None
+    one_stage: OneStage | None = None
+    gains: Gains | None = None
     attempts: tuple[Attempt, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     explored: Explored | None = None
@@ -176,9 +181,9 @@ class Recorder:
         """Keep the graph that will be planned, and the lower bound on the time of every plan."""
         self.graph, self.bound = graph, bound
 
-    def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...]) -> None:
-        """Show the plan and its prediction beside the baseline's."""
-        self.plan, self.predicted = plan, predicted
+    def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...], one_stage: OneStage | None) -> None:
+        """Show the plan and its prediction beside the baseline's, and why it is one stage, if it is."""
+        self.plan, self.predicted, self.one_stage = plan, predicted, one_stage
         self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
         self.planning_peak_bytes = peak_memory_bytes()
         show_plan(self.console, self._run())
@@ -196,6 +201,10 @@ class Recorder:
         self.explanation = explanation
         if explanation is not None:
             show_explanation(self.console, self._run())
+
+    def gained(self, gains: Gains) -> None:
+        """Keep what the plan gains over simpler ones, as far as that is known."""
+        self.gains = gains
 
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
@@ -358,6 +367,7 @@ class Recorder:
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
             replaced=self.outcome.replaced,
+            gains=gain_dicts(self.gains) if self.gains else (),
         )
 
     def _run(self) -> RunRecord:
@@ -377,6 +387,8 @@ class Recorder:
             baseline_predicted=self.baseline,
             bound=self.bound,
             explanation=self.explanation,
+            one_stage=self.one_stage,
+            gains=self.gains,
             compared=self.attempts,
             boundaries=self.boundaries,
             explored=self.explored,
@@ -399,9 +411,5 @@ class Recorder:
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()
-        paths = [
-            ("report", self.run_dir / "report.html"),
-            ("trace", self.run_dir / "trace.json"),
-            ("result", self.run_dir / "result.json"),
-        ]
+        paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
         show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)

@@ -18,8 +18,8 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
+from gpp.replan import without
 from gpp.runtime.engine import Outcome, Progress
-from gpp.runtime.replan import without
 from gpp.strategy import Strategy
 
 Survey = Callable[[Experiment, Captured, Problem, Recorder], None]

@@ -6,6 +6,7 @@ It reads folders of YAML files and knows no Hydra.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 from gpp.errors import LONGEST
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
+ROOT = PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent
+"""Where conf/ and run.py lie: the repository, or in a wheel the package itself."""
 CONF = ROOT / "conf"
 BASE = "base"
 GROUPS = {
@@ -25,7 +28,9 @@ GROUPS = {
     "cost": "Cost models",
     "optimizer": "Optimizers",
     "logger": "Loggers",
-    "experiment": "Presets (+experiment=NAME)",
+    "experiment": "Presets",
+    "hparams_search": "Searches, with -m",
+    "debug": "To look for mistakes",
 }
 EXAMPLES = """\
 Examples:
@@ -34,8 +39,15 @@ Examples:
   python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
   python run.py model=mmt cluster=summit_8x4 mode=plan           plan for 32 V100s and explain the plan; no V100 is needed
   python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
+  python run.py mode=new path=../mine                            write a repository for a model and data of your own
   python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
 """
+PLUGINS = {
+    ("hydra/sweeper", "optuna"): "hydra-optuna-sweeper",
+    ("hydra/launcher", "joblib"): "hydra-joblib-launcher",
+    ("hydra/launcher", "submitit_slurm"): "hydra-submitit-launcher",
+}
+"""Options of Hydra's own groups, and the packages that have them."""
 FAR = 8
 """Words whose lengths differ by more are not compared letter by letter."""
 ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all options"
@@ -98,6 +110,8 @@ class Vocabulary:
             known: the options, where the folders do not tell, as for groups of Hydra's own.
         """
         known = self.options(group) or sorted(known)
+        if package := PLUGINS.get((group, value)):
+            return f"pip install {package}, which has it"
         elsewhere = (path.parents[1] if "/" not in group else path.parents[2] for path in ROOT.glob(f"sweeps/{group}/{value}.yaml"))
         if folder := next(elsewhere, None):
             return f"add -cd {folder.name}, which has it"
@@ -135,6 +149,12 @@ class Vocabulary:
         if value is None or value in groups[best]:
             return f"write {self.assigned(best, value or groups[best][0])}"
         return self.choose(best, value)
+
+
+def invocation() -> list[str]:
+    """The words that start this program: `python run.py`, or the name of the installed command."""
+    name = Path(sys.argv[0]).name
+    return ["python", name] if name.endswith(".py") else [name]
 
 
 def brief(text: str) -> str:
@@ -178,7 +198,7 @@ def paths(node: Any, prefix: str = "") -> list[str]:
 
 
 def help_text(vocabulary: Vocabulary) -> str:
-    """The text of `--help`: every option with the first line of its file."""
+    """The text of `--help`: every option with the first line of its file, commands as this one was typed."""
     lines = [
         "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
         "",
@@ -187,12 +207,12 @@ def help_text(vocabulary: Vocabulary) -> str:
         EXAMPLES,
     ]
     for group, title in GROUPS.items():
-        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
+        lines.append(f"{title} ({group}=...)")
         for name in vocabulary.options(group):
             lines.append(f"  {name:<20} {_headline(vocabulary.file(group, name))}")
         lines.append("")
     lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("python run.py", " ".join(invocation()))
 
 
 def _headline(path: Path) -> str:

@@ -63,6 +63,7 @@ def chain(chain: Chain) -> tuple[DeviceTimes, DeviceTimes]:
             passes=passes,
             rest_s=rest_s,
             waited_s=waited_s,
+            step_s=1.0,
         )
         for device in (0, 1)
     )
@@ -125,6 +126,7 @@ class Fake:
                     passes=1,
                     rest_s=0.0,
                     waited_s=0.0,
+                    step_s=1.0,
                 )
             )
         return tuple(out)

@@ -8,7 +8,9 @@ from typing import Any
 from gpp.analysis.comparison import Attempt
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explore import Explored
+from gpp.analysis.gains import Gains
 from gpp.analysis.max_batch import Boundary
+from gpp.analysis.one_stage import OneStage
 from gpp.cluster import Cluster
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -29,6 +31,8 @@ class RunRecord:
         baseline_predicted: other strategies' predictions for the same problem, `sequential` first.
         bound: a time that no plan for the problem can beat.
         explanation: bottleneck, idle time and alternatives of the plan.
+        one_stage: why a plan for several devices is one stage.
+        gains: what the plan gains over the best chain and over one device.
         compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
         boundaries: the largest micro-batch of each of them; empty where it was not looked for.
         explored: what was found over a grid of settings; `compared` then has the fastest of each strategy.
@@ -50,6 +54,8 @@ class RunRecord:
     baseline_predicted: dict[str, Metrics] = field(default_factory=dict)
     bound: Bound | None = None
     explanation: Explanation | None = None
+    one_stage: OneStage | None = None
+    gains: Gains | None = None
     compared: tuple[Attempt, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     explored: Explored | None = None

@@ -48,6 +48,7 @@ def result_dict(
     idle_s: Mapping[str, float] | None = None,
     versions: Versions | None = None,
     replaced: Sequence[Any] = (),
+    gains: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -70,7 +71,9 @@ def result_dict(
             an explanation.
         versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
             other runs.
-        replaced: plans that were replaced while they served (`gpp.runtime.replan.Replaced`); the key is left out of other runs.
+        gains: the plan's time beside that of the best chain and of one device (`gpp.report.run.gain_words.gain_dicts`); the key is
+            left out of other runs.
+        replaced: plans that were replaced while they served (`gpp.replan.Replaced`); the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if best is not None:
@@ -89,6 +92,8 @@ def result_dict(
         more["idle_s"] = dict(idle_s)
     if versions is not None:
         more["versions"] = asdict(versions)
+    if gains:
+        more["gains"] = [dict(gain) for gain in gains]
     if replaced:
         more["replaced"] = [asdict(one) for one in replaced]
     return finite(

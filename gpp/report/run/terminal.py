@@ -10,8 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gpp.analysis.gains import judged_s
 from gpp.report.draw import text
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
+from gpp.report.run.gain_words import gain_lines, one_stage_lines
 from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
@@ -71,14 +73,13 @@ def show_plan(console: Console, run: RunRecord) -> None:
     words = Table.grid(padding=(0, 1))
     for line in plan.explanation:
         words.add_row("•", Text(line))
+    why, command = one_stage_lines(run.one_stage, run.command) if run.one_stage else ("", "")
+    if why:
+        words.add_row("•", Text(why))
     console.print(words)
+    if command:
+        console.print(Text(f"  {command}"), soft_wrap=True)  # a line to copy
     console.print(prediction_lines(run))
-
-
-def _judged_s(metrics: Metrics) -> float:
-    """Seconds by which plans are told apart: of a step, or from a request to its answer, where requests arrive at a rate."""
-    serving = metrics.serving
-    return serving.median_s if serving and serving.arrival_rate else metrics.iteration_s
 
 
 def _beside(metrics: Metrics) -> str:
@@ -96,13 +97,13 @@ def prediction_lines(run: RunRecord) -> Group:
     if run.predicted is None:
         return Group()
     own = run.predicted.metrics
-    lines: list[Text | Padding] = [Text.assemble("predicted  ", (text.seconds(_judged_s(own)), "bold"), f" {_beside(own)}")]
+    lines: list[Text | Padding] = [Text.assemble("predicted  ", (text.seconds(judged_s(own)), "bold"), f" {_beside(own)}")]
     for name, metrics in run.baseline_predicted.items():
-        speedup = text.quotient(_judged_s(metrics), _judged_s(own))
+        speedup = text.quotient(judged_s(metrics), judged_s(own))
         style = "green" if speedup is not None and speedup > 1 else "yellow"
         lines.append(
             Text.assemble(
-                f"           {name}: {text.seconds(_judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}: ",
+                f"           {name}: {text.seconds(judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}: ",
                 (f"{text.ratio(speedup)} as fast as {name}", style),
             )
         )
@@ -155,3 +156,5 @@ def show_result(
         console.print(Text(f"{what:<{width}}  {path}"), soft_wrap=True)
     for hint in hints:
         console.print(Text(hint, style="dim"), soft_wrap=True)
+    for number, line in enumerate(gain_lines(run.gains) if run.gains and status == "ok" else ()):
+        console.print(Text(line, style="" if number else "bold"))

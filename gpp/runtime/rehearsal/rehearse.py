@@ -51,6 +51,7 @@ class DeviceTimes:
         passes: number of passes.
         rest_s: seconds that the worker computed outside of all that, without those in which it waited.
         waited_s: seconds of the step in which it did not compute.
+        step_s: seconds from the end of a step to the end of the next, by the wall's clock.
     """
 
     device: int
@@ -61,6 +62,7 @@ class DeviceTimes:
     passes: int
     rest_s: float
     waited_s: float
+    step_s: float
 
 
 @final
@@ -180,6 +182,7 @@ def _times(record: Mapping[str, Any]) -> DeviceTimes:
         passes=round(statistics.median(each["count"])),
         rest_s=statistics.median(each["rest"]),
         waited_s=statistics.median(each["waited"]),
+        step_s=statistics.median(after[1] - before[1] for _, before, after in timed),
     )
 
 

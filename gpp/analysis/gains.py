@@ -1,0 +1,164 @@
+"""What a plan gains: its time beside that of the best chain of stages, and of one device."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from gpp.analysis.comparison import Attempt, attempt, chain_beside
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+from gpp.planners.chains.single import Single
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.timeline import Metrics
+
+CHAIN, ONE_DEVICE = "the best chain", "one device"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A simpler way to run the same model.
+
+    Args:
+        name: `the best chain` or `one device`.
+        plan: None where there is none.
+        predicted_s: seconds of a step, as predicted; infinite without a plan.
+        reason: why there is no plan.
+        same: whether the plan is the run's own.
+    """
+
+    name: str
+    strategy: Strategy
+    plan: Plan | None
+    predicted_s: float
+    reason: str | None = None
+    same: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """The plan's time beside a rival's.
+
+    Args:
+        own_s, rival_s: seconds of a step (of a request, where requests are answered); None where the rival has no plan.
+        low, high: the least and the largest factor of the rounds of a measurement; equal where nothing was measured.
+        reason: why the rival has no plan.
+        same: whether the rival's plan is the run's own.
+    """
+
+    over: str
+    own_s: float
+    rival_s: float | None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+    same: bool = False
+
+    @property
+    def speedup(self) -> float | None:
+        """The rival's seconds over the plan's; None where the rival has no plan."""
+        return None if self.rival_s is None or not self.own_s > 0 else self.rival_s / self.own_s
+
+    @property
+    def surely_faster(self) -> bool:
+        """Whether every round was faster than the rival."""
+        return self.low is not None and self.low > 1.0
+
+    @property
+    def surely_slower(self) -> bool:
+        """Whether every round was slower than the rival."""
+        return self.high is not None and self.high < 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """All that a run gains.
+
+    Args:
+        measured: whether the plans were run in turns on this machine; else their times are predicted.
+        rounds, steps: turns of each plan, and the steps of a turn that count; 0 where nothing was measured.
+        taken: the share of one device's step in which others had its core; None where nobody has measured it.
+        workers, cores: workers of the plan, and cores of this machine that they share; 0 where they are not processes of it.
+        waits: the share of the step in which the plan's devices compute nothing, as predicted.
+        work: seconds that the plan's devices compute in all, over those of one device, as predicted; None without a rival on one.
+        pieces: samples of the plan's smallest micro-batch, and of one device's; None without a rival on one.
+    """
+
+    gains: tuple[Gain, ...]
+    measured: bool = False
+    rounds: int = 0
+    steps: int = 0
+    taken: float | None = None
+    workers: int = 0
+    cores: int = 0
+    waits: float = 0.0
+    work: float | None = None
+    pieces: tuple[int, int] | None = None
+
+
+def judged_s(metrics: Metrics) -> float:
+    """Seconds by which plans are told apart: of a step, or from a request to its answer, where requests arrive at a rate."""
+    serving = metrics.serving
+    return serving.median_s if serving and serving.arrival_rate else metrics.iteration_s
+
+
+def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Attempt], *, uncut: bool) -> tuple[Rival, ...]:
+    """The simpler ways that a plan is judged by; its own is none of them.
+
+    Args:
+        chain: the attempt of the best chain, where it has been made.
+        uncut: whether one device may see the mini-batch in one piece, whatever micro-batches the pipeline has.
+    """
+    out = list[Rival]()
+    if (beside := chain_beside(strategy)) is not None and chain:
+        out.append(_rival(CHAIN, beside, chain[0], plan))
+    if not isinstance(strategy.planner, Single):
+        alone = Strategy(name="single", planner=Single(), schedule=OneFOneB(), objective=strategy.objective)
+        # One device needs no micro-batches: it would be slowed down for nothing.
+        posed = [problem, replace(problem, microbatch_size=None)] if uncut and problem.microbatch_size else [problem]
+        out.append(_rival(ONE_DEVICE, alone, min((attempt(alone, one) for one in posed), key=_judged), plan))
+    return tuple(out)
+
+
+def _judged(found: Attempt) -> float:
+    return judged_s(found.predicted.metrics) if found.predicted else float("inf")
+
+
+def _rival(name: str, strategy: Strategy, found: Attempt, plan: Plan) -> Rival:
+    same = found.plan is not None and found.plan.stages == plan.stages
+    return Rival(name=name, strategy=strategy, plan=found.plan, predicted_s=_judged(found), reason=found.reason, same=same)
+
+
+def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> Gains:
+    """The gains of a plan as predicted."""
+    own_s, gains = judged_s(predicted), list[Gain]()
+    for rival in found:
+        seconds = None if rival.plan is None else rival.predicted_s
+        factor = None if seconds is None or not own_s > 0 else seconds / own_s
+        known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor}
+        gains.append(Gain(**known, reason=rival.reason, same=rival.same))
+    alone = next((rival for rival in found if rival.name == ONE_DEVICE and rival.plan is not None), None)
+    if alone is None or alone.plan is None:
+        return Gains(gains=tuple(gains), waits=predicted.bubble_fraction)
+    computes_s = (1 - predicted.bubble_fraction) * predicted.iteration_s * plan.num_devices
+    pieces = min(stage.microbatch_size for stage in plan.stages), alone.plan.stages[0].microbatch_size
+    return Gains(gains=tuple(gains), waits=predicted.bubble_fraction, work=computes_s / alone.predicted_s, pieces=pieces)
+
+
+def gain_of_rounds(rival: Rival, own_s: Sequence[float], rival_s: Sequence[float]) -> Gain:
+    """The gain over a rival whose rounds took turns with the plan's, so that both saw the same neighbours.
+
+    Args:
+        own_s, rival_s: seconds of a step in each round.
+    """
+    factors = [theirs / ours for ours, theirs in zip(own_s, rival_s, strict=True)]
+    middle = statistics.median(own_s)
+    # The ratio is the median of the rounds' own ratios; the rival's seconds follow from it, so that the words agree.
+    seconds = middle * statistics.median(factors)
+    return Gain(over=rival.name, own_s=middle, rival_s=seconds, low=min(factors), high=max(factors))

@@ -1,0 +1,128 @@
+"""What a run's plan is judged by: a bound on every plan, the best chain, one device, and the explanation of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpp.analysis.comparison import Attempt, beside
+from gpp.analysis.explain.explanation import Explanation, explain
+from gpp.analysis.explain.what_if import planned
+from gpp.analysis.gains import Gains, Rival, predicted_gains, rivals
+from gpp.analysis.one_stage import OneStage, one_stage
+from gpp.app.measuring import measured_gains
+from gpp.app.serving import INFERENCE
+from gpp.cost.models.profiled import Profiled
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.captured import Captured
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound, lower_bound
+from gpp.planners.chains.single import Single
+from gpp.runtime.job import Job
+from gpp.timeline import Timeline
+
+if TYPE_CHECKING:
+    from gpp.app.experiment import Experiment
+
+
+def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
+    """A time that no plan can beat; None where none fits, which the planner explains."""
+    strategy = experiment.strategy
+    bounded = strategy.schedule.bounded or experiment.mode == "compare"
+    one_piece = isinstance(strategy.planner, Single)
+    if experiment.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
+        # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
+        # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
+        # batches have other bounds.
+        return None
+    known = experiment.__dict__.setdefault("_bound", [None, None])
+    if known[0] is not problem:
+        with suppress(Infeasible):
+            known[:] = problem, None
+            known[1] = lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *experiment.strategies)))
+    return known[1]
+
+
+def plans_again(experiment: Experiment) -> bool:
+    """Whether anything but the run's own plan may be searched for."""
+    return experiment.mode != "plan" or experiment.explain_s > 0
+
+
+def baseline_of(experiment: Experiment, problem: Problem) -> tuple[Attempt, ...]:
+    """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
+    if not plans_again(experiment) or isinstance(experiment.strategy.planner, Single):
+        return ()
+    return beside(experiment.strategy, problem)
+
+
+def explanation_of(
+    experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
+) -> Explanation | None:
+    """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
+    if experiment.whole or plan.helped:
+        return None
+    base_s = predicted.metrics.iteration_s
+    known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
+    return explain(
+        plan,
+        predicted,
+        problem,
+        experiment.strategy,
+        bound=bound and (bound.of(plan) or bound),
+        known=known,
+        budget_s=experiment.explain_s,
+        replan=experiment.plan is None,
+    )
+
+
+def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
+    """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
+    asked = experiment.whole or experiment.plan is not None or experiment.serves or experiment.explain_s == 0
+    return None if asked else one_stage(experiment.strategy, problem, plan, predicted.metrics)
+
+
+def rivals_of(
+    experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, chain: tuple[Attempt, ...]
+) -> tuple[Rival, ...]:
+    """The simpler ways to run the model; none where nothing may be planned again."""
+    if not plans_again(experiment):
+        return ()
+    uncut = captured.batch is None and not problem.minibatch_ops and not experiment.serves
+    return rivals(experiment.strategy, problem, plan, chain, uncut=uncut)
+
+
+def gains_of(
+    experiment: Experiment,
+    captured: Captured,
+    problem: Problem,
+    job: Job,
+    predicted: Timeline,
+    found: tuple[Rival, ...],
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> Gains:
+    """What a run has gained over its rivals: measured where its workers are this machine's and `baselines_s` allows it."""
+    cost = problem.cost
+    measures = experiment.baselines_s and experiment.trains and experiment.engine.rehearses
+    if not (measures and isinstance(cost, Profiled) and cost.rehearsals > 0):
+        return predicted_gains(found, job.plan, predicted.metrics)
+
+    def job_of(rival: Rival) -> Job:
+        assert rival.plan is not None
+        run = replace(experiment, strategy=rival.strategy, resume=None)
+        return run.job(captured, problem, rival.plan)
+
+    return measured_gains(
+        found,
+        job,
+        predicted.metrics,
+        job_of,
+        lambda: experiment.weights(captured),
+        cost=cost,
+        budget_s=experiment.baselines_s,
+        say=say,
+        warn=warn,
+    )
