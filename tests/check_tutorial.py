@@ -26,8 +26,7 @@ def main() -> int:
     code = 0
     with tempfile.TemporaryDirectory() as folder:
         beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = {**os.environ, "PATH": beside, "PYTHONPATH": str(ROOT), "GPP_CACHE": f"{folder}/cache", "GPP": str(ROOT)}
-        exported = ""
+        env = {**os.environ, "PATH": beside, "PYTHONPATH": str(ROOT), "GPP_CACHE": f"{folder}/cache"}
         for block in blocks(DOCS / "tutorial.md"):
             if block.file:
                 Path(folder, block.file).write_text(block.text)
@@ -35,10 +34,9 @@ def main() -> int:
             if block.language != "sh":
                 continue
             begin = time.monotonic()
-            shell = ["bash", "-ec", exported + block.text]
+            shell = ["bash", "-ec", block.text]
             ended = subprocess.run(shell, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             taken = time.monotonic() - begin
-            exported += "".join(f"{line}:{ROOT}\n" for line in block.text.splitlines() if line.startswith("export "))
             print(f"{taken:6.1f} s  {block.text.strip().splitlines()[-1]}")
             if ended.returncode:
                 print(ended.stdout)
