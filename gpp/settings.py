@@ -154,7 +154,7 @@ class Fields:
         meant = next((candidate for candidate in candidates if kind.allows(candidate)), MISSING)
         rule = kind.rule(value)
         fix = f"set {named}={written(meant)}"
-        if is_dataclass(meant):
+        if is_dataclass(meant) or (isinstance(meant, Mapping) and any(map(is_dataclass, meant.values()))):
             fix = f"leave {named} out"
         elif meant is MISSING:
             fix = f"give {rule}"

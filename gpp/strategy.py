@@ -68,7 +68,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective, edges: what planners minimise, and how values travel, while serving. replan: when a plan is replaced.
+        objective, edges, replan: what planners minimise and how values travel while serving; when a plan is replaced.
     """
 
     name: str
@@ -303,11 +303,10 @@ class Strategy:
         known = problem.bills.get(key)
         if known is not None:
             return known
-        posed = self.posed(problem)
 
         def step_s(orders: Mapping[int, Sequence[Task]]) -> float:
             program = lower(plan, problem.graph, orders, samples, global_norm=problem.global_norm)
-            return simulate(program, plan, posed, record=False).metrics.iteration_s
+            return simulate(program, plan, self.posed(problem), record=False).metrics.iteration_s
 
         choices = self.schedule.choices(self.work(plan, problem, samples))
         found = choices[0] if len(choices) == 1 else min(choices, key=step_s)

@@ -156,9 +156,8 @@ def train(
     if not engine.needs_weights:
         raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
     if engine.planner is not None:
-        raise InvalidConfig(
-            "engine", engine.name, "builds the model from its settings, and this model has none", "use Distributed()"
-        )
+        rule = "builds the model from its settings, and this model has none"
+        raise InvalidConfig("engine", engine.name, rule, "use Distributed()")
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
     check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)

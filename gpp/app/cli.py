@@ -349,7 +349,6 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
-            cfg.pop("optimized_metric", None)  # of the search, which is not the experiment's business
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is

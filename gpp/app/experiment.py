@@ -74,6 +74,7 @@ class Experiment:
             `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements.
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
+        optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         baselines_s: seconds that the steps of the best chain and of one device may take, which are measured after a training to
@@ -122,6 +123,7 @@ class Experiment:
     explore: Grid = field(default_factory=Grid)
     baselines_s: NotNegative = 15.0
     confirm: bool = False
+    optimized_metric: str | None = None
     logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpp.graph.captured import is_loss
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline, run_reference
@@ -180,7 +181,7 @@ def followed(job: Job, weights: dict[str, Tensor]) -> Trained:
     """What the loop in this process makes of a job, evaluations included."""
     pipeline, losses, evaluations = Pipeline(job, weights), [], []
     for first, count in pipeline.stretches():
-        losses += [sum(results.values()) for results in pipeline.train(first, count)]
+        losses += [sum(value for name, value in results.items() if is_loss(name)) for results in pipeline.train(first, count)]
         if job.evaluation and (first + count == job.settings.steps or (first + count) % job.settings.evaluate_every == 0):
             evaluations.append({"step": first + count, **pipeline.evaluate()})
     return Trained(losses, evaluations, {k: t for state in pipeline.final_state().values() for k, t in state.items()})

@@ -258,7 +258,7 @@ def test_the_likeliest_cause_of_ranks_that_are_gone_is_told(tmp_path: Path) -> N
 
     assert told(r1={}, r2={"exit": 0}) == "None"
     assert told(r1=stopped, r2=launcher, r3=killed).startswith("worker 2 failed: stopped by SIGTERM: its launcher, process 7")
-    assert told(r1=stopped, r2=killed, r3=failed).startswith("worker 2 failed: killed by SIGKILL; that is what the kernel does")
+    assert told(r1=stopped, r2=killed, r3=failed).startswith("worker 2 failed: killed by SIGKILL; the kernel does that")
     (ranks.folder / "rank_3.log").write_text("sys.exit: no such file")
     assert told(r1=stopped, r3=failed) == "worker 3 failed: exit code 1"
     assert told({3: 21.0}, r1=stopped, r3={"host": "c"}).startswith("worker 3 failed: c gives no sign of life for 21 s")

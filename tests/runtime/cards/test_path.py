@@ -166,7 +166,7 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
         job, weights = asynchronous.make_job("Fork", Flush(), SGD(lr=0.1, clip_norm=0.1), sizes=size, steps=4, device_kind="cuda")
         cards.train(job, tmp_path / str(size), weights, change=counted)
     assert len(inside) == 2 * 4 * 4 and not any(inside)
-    assert max(between) <= 1  # the loss, on the device that has one
+    assert max(between) <= 2  # the norm of the gradients, which the clipping has made, and the loss on the device that has one
 
 
 @pytest.mark.parametrize(("rule", "policy"), [("streams", "random"), ("one_queue", "lazy")])
