@@ -378,9 +378,7 @@ class Worker:
         waits = self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in actions)
         lines = self._lines = Lines(out, holds=waits)
         self._listens = self.card is None
-        # What has been made so far stays: no collection needs to look at it again. What an earlier worker left has gone.
-        gc.unfreeze()
-        gc.collect()
+        gc.collect()  # what has been made so far stays: no collection needs to look at it again
         gc.freeze()
         for words in self._notes:
             lines.write({"warning": words})
