@@ -1,6 +1,6 @@
 """Make the README's pictures of reports, of runs that are there.
 
-    python run.py +experiment=side_by_side
+    python run.py experiment=side_by_side
     python run.py model=mmt cluster=summit_8x4 engine=emulate minibatch_size=512 steps=3
     python -m docs.photograph outputs/latest/report.html docs/report.png --to "Memory per device"
 
