@@ -36,8 +36,8 @@ def _one_thread() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: two more than there are cores, because tests of real processes wait for theirs a quarter of their time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """`-n auto`: one more than there are cores, because tests of real processes wait for theirs; two more were slower."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_finish() -> None:
