@@ -53,7 +53,9 @@ def wandb_runs(folder: Path) -> list[Found]:
 
 
 def _wandb_run(path: Path) -> Found:
-    done = subprocess.run(["wandb", "leet", "inspect", "--json", str(path)], capture_output=True, text=True, check=True)
+    # The module, because the command of that name need not be on the path of who calls this Python.
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    done = subprocess.run(inspect, capture_output=True, text=True, check=True)
     found = Found(path=path.parent)
     for record in map(json.loads, done.stdout.splitlines()):
         about = record[record["type"]]
