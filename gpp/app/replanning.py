@@ -308,15 +308,21 @@ class _Training(_Run):
         self._announced = _Announced(self.problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
 
     def _first_restart_s(self) -> float:
-        """Seconds in which a worker takes its job and makes its program, before any has done so again.
+        """Seconds in which the last worker takes its job and makes its program, before any has done so again.
 
-        Of the ranks the least: what others waited for each other at the start is not in it.
+        Processor seconds as at the start, since workers wait for each other there, at the speeds that devices have shown.
         """
         from gpp.runtime.job import Job
 
-        start = time.perf_counter()
+        start = time.thread_time()
         Job.load(self._run_dir)
-        return time.perf_counter() - start + min(self._built.values(), default=0.0)
+        load_s, devices = time.thread_time() - start, self._devices
+        slower = {
+            rank: self._machines.devices[device].speed_factor / self.problem.cluster.devices[device].speed_factor
+            for rank, device in enumerate(devices)
+        }
+        best = min(slower.values())
+        return max(factor / best * (load_s + self._built.get(rank, 0.0)) for rank, factor in slower.items())
 
     def _on_taken(self, taken: Taken) -> None:
         """All workers are under the plan that was announced."""

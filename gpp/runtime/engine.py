@@ -83,7 +83,7 @@ class Progress:
             `gradient_norm` where it was taken.
         on_pass: (rank, seconds) of the passes of a worker whose plan may be replaced: of a step, or the mean of a request; may
             raise, which ends the workers.
-        on_built: (rank, seconds) that such a worker took to make its program, stages and transport.
+        on_built: (rank, processor seconds) that such a worker took to make its program and stages.
         on_taken: told when all workers have taken another plan.
         say: gives the user an instruction.
         warn: warns the user of what the workers have found.

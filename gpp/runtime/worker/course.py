@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,8 +28,6 @@ def run(worker: Worker, out: TextIO, takeover: Takeover | None = None) -> Worker
     """
     switch: Mapping[str, Any] = {}
     while True:
-        if switch:
-            gc.unfreeze()  # what the worker of the last plan was made of is to go
         lines = worker.listen(out)
         if switch:
             lines.write({**switch, "end": time.perf_counter()})

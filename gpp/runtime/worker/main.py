@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,6 +72,9 @@ def working(
         ready: called when all are connected, before the worker reads its weights.
     """
     card = CudaCard(device) if device.type == "cuda" else None
+    if job.settings.replan_every:
+        torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
+        gc.freeze()  # workers come and go: a collection between two plans need not look at what was there before them
     device_id, transport, status = enter(job, run_dir, rank, world, card, store)
     ready()
     limit: Limit | None = None
@@ -81,8 +85,6 @@ def working(
         if job.settings.enforce_memory:
             status = limit = Limit(job, device_id, status)
             stack.enter_context(limit.explained())
-        if job.settings.replan_every:
-            torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
         worker = kind(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
         if limit:
             limit.watch(worker)

@@ -53,17 +53,11 @@ class Takeover:
         job = replace(job, settings=replace(job.settings, first_step=done, resume=None))
         state, received = carried(worker, job, self._exchange)
         worker.transport.close()
-        rows = worker.rows
-        later = Worker(
-            job,
-            worker.run_dir,
-            device_id=worker.device_id,
-            device=worker.device,
-            transport=self._exchange.transport(job, worker.device_id),
-            status=worker.status,
-            rows=lambda settings, device, card: rows,
-            state=state,
-        )
+        rows, run_dir = worker.rows, worker.run_dir
+        kept = {"device_id": worker.device_id, "device": worker.device, "status": worker.status}
+        vars(worker).clear()  # whoever began with it may hold it to the end of the run: not its weights, too
+        transport = self._exchange.transport(job, kept["device_id"])
+        later = Worker(job, run_dir, **kept, transport=transport, rows=lambda settings, device, card: rows, state=state)
         self._number += 1
         return later, {"switched": self._number - 1, "step": done, "start": start, "bytes": received}
 

@@ -88,7 +88,7 @@ class Worker:
         rows: Callable[[Settings, torch.device, AbstractCard | None], Rows] = Rows,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
         self.clock = clock or (CardClock(card) if card else HostClock())
@@ -142,7 +142,7 @@ class Worker:
         self.step, self._since, self._start, self._stop, self._listens = settings.first_step, 0.0, 0, 0, False
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
         self._lines: Lines | None = None
-        self.built_s = time.perf_counter() - began
+        self.built_s = time.thread_time() - began  # without what others are waited for
 
     def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
@@ -378,8 +378,9 @@ class Worker:
         waits = self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in actions)
         lines = self._lines = Lines(out, holds=waits)
         self._listens = self.card is None
-        gc.collect()  # what has been made so far stays: no collection needs to look at it again
-        gc.freeze()
+        gc.collect()
+        if not self.job.settings.replan_every:  # what has been made so far stays: no collection needs to look at it again
+            gc.freeze()
         for words in self._notes:
             lines.write({"warning": words})
         return lines
