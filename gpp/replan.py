@@ -1,8 +1,12 @@
 """A new plan while a run goes on: when one is due, for which devices, and what is said of it.
 
-The controller looks at the seconds of every device's passes. A device is off its time where they take longer against the plan, on
-the mean of a window, than those of the device that keeps it best: what all of them lose alike is no reason for another cut. A plan
-for the devices at the speeds that they have shown is made then, and taken if it pays.
+The controller looks at the seconds of every device's passes. A device is off its time where they take longer against the plan than
+those of the device that keeps it best: what all of them lose alike is no reason for another cut. Both halves of a window must say
+so, by their means: what is over soon, as a collection or another program's short work, is in one of them only. The newer half says
+how slow. A plan for the devices at the speeds that they have shown is made then, and taken if it pays.
+
+A switch does not change how fast a device is. So what a device takes in the first window after it is what its operators take there:
+were that taken for its speed, operators that are priced too low would be sent from device to device.
 
 A training moves layers between its workers (`gpp.runtime.worker.takeover`), which stay. A stream of requests ends its workers and
 begins new ones, and may lose devices, too: what it computes with does not change (`gpp.app.replanning`).
@@ -10,6 +14,7 @@ begins new ones, and may lose devices, too: what it computes with does not chang
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -26,9 +31,9 @@ class Replan:
     """When a plan is replaced while it runs.
 
     Args:
-        every: steps (of a stream: requests) over whose passes a device is measured. A training takes a new plan after a multiple of
-            them, and drains its pipeline there; 0: the plan stays, and a lost device ends a stream.
-        slower: share by which the mean of the passes may be above the plan's time before a new plan is looked for.
+        every: steps (of a stream: requests) over whose passes a device is measured, at least ten. A training takes a new plan after
+            a multiple of them, and drains its pipeline there; 0: the plan stays, and a lost device ends a stream.
+        slower: share by which the passes may be above the plan's time before a new plan is looked for.
         most: new plans in a run; None for as many as pay.
     """
 
@@ -108,6 +113,10 @@ class Replaced:
         return f"{words}: {self.switch}" if self.switch else words
 
 
+LEAST_PASSES = 10
+"""Passes by which a device is measured at least: one alone may be twice as long for a page fault."""
+
+
 @final
 class Pace:
     """Seconds of the passes of every device against the plan's.
@@ -117,28 +126,48 @@ class Pace:
     """
 
     def __init__(self, planned_s: Mapping[int, float], settings: Replan) -> None:
-        self.planned_s, self.settings = planned_s, settings
-        self._seen: dict[int, deque[float]] = {device: deque(maxlen=settings.every) for device in planned_s}
+        self._planned_s, self._slower = planned_s, settings.slower
+        self._seen: dict[int, deque[float]] = {device: deque(maxlen=max(settings.every, LEAST_PASSES)) for device in planned_s}
 
     def note(self, device: int, seconds: float) -> None:
         """A pass is over."""
         self._seen[device].append(seconds)
 
     def factors(self) -> dict[int, float]:
-        """How many times as long as planned every device takes; empty until all have a whole window."""
-        if any(len(seen) < self.settings.every for seen in self._seen.values()):
-            return {}
-        return {device: sum(seen) / len(seen) / self.planned_s[device] for device, seen in self._seen.items()}
+        """How many times as long as planned every device takes by now; empty until all have a whole window."""
+        return self._halves()[1]
+
+    def usual(self) -> dict[int, float]:
+        """How many times as long as planned every device takes in the quicker half of its window; empty as `factors`."""
+        older, newer = self._halves()
+        return {device: min(factor, older[device]) for device, factor in newer.items()}
 
     def off(self) -> dict[int, float]:
         """Those of the devices that are off their time, and how many times as long as the best one they take against the plan."""
-        found = self.factors()
-        best = min(found.values(), default=1.0)
-        return {device: factor / best for device, factor in found.items() if factor > best * (1.0 + self.settings.slower)}
+        older, newer = self._halves()
+        if not newer:
+            return {}
+        most, best = min(older.values()) * (1.0 + self._slower), min(newer.values())
+        return {
+            device: factor / best
+            for device, factor in newer.items()
+            if older[device] > most and factor > best * (1.0 + self._slower)
+        }
+
+    def _halves(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The factors by the older half of the window, and by the newer one."""
+        if any(len(seen) < (seen.maxlen or 0) for seen in self._seen.values()):
+            return {}, {}
+        older, newer = dict[int, float](), dict[int, float]()
+        for device, seen in self._seen.items():
+            passes, half = list(seen), len(seen) // 2
+            older[device] = statistics.fmean(passes[:half]) / self._planned_s[device]
+            newer[device] = statistics.fmean(passes[half:]) / self._planned_s[device]
+        return older, newer
 
     def expect(self, planned_s: Mapping[int, float]) -> None:
         """Take other seconds for the plan's, and measure anew."""
-        self.planned_s = planned_s
+        self._planned_s = planned_s
         for seen in self._seen.values():
             seen.clear()
 

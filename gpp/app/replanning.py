@@ -232,6 +232,8 @@ class _Training(_Run):
         self._announced: _Announced | None = None
         self._unpaid = False
         """Whether it has been said that a switch does not pay."""
+        self._dearer: dict[int, float] = dict.fromkeys(range(len(self._devices)), 1.0)
+        """How many times as long as planned the passes of each rank take for what they compute; empty until that has shown."""
 
     def run(self, run_dir: Path) -> Outcome:
         """Train to the end, under as many plans as pay."""
@@ -274,55 +276,68 @@ class _Training(_Run):
         if self._passes[rank] <= UNTIMED_STEPS or self._announced or (most is not None and len(self.replaced) >= most):
             return
         self._pace.note(rank, seconds)
-        if off := self._pace.off():
+        if not self._dearer:
+            if usual := self._pace.usual():
+                self._dearer = usual
+                self._measure()
+        elif off := self._pace.off():
             self._look(off, self._pace.factors())
 
+    def _measure(self) -> None:
+        """Begin a window against what passes take under the present plan, at the speeds that devices have shown."""
+        self._pace.expect({rank: seconds * self._dearer.get(rank, 1.0) for rank, seconds in self._planned_s().items()})
+
     def _look(self, off: Mapping[int, float], factors: Mapping[int, float]) -> None:
-        """Devices are off their time: take that for their speeds, and announce the plan for them if it pays."""
-        self.problem = self._slowed(factors)
-        self._pace.expect(self._planned_s())
+        """Devices are off their time: announce the plan for the speeds that they have shown, if it pays."""
+        problem, slow = self._slowed(factors), {self._devices[rank]: factor for rank, factor in off.items()}
+        found = better(self._experiment.strategy, self.plan, problem)
+        if found is None or self._announce(found, problem, slow):
+            self.problem = problem
+        self._measure()
+
+    def _announce(self, found: Better, problem: Problem, slow: dict[int, float]) -> bool:
+        """Let the workers take a plan over, where that pays; False where it may pay later."""
         every, steps = self._settings.every, self.job.settings.steps
         left = steps - (self._done // every + 1) * every
-        found = better(self._experiment.strategy, self.plan, self.problem) if left > 0 else None
+        # Speeds that have changed once may change again as soon.
+        counted = min(left, self._done + 1 - self.replaced[-1].first) if self.replaced else left
         rate = self._samples_per_s(self._done - every, self._done)
-        if found is None or rate is None:
-            return
+        if rate is None or left <= 0:
+            return False
         try:
-            job = self._job_of(self.problem, found.plan)
-            restart_s = self._restart_s if self._restart_s is not None else self._first_restart_s()
-            sent = _sent(self.job, job, self.problem.optimizer_state_factor)
+            job = self._job_of(problem, found.plan)
+            sent = _sent(self.job, job, problem.optimizer_state_factor)
+            restart_s = self._first_restart_s(job, problem) if self._restart_s is None else self._restart_s
             pause_s = (moving_s := transfer_s(self._machines, sent)) + restart_s
-            gain_s = (1.0 - found.after_s / found.before_s) * self.plan.minibatch_size / rate * left
+            gain_s = (1.0 - found.after_s / found.before_s) * self.plan.minibatch_size / rate * counted
             if gain_s <= pause_s:
                 if not self._unpaid:
-                    words = f"another plan would gain {gain_s:.3g} s in {left} steps, and the switch takes {pause_s:.3g} s"
+                    words = f"another plan would gain {gain_s:.3g} s in {counted} steps, and the switch takes {pause_s:.3g} s"
                     self._progress.warn(f"{words}: the plan stays until one pays")
                 self._unpaid = True
-                return
+                return counted == left  # it never will
             announce(self._run_dir, len(self.replaced), job)
         except GppError as why:
             self._progress.warn(f"the plan stays: a better one cannot run ({why})")
-            return
-        slow = {self._devices[rank]: factor for rank, factor in off.items()}
+            return True
         self._unpaid = False
-        self._announced = _Announced(self.problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
+        self._announced = _Announced(problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
+        return True
 
-    def _first_restart_s(self) -> float:
+    def _first_restart_s(self, job: Job, problem: Problem) -> float:
         """Seconds in which the last worker takes its job and makes its program, before any has done so again.
 
         Processor seconds as at the start, since workers wait for each other there, at the speeds that devices have shown.
         """
-        from gpp.runtime.job import Job
-
         start = time.thread_time()
-        Job.load(self._run_dir)
-        load_s, devices = time.thread_time() - start, self._devices
+        _sent(type(job).load(self._run_dir), job, 0.0)
+        read_s = time.thread_time() - start
         slower = {
-            rank: self._machines.devices[device].speed_factor / self.problem.cluster.devices[device].speed_factor
-            for rank, device in enumerate(devices)
+            rank: self._machines.devices[device].speed_factor / problem.cluster.devices[device].speed_factor
+            for rank, device in enumerate(self._devices)
         }
         best = min(slower.values())
-        return max(factor / best * (load_s + self._built.get(rank, 0.0)) for rank, factor in slower.items())
+        return max(factor / best * (read_s + self._built.get(rank, 0.0)) for rank, factor in slower.items())
 
     def _on_taken(self, taken: Taken) -> None:
         """All workers are under the plan that was announced."""
@@ -337,7 +352,8 @@ class _Training(_Run):
         self.job.save(self._run_dir)
         shutil.rmtree(announced_at(self._run_dir, taken.number))
         self._passes.clear()
-        self._pace.expect(self._planned_s())
+        self._dearer.clear()
+        self._measure()
         switch = Switch(
             moved=changes(old, self.plan),
             bytes=taken.bytes,

@@ -40,19 +40,22 @@ STREAM = [
 
 
 def test_a_device_is_off_its_time_against_the_best() -> None:
-    pace = Pace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(every=4))
-    for number in range(4):
-        assert not pace.off()
+    pace = Pace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(every=12))
+    for number in range(12):
+        assert not pace.off() and not pace.factors() and not pace.usual()
         pace.note(0, 3.0)
         pace.note(1, 6.0 + number % 2)  # 6.5 on the mean: 1.083 times as long as the first one takes
-        pace.note(2, 16.0 if number else 0.0)  # 12: as the first one
-    assert pace.factors() == pytest.approx({0: 3.0, 1: 3.25, 2: 3.0}) and not pace.off()
-    for _ in range(2):  # the window forgets the oldest
-        pace.note(1, 9.0)
-    assert pace.off() == pytest.approx({1: 31.0 / 4 / 6.0})
-    pace.expect({0: 3.0, 1: 31.0 / 4, 2: 12.0})
+        pace.note(2, 999.0 if number == 8 else 12.0)  # once, in the newer half
+    assert pace.factors()[1] == pytest.approx(3.25) and pace.factors()[2] > 40.0 and not pace.off()
+    assert pace.usual() == pytest.approx({0: 3.0, 1: 3.25, 2: 3.0})
+    for number in range(12):
+        pace.note(0, 3.0)
+        pace.note(1, 9.0)  # the window forgets the oldest
+        pace.note(2, 12.0)
+        assert pace.off() == ({1: pytest.approx(1.5)} if number >= 8 else {}), "both halves say so, the newer one how much"
+    pace.expect({0: 3.0, 1: 9.0, 2: 12.0})
     assert not pace.factors()
-    for device, seconds in ((0, 3.0), (1, 31.0 / 4), (2, 12.0)) * 4:
+    for device, seconds in ((0, 3.0), (1, 9.0), (2, 12.0)) * 12:
         pace.note(device, seconds)
     assert not pace.off()  # the second one is as slow as before
 
@@ -118,7 +121,7 @@ def serve(engine: Engine, devices: int, slower: float = 0.2, most: int = 9) -> t
     stream = _Stream(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
     while True:
         try:
-            return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=3))
+            return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=10))
         except (WorkerFailed, OffPace) as error:
             stream.replace_plan(error)
 
@@ -144,9 +147,9 @@ def test_a_failure_that_would_happen_again_is_one() -> None:
 
 def test_a_slow_device_gets_less_to_do() -> None:
     # Six operators of a second a sample on two devices: 6 s a micro-batch of two each. The second one takes twice as long.
-    engine = Engine((20, [6.0, 12.0], None), (18, [8.0, 8.0], None))
+    engine = Engine((20, [6.0, 12.0], None), (11, [8.0, 8.0], None))
     done, said, outcome = serve(engine, 2)
-    assert done == [*range(1, 21)] and engine.firsts == [0, 2]  # the third request completes the window, and is asked again
+    assert done == [*range(1, 21)] and engine.firsts == [0, 9]  # the tenth request completes the window, and is asked again
     (found,) = outcome.replaced
     assert found.slow == {1: 2.0} and not found.lost and "device 1 takes 2.00 times as long as planned" in said[0]
     # Two operators at half the speed take as long as four; a device that is slower still, with one left, changes nothing more.

@@ -111,7 +111,7 @@ class Worker:
         self.weights = device_weights(
             self._policy, plan, self.modules, self.optimizers, self._specs, rate=self._rate, saved_at=self._saved_at
         )
-        self.rows, self.num_train = rows(settings, device, card), settings.train_samples
+        self.rows = rows(settings, device, card)
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
@@ -261,7 +261,7 @@ class Worker:
         settings = self.job.settings
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
-            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, self.num_train, settings.seed)
+            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, settings.train_samples, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
