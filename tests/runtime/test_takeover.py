@@ -1,13 +1,18 @@
 """A training that takes over other plans between its steps; `python -m tests.check_replanning` tries random ones."""
 
+import gc
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gpp.runtime.checkpoint.moves import Move, moved_bytes, moves
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
@@ -65,6 +70,21 @@ def test_only_an_announced_plan_is_taken_and_none_after_the_last_step(tmp_path: 
     # A plan that is the present one changes nothing, to the last bit, and sends nothing.
     same = switches.train(jobs[0], tmp_path / "same", weights, jobs[:1])
     assert not switches.differences(alone, same) and sum(line["bytes"] for line in same[2]) == 0
+
+
+def test_the_worker_of_a_plan_that_was_replaced_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, weights = random_jobs("Chain4", Flush(), "float64", random.Random(5))
+    held, train = list[tuple[Worker, int, list[weakref.ref[torch.Tensor]]]](), Worker.train
+
+    def watched(worker: Worker, first: int, *rest: Any) -> None:
+        held.append((worker, first, [weakref.ref(param) for param in worker.params.values()]))
+        train(worker, first, *rest)
+
+    monkeypatch.setattr(Worker, "train", watched)
+    switches.train(jobs[0], tmp_path, weights, jobs[1:])
+    gc.collect()
+    alive = {first: sum(ref() is not None for _, at, refs in held if at == first for ref in refs) for _, first, _ in held}
+    assert alive[0] == alive[EVERY] == 0 < alive[2 * EVERY], "this test holds all of the workers, as a process holds its first one"
 
 
 def test_a_pipeline_drains_where_a_plan_may_take_over() -> None:
