@@ -2,8 +2,9 @@
 
 The controller looks at the seconds of every device's passes. A device is off its time where they take longer against the plan than
 those of the device that keeps it best: what all of them lose alike is no reason for another cut. Both halves of a window must say
-so, by their means: what is over soon, as a collection or another program's short work, is in one of them only. The newer half says
-how slow. A plan for the devices at the speeds that they have shown is made then, and taken if it pays.
+so, and alike, by their means: what is over soon, as a collection or another program's short work, is in one of them only, and what
+has just begun is not yet in both. The newer half says how slow. A plan for the devices at the speeds that they have shown is made
+then, and taken if it pays.
 
 A switch does not change how fast a device is. So what a device takes in the first window after it is what its operators take there:
 were that taken for its speed, operators that are priced too low would be sent from device to device.
@@ -144,15 +145,10 @@ class Pace:
 
     def off(self) -> dict[int, float]:
         """Those of the devices that are off their time, and how many times as long as the best one they take against the plan."""
-        older, newer = self._halves()
-        if not newer:
-            return {}
-        most, best = min(older.values()) * (1.0 + self._slower), min(newer.values())
-        return {
-            device: factor / best
-            for device, factor in newer.items()
-            if older[device] > most and factor > best * (1.0 + self._slower)
-        }
+        older, newer = (_against_best(half) for half in self._halves())
+        most = 1.0 + self._slower
+        both = {device: sorted((factor, older[device])) for device, factor in newer.items()}
+        return {device: newer[device] for device, (less, more) in both.items() if most < less and more < most * less}
 
     def _halves(self) -> tuple[dict[int, float], dict[int, float]]:
         """The factors by the older half of the window, and by the newer one."""
@@ -170,6 +166,11 @@ class Pace:
         self._planned_s = planned_s
         for seen in self._seen.values():
             seen.clear()
+
+
+def _against_best(factors: Mapping[int, float]) -> dict[int, float]:
+    best = min(factors.values(), default=1.0)
+    return {device: factor / best for device, factor in factors.items()}
 
 
 def at_speeds(cluster: Cluster, factors: Mapping[int, float]) -> Cluster:

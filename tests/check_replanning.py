@@ -265,7 +265,9 @@ def show_speed(folder: Path, steps: int, *overrides: str) -> None:
             lines.append(
                 f"  step {one['first'] - 1}: {', '.join(str(Moved(**m)) for m in switch['moved'])}, "
                 f"{switch['bytes'] / 1e6:.2f} MB, "
-                f"pause {switch['pause_s'] * 1e3:.0f} ms ({switch['predicted_pause_s'] * 1e3:.0f} ms predicted)"
+                f"pause {switch['pause_s'] * 1e3:.0f} ms ({switch['predicted_pause_s'] * 1e3:.0f} ms predicted), samples/s times "
+                f"{switch['samples_per_s'][1] / switch['samples_per_s'][0]:.2f} "
+                f"({switch['predicted_step_s'][0] / switch['predicted_step_s'][1]:.2f} predicted)"
             )
     print("\n".join(lines))
 
