@@ -80,7 +80,9 @@ def test_a_report_has_a_row_for_each_switch() -> None:
     assert table is not None and len(table.rows[0]) == len(table.columns)
     words = " | ".join(str(cell) for cell in table.rows[0])
     assert (
-        words.startswith("41 | device 1 2.00 times as long as planned | 3 operators from stage 1 to 0 | 1.5") and "250 ms" in words
+        words.startswith("41 | device 1 2.00 times as long as planned | 3 operators from stage 1 to 0 | 1.5")
+        and "250 ms" in words
+        and words.endswith("2.00×")
     )
     assert replaced_table(RunRecord(result={})) is None and "Plans that were replaced" in run_report(
         RunRecord(result={"replaced": [asdict(found)], "status": "ok"})

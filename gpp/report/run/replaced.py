@@ -16,14 +16,18 @@ def replaced_table(run: RunRecord) -> Table | None:
         why += [f"device {device} {factor:.2f} times as long as planned" for device, factor in sorted(one["slow"].items())]
         row, switch = [str(one["first"]), "; ".join(why)], one["switch"]
         if switch is None:
-            row += ["new workers", *["–"] * 5]
+            row += ["new workers", *["–"] * 6]
         else:
             row += ["; ".join(str(Moved(**moved)) for moved in switch["moved"]), text.num_bytes(switch["bytes"])]
             row += [text.seconds(switch[name]) for name in ("predicted_pause_s", "pause_s")]
-            row += [text.significant(rate) for rate in switch["samples_per_s"]]
+            before_s, after_s = switch["predicted_step_s"]
+            row += [*(text.significant(rate) for rate in switch["samples_per_s"]), f"{before_s / after_s:.2f}×"]
         rows.append(row)
     if not rows:
         return None
-    words, numbers = ("why", "moved"), ("sent", "pause, predicted", "pause, measured", "samples/s before", "samples/s after")
+    words, numbers = (
+        ("why", "moved"),
+        ("sent", "pause, predicted", "pause, measured", "samples/s before", "samples/s after", "faster, predicted"),
+    )
     columns = [Column(name="from step", kind="n"), *(Column(name=name) for name in words)]
     return Table(columns=[*columns, *(Column(name=name, kind="n") for name in numbers)], rows=rows)
