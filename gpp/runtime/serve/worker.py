@@ -31,7 +31,7 @@ from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
 from gpp.runtime.worker.clock import AbstractClock, HostClock
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
-from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
@@ -244,7 +244,7 @@ def _agreed(value: float) -> float:
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     device_id, transport, status = enter(job, run_dir, rank, world)
-    with torch.inference_mode(), open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+    with torch.inference_mode(), open_lines(run_dir, rank) as out:
         Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status).run(out, run_dir / "ranks")
     disconnect(status)
 
