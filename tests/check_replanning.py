@@ -1,7 +1,7 @@
 """Trainings that go on under other plans: equal to resumed ones bit for bit, and how fast they are where a worker is slowed.
 
     python -m tests.check_replanning --equal 200      random models, plans, schedules, weight policies and optimizers, in threads
-    python -m tests.check_replanning --real           real workers: replicas, pipelines without drains, memory policies, clipping
+    python -m tests.check_replanning --real           real workers: pipelines without drains, memory policies, clipping
     python -m tests.check_replanning --kills 20       a worker is killed around the switch, and the run is resumed
     python -m tests.check_replanning --speed 800 model=gpt_small strategy=vpipe       a worker is slowed to half after 200 steps
 
@@ -118,7 +118,7 @@ CHAIN = ["model=digits", "strategy=sequential", "strategy.planner.replication=fa
 REAL = {
     "digits, a chain": CHAIN,
     "gpt_small, vPipe": ["model=gpt_small", "strategy=vpipe", "cluster.num_devices=2", "minibatch_size=16"],
-    "mmt_small, replicas": ["model=mmt_small", "strategy=sequential", "cluster.num_devices=3", "minibatch_size=12"],
+    "mmt_small, three workers": ["model=mmt_small", "strategy=sequential", "cluster.num_devices=3", "minibatch_size=12"],
     "digits, no drains": ["model=digits", "strategy=pipedream", "cluster.num_devices=2", "microbatch_size=32"],
     "digits, double buffer": ["model=digits", "strategy=pipedream_2bw", "cluster.num_devices=2", "microbatch_size=16"],
     "digits, recomputed": [*CHAIN, "strategy/memory=recompute"],
