@@ -47,12 +47,8 @@ def one_minibatch(problem: Problem) -> Problem:
 def depths(problem: Problem) -> tuple[int | None, ...]:
     """The numbers of stages that must be searched one by one; (None,) where a stage's bill follows from its position alone."""
     most, weights = min(problem.cluster.num_devices, problem.graph.num_ops), problem.regime.weights
-    if problem.cluster.homogeneous:
-        if weights.flushes:
-            return (None,)
-        shallow, deep = (PipelinePosition(warmup=0, depth=depth) for depth in (1, max(most, 2)))
-        if weights.copies(shallow) == weights.copies(deep):
-            return (None,)
+    if problem.cluster.homogeneous and weights.follows_position(most):
+        return (None,)
     return tuple(range(most, 0, -1))
 
 

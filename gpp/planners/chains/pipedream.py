@@ -14,8 +14,8 @@ ones. For every micro-batch size the best chain is found so; the best prediction
 Constraints:
 1. Stages are differences of nested cuts: `Family`. They run as a chain.
 2. Memory: the stage at position p from the end keeps min(p, N) micro-batches, and the versions of its weights that the policy has
-   there, or as many as are assumed, if that is fewer: `_Flat._bytes`, `_rows`. Over nodes the position inside the recursion is not
-   known: all stages are held to the length of the chain that comes out, in rounds (`_over_nodes`).
+   there: `_Flat._bytes`, `_rows`. Over nodes the position inside the recursion is not known: all stages are held to the length of
+   the chain that comes out, in rounds (`Servers`), with as many versions as are assumed.
 3. r divides b. All stages use the same b; b is swept.
 
 Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `bottleneck` cuts
@@ -98,6 +98,10 @@ class PipeDream(AbstractPlanner):
     prune: bool = True
     time_limit_s: Positive = 600.0
     memory_limit_bytes: Positive = 8e9
+
+    def knows_versions(self, problem: Problem) -> bool:
+        over_nodes = self.hierarchical and even_servers(problem.cluster) is not None
+        return not (over_nodes or self.compatible) and problem.regime.weights.follows_position(problem.cluster.num_devices)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
@@ -255,20 +259,19 @@ class _Flat:
         return out
 
     def _bytes(self, amounts: Amounts, b: int, r: int) -> StageBytes:
-        """Bytes of stages of r replicas: numbers for each, or where the versions of the weights differ by position,
-        [positions from the end, stages]."""
-        regime, most = self.problem.regime, self.most
+        """Bytes of stages of r replicas; the versions of their weights are [positions from the end, stages] where they follow from
+        the position."""
+        regime = self.problem.regime
         held = amounts.held(b // r, regime.assumed_copies)
-        if regime.assumed_copies == 1:
+        if regime.weights.flushes or not self.settings.knows_versions(self.problem):
             return held
         accumulation, count = max(self.problem.accumulation(b), 1), self.problem.minibatch_size // b
-        copies = [0]
-        for position in range(1, most + 1):
+        beyond_one = np.zeros(self.most + 1)
+        for position in range(1, self.most + 1):
             warmup = int(regime.held(position, count)) - 1
-            at = [PipelinePosition(warmup=warmup, depth=depth, accumulation=accumulation) for depth in (position, most)]
-            copies.append(min(regime.assumed_copies, *map(regime.weights.copies, at)))
-        beyond_one = np.maximum(np.array(copies) - 1, 0)[:, None]
-        return held._replace(versions=amounts.trainable * beyond_one)
+            at = PipelinePosition(warmup=warmup, depth=position, accumulation=accumulation)
+            beyond_one[position] = regime.weights.copies(at) - 1
+        return held._replace(versions=amounts.trainable * beyond_one[:, None])
 
     def _rows(self, time_s: np.ndarray, memory: StageBytes, count: int) -> np.ndarray:
         """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""
