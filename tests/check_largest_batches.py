@@ -3,11 +3,11 @@
     python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large
     python -m tests.check_largest_batches outputs/sweeps/dawnpiper_max_batch
 
-PipeDream's for GPT-2 XL on 8 devices and for T5-large on 4, and vPipe's there; weights stashed, Adam, 16 GB. A stage at position p
-from the sink has p versions of its weights, a gradient and two moments: 3 + p times their bytes. PipeDream keeps what its layers
-save, p times; vPipe has at least one micro-batch of it, since a tail is computed again as one run. Layers may be cut anywhere (parts
-of a layer count), nothing else is held but the loss, so that a size at which not all layers find a place fits in no way. Exit code 1
-if a planner's size is above that, or more than one below.
+PipeDream's for GPT-2 XL on 8 devices and for T5-large on 4, and vPipe's there; weights stashed, Adam, 16 GB. A stage at
+position p from the sink has p versions of its weights, a gradient and two moments: 3 + p times their bytes. PipeDream keeps what
+its layers save, p times; vPipe has at least one micro-batch of it, since a tail is computed again as one run. Layers may be cut
+anywhere (parts of a layer count), nothing else is held but the loss, so that a size at which not all layers find a place fits in
+no way. Exit code 1 if a planner's size is above that, or more than one below.
 
 What a layer saves, in PyTorch, D wide, ids of L tokens, u = 4 L D bytes a sample: inputs of its norms, their outputs, queries,
 keys and values, what attention gives, the MLP's middle before and behind the GELU (4 u each): 16 u with one attention, 22 u with
