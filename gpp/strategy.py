@@ -359,7 +359,7 @@ class Strategy:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
         most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
-        while not self.planner.marks and copies[-1] < most:  # who marks stages knows where they stand
+        while copies[-1] < most and not self.planner.knows_versions(posed):
             copies.append(min(2 * copies[-1], most))
         return [
             replace(

@@ -42,6 +42,10 @@ class AbstractPlanner(ABC):
         """The planner that says soonest whether this one has a plan; another one where it is time that is searched long for."""
         return self
 
+    def knows_versions(self, problem: Problem) -> bool:
+        """Whether it bills each stage's versions of the weights by its position, so that none have to be assumed."""
+        return self.marks
+
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         """The plan with the best predicted iteration time that the planner finds.
