@@ -38,7 +38,7 @@ from gpp.cost.regime import Regime
 from gpp.cost.stage import stage_bytes
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.memory.choices import Marking
+from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import fit
 from gpp.memory.policy import Auto
 from gpp.plan.stage import Stage
@@ -119,12 +119,13 @@ def random_graph(rng: random.Random, n: int, *, chain: bool) -> OpGraph:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A stage, what it may do, and all that it can."""
+    """A stage, what it may do, and all that it can: the least bytes, and what is best within a limit."""
 
     problem: Problem
     stage: Stage
     held: int
     ways: tuple[str, ...]
+    least: float
     limit: float
     best: Marked | None
     plain: Marked
@@ -155,7 +156,7 @@ def random_case(rng: random.Random, most_ops: int, *, chain: bool) -> Case:
     least = min(one.peak for one in every)
     limit = least + (plain.peak - least) * rng.uniform(-0.05, 1.0)
     fitting = [one for one in every if one.peak <= limit]
-    return Case(problem, stage, held, ways, limit, min(fitting, key=lambda one: one.seconds, default=None), plain)
+    return Case(problem, stage, held, ways, least, limit, min(fitting, key=lambda one: one.seconds, default=None), plain)
 
 
 def _check_bills(problem: Problem, stage: Stage, held: int, some: list[Marked]) -> None:
@@ -168,6 +169,9 @@ def _check_bills(problem: Problem, stage: Stage, held: int, some: list[Marked]) 
 
 def verdict(case: Case) -> str:
     """`equal`, `equal: nothing fits`, or what is wrong."""
+    choices = Choices(case.problem, case.stage, case.held, case.ways, None, None)
+    if choices.in_runs and choices.least_peak > case.least * (1 + NEAR):
+        return "refuses what fits"
     found = fit(case.problem, case.stage, case.held, case.limit, ways=case.ways)
     if found is None or case.best is None:
         return (

@@ -102,6 +102,18 @@ class Choices:
         )
 
     @cached_property
+    def least_peak(self) -> float:
+        """Bytes that no marking is below, where marks form runs.
+
+        In the backward of any operator the weights are there, what came in, what the operator has saved (kept, copied back or
+        made again), and its own transients.
+        """
+        ops, b = [self.problem.graph.ops[op] for op in self.stage.ops], self.samples
+        own = max((op.saved_bytes + op.transient_bytes) * b + op.fixed_bytes for op in ops)
+        came_in = self.problem.sums(mask_of(self.stage.ops)).incoming * b * self.held
+        return self.keeping.static + self.keeping.versions + came_in + own
+
+    @cached_property
     def _hosts(self) -> list[tuple[float, float, float]]:
         """Of each kind of the stage's devices: latency, seconds for each byte, bytes of the host that it may use."""
         devices = [self.problem.cluster.devices[d] for d in self.problem.first_of_each_type(self.stage.devices)]

@@ -123,6 +123,8 @@ def _fit(choices: Choices, limit: float, selection: Selection, within: float) ->
         return as_it_is
     if not choices.recomputes and not choices.offloads:
         return None
+    if choices.in_runs and choices.least_peak > limit * (1 + HAIR):
+        return None
     found = capuchin(choices, limit) if selection == "capuchin" else _least(choices, limit, within)
     return found and _tidy(choices, limit, found)
 
