@@ -119,9 +119,16 @@ def twice(graph: OpGraph) -> OpGraph:
 
 
 def varied(rng: random.Random, graph: OpGraph, n: int) -> OpGraph:
-    """The graph with one thing of its last `n` operators, or of a tensor between them, changed."""
-    i = rng.randrange(graph.num_ops - n, graph.num_ops)
-    what = rng.choice(["forward_flops", "backward_flops", "saved_bytes", "transient_bytes", "fixed_bytes", "tensor", "flags"])
+    """The graph with one thing of its last `n` operators, or of a tensor between them, changed; some sums stay as they were."""
+    i, j = rng.sample(range(graph.num_ops - n, graph.num_ops), 2)
+    what = rng.choice(
+        ["forward_flops", "backward_flops", "saved_bytes", "transient_bytes", "fixed_bytes", "tensor", "flags", "move"]
+    )
+    if what == "move":
+        less, own = sum(t.bytes_per_sample for t in graph.tensors if t.saved and t.producer == j), list(graph.ops)
+        moved = own[j].saved_bytes - less
+        own[i], own[j] = replace(own[i], saved_bytes=own[i].saved_bytes + moved), replace(own[j], saved_bytes=less)
+        return replace(graph, ops=tuple(own))
     if what not in ("tensor", "flags"):
         op = replace(graph.ops[i], **{what: getattr(graph.ops[i], what) + rng.choice([1.0, 30.0])})
         return replace(graph, ops=(*graph.ops[:i], op, *graph.ops[i + 1 :]))
