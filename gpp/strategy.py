@@ -356,7 +356,7 @@ class Strategy:
             return questions(posed, self.objective, PLANNED_AHEAD)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
-        return continuous(posed, marks=self.planner.marks)
+        return continuous(posed, knows_versions=self.planner.knows_versions(posed))
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
         """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.

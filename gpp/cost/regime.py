@@ -21,7 +21,8 @@ class Regime:
         weights: the versions of the weights that a stage holds.
         minibatches: those between two drains, as planners see it: `Problem.minibatch_size` is then that of all of them together,
             and an update comes for each. 1 where every mini-batch drains.
-        assumed_copies: of the weights, wherever a stage's position in the pipeline is not known yet.
+        assumed_copies: of the weights, wherever a stage's position in the pipeline is not known yet
+            (`AbstractPlanner.knows_versions`).
         edges: what messages between stages are.
         buffers: micro-batches for which each input and output edge of a stage has room while the model serves requests, beside the
             one that is computed; None while it is trained.

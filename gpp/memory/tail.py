@@ -34,12 +34,19 @@ class Tail(AbstractMemory):
     swap: bool = True
 
     def fit(self, asked: Question) -> Fit | None:
+        return self._tried(asked)[0]
+
+    def lacking(self, asked: Question) -> float:
+        """Bytes by which a stage overflows with the leanest of the tails that are tried; 0 where one fits."""
+        return self._tried(asked)[1]
+
+    def _tried(self, asked: Question) -> tuple[Fit | None, float]:
         ways: Collection[Way] = self.ways if self.swap else ("recompute",)
         key = "tail", asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(asked.again), tuple(ways)
         if key not in asked.problem.bills:
             choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, asked.again)
-            found = _shortest(choices, asked.limit_bytes)
-            asked.problem.bills[key] = None if found is None else Fit.of(found)
+            found, least = _shortest(choices, asked.limit_bytes)
+            asked.problem.bills[key] = (Fit.of(found), 0.0) if found else (None, least - asked.limit_bytes)
         return asked.problem.bills[key]
 
 
@@ -48,8 +55,9 @@ def tail_of(count: int, ratio: float) -> int:
     return int(ratio * count)
 
 
-def _shortest(choices: Choices, limit: float) -> Judged | None:
-    """The marking with a shortest tail that fits, with swaps if they do, else without; None if none does.
+def _shortest(choices: Choices, limit: float) -> tuple[Judged | None, float]:
+    """The marking with a shortest tail that fits, with swaps if they do, else without; None if none does. And the least peak of all
+    that were tried.
 
     A longer tail mostly takes less, so the shortest one is found by bisection below the first of a few lengths that fits.
     """
@@ -57,9 +65,13 @@ def _shortest(choices: Choices, limit: float) -> Judged | None:
     # Of operators that may not be computed again a tail holds none.
     longest = 0 if not choices.recomputes else n if choices.able.all() else int(np.argmin(choices.able[::-1]))
 
+    least = float("inf")
+
     def fitting(length: int) -> Judged | None:
+        nonlocal least
         for swapped in (True, False) if choices.offloads else (False,):
             judged = choices.judge(_marking(choices, length, swapped))
+            least = min(least, judged.peak)
             if judged.peak <= limit * (1 + HAIR):
                 return judged
         return None
@@ -72,7 +84,7 @@ def _shortest(choices: Choices, limit: float) -> Judged | None:
             break
         low = max(low, length)
     if best is None:
-        return None
+        return None, least
     high = len(best.marking.recompute)
     while high - low > 1:
         middle = (low + high) // 2
@@ -81,7 +93,7 @@ def _shortest(choices: Choices, limit: float) -> Judged | None:
             low = middle
         else:
             high, best = middle, found
-    return best
+    return best, least
 
 
 def _marking(choices: Choices, length: int, swapped: bool) -> Marking:

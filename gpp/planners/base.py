@@ -21,18 +21,18 @@ PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 
 
-def continuous(problem: Problem, *, marks: bool) -> list[Problem]:
+def continuous(problem: Problem, *, knows_versions: bool) -> list[Problem]:
     """What planners are asked where the pipeline does not drain, one after the other until a plan fits.
 
     To a planner it is a pipeline with a very large mini-batch. How many versions of the weights a stage will hold depends on its
     position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
 
     Args:
-        marks: as of the planner, which then knows where a stage stands.
+        knows_versions: whether the planner knows them after all (`AbstractPlanner.knows_versions`), so that none are assumed.
     """
     weights, devices = problem.regime.weights, problem.cluster.num_devices
     most, copies = weights.most_copies(devices), [1]
-    while not marks and copies[-1] < most:
+    while not knows_versions and copies[-1] < most:
         copies.append(min(2 * copies[-1], most))
     return [
         replace(
@@ -69,6 +69,10 @@ class AbstractPlanner(ABC):
     def fitting(self) -> AbstractPlanner:
         """The planner that says soonest whether this one has a plan; another one where it is time that is searched long for."""
         return self
+
+    def knows_versions(self, problem: Problem) -> bool:
+        """Whether it bills each stage's versions of the weights by its position, so that none have to be assumed."""
+        return self.marks
 
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:

@@ -205,6 +205,11 @@ class AbstractWeights(ABC):
         """Copies of the weights that the stage holds at most, the latest one included."""
         return _copies(self, position)
 
+    def follows_position(self, depth: int) -> bool:
+        """Whether `copies` follow from a stage's distance to the sink alone, in pipelines of at most `depth` stages."""
+        shallow, deep = (PipelinePosition(warmup=0, depth=stages) for stages in (1, max(depth, 2)))
+        return self.flushes or self.copies(shallow) == self.copies(deep)
+
     def most_copies(self, depth: int) -> int:
         """The largest of `copies` over the stages of any pipeline of at most `depth` stages: the first stage of the deepest holds
         most."""

@@ -47,12 +47,8 @@ def one_minibatch(problem: Problem) -> Problem:
 def depths(problem: Problem) -> tuple[int | None, ...]:
     """The numbers of stages that must be searched one by one; (None,) where a stage's bill follows from its position alone."""
     most, weights = min(problem.cluster.num_devices, problem.graph.num_ops), problem.regime.weights
-    if problem.cluster.homogeneous:
-        if weights.flushes:
-            return (None,)
-        shallow, deep = (PipelinePosition(warmup=0, depth=depth) for depth in (1, max(most, 2)))
-        if weights.copies(shallow) == weights.copies(deep):
-            return (None,)
+    if problem.cluster.homogeneous and weights.follows_position(most):
+        return (None,)
     return tuple(range(most, 0, -1))
 
 
@@ -130,20 +126,24 @@ class FittedStages:
         """Whether everything can be kept."""
         return self.seconds(stretch) <= self.kept_s(stretch)
 
-    def _added_s(self, stretch: Stretch) -> float:
-        stage, held = self.stage(stretch), self.held(stretch.position)
-        problem, weights = self.problem, self.problem.regime.weights
-        depth = None if weights.flushes else self.depth
+    def question(self, stretch: Stretch) -> Question:
+        """What a memory policy is asked of a stretch."""
+        problem, stage, held = self.problem, self.stage(stretch), self.held(stretch.position)
         room = problem.cluster.devices[stage.devices[0]].memory_bytes
-        if StageCost.of(problem, stage, depth).memory.peak(held) <= room:
-            return 0.0
-        if not self.memory.ways:
-            return float("inf")
         position = PipelinePosition(
             warmup=held - 1, depth=self.depth or stretch.position, accumulation=max(problem.accumulation(self.b), 1)
         )
         again = repeatable_ops(problem, stage.ops, position)
-        found = self.memory.fit(Question(problem, stage, held, room, depth, again, self.within))
+        depth = None if problem.regime.weights.flushes else self.depth
+        return Question(problem, stage, held, room, depth, again, self.within)
+
+    def _added_s(self, stretch: Stretch) -> float:
+        asked = self.question(stretch)
+        if StageCost.of(asked.problem, asked.stage, asked.depth).memory.peak(asked.held) <= asked.limit_bytes:
+            return 0.0
+        if not self.memory.ways:
+            return float("inf")
+        found = self.memory.fit(asked)
         return float("inf") if found is None else found.added_s
 
     def plan(self, planner: str, stretches: Sequence[Stretch], within: float = 0.0) -> Plan | None:

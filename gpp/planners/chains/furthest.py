@@ -5,7 +5,7 @@ steps that double and then halve; if the rest cannot be done, it takes others. A
 left must be doable by the positions that are left even if everything were kept, which leaves few ends near the least T.
 
 A stage of fewer operators mostly takes less time and less memory, but not always: where it begins inside of what would be
-computed again, it holds what comes in. So the furthest end alone is no proof. All ends are tried, until `tries` bills were made
+computed again, it holds what comes in. So the furthest end alone is no proof. All ends are tried, until some bills were made
 in vain for one T, which small graphs never reach: their result is exact. Then T counts as out of reach, and the chain that was
 found has the borders of its slowest stage moved inwards as long as that helps.
 
@@ -54,7 +54,6 @@ class FurthestEnds:
     def __init__(self, stages: FittedStages, first: bool = False) -> None:
         self.stages, self.n, self.most, self.first = stages, stages.n, stages.most, first
         self.exactly = stages.depth is not None
-        self.tries = (FIRST if first else FEW) * self.most + SHARED // self.n**2
         self.proven = not first
         """Whether every T below the result was refuted."""
         self._kept_s = [stages.prefix_s(p) for p in range(1, self.most + 1)]
@@ -118,7 +117,8 @@ class FurthestEnds:
 
     def _within(self, limit_s: float) -> list[Stretch] | None:
         """A chain of which no stage takes longer."""
-        self._until, self._dead = self.stages.asked + self.tries, set()
+        each = FIRST if self.first or limit_s == float("inf") else FEW
+        self._until, self._dead = self.stages.asked + each * self.most + SHARED // self.n**2, set()
         chain: list[Stretch] = []
         try:
             return chain[::-1] if self._lay(self.n, 1, limit_s, chain) else None

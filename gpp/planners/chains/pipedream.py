@@ -13,8 +13,9 @@ ones. For every micro-batch size the best chain is found so; the best prediction
 
 Constraints:
 1. Stages are differences of nested cuts: `Family`. They run as a chain.
-2. Memory: the stage at position p from the end keeps min(p, N) micro-batches: `_Flat._rows`. Over nodes the position inside the
-   recursion is not known: all stages are held to the length of the chain that comes out, in rounds (`_over_nodes`).
+2. Memory: the stage at position p from the end keeps min(p, N) micro-batches, and the versions of its weights that the policy has
+   there: `_Flat._bytes`, `_rows`. Over nodes the position inside the recursion is not known: all stages are held to the length of
+   the chain that comes out, in rounds (`Servers`), with as many versions as are assumed.
 3. r divides b. All stages use the same b; b is swept.
 
 Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `bottleneck` cuts
@@ -38,7 +39,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from gpp.cost.amounts import StageBytes
+from gpp.cost.amounts import Amounts, StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.errors import Infeasible
@@ -64,6 +65,7 @@ from gpp.planners.chains.published.pipedream import published_plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
+from gpp.weights.base import PipelinePosition
 
 HIERARCHY_STATES = 150
 """Cuts up to which the search over nodes takes all of the graph's by itself: its work grows with their third power."""
@@ -96,6 +98,10 @@ class PipeDream(AbstractPlanner):
     prune: bool = True
     time_limit_s: Positive = 600.0
     memory_limit_bytes: Positive = 8e9
+
+    def knows_versions(self, problem: Problem) -> bool:
+        over_nodes = self.hierarchical and even_servers(problem.cluster) is not None
+        return not (over_nodes or self.compatible) and problem.regime.weights.follows_position(problem.cluster.num_devices)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
@@ -192,6 +198,7 @@ class _Flat:
             )
         self.cuts: Cuts = cuts
         self.family, self.tables = cuts.family, Tables(problem, cuts.family)
+        self.most = min(self.num_devices, self.family.num_states - 1)
         self.replication = settings.replication
         self.link = problem.cluster.wiring.common
         self.text = "on one kind of link"
@@ -221,7 +228,7 @@ class _Flat:
             lambda room: self._ways(room, b),
             self.num_devices,
             self.budget,
-            depth=min(self.num_devices, self.family.num_states - 1),
+            depth=self.most,
             caps=caps or (CAPS if self.settings.prune else NO_CAP),
         )
         if chain is None:
@@ -246,17 +253,31 @@ class _Flat:
             time_s = compute + finish_array_s(self.problem, amounts.trainable, tuple(range(r))) / between_updates
             time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
             time_s = np.maximum(time_s, self.tables.live[end] * wire)
-            rows = self._rows(time_s, amounts.held(b // r, self.problem.regime.assumed_copies), count)
+            rows = self._rows(time_s, self._bytes(amounts, b, r), count)
             keep = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(pairs) else np.arange(0)
             out.append(Way(r, r, 1, pairs[keep], rows[:, keep]))
         return out
 
+    def _bytes(self, amounts: Amounts, b: int, r: int) -> StageBytes:
+        """Bytes of stages of r replicas; the versions of their weights are [positions from the end, stages] where they follow from
+        the position."""
+        regime = self.problem.regime
+        held = amounts.held(b // r, regime.assumed_copies)
+        if regime.weights.flushes or not self.settings.knows_versions(self.problem):
+            return held
+        accumulation, count = max(self.problem.accumulation(b), 1), self.problem.minibatch_size // b
+        beyond_one = np.zeros(self.most + 1)
+        for position in range(1, self.most + 1):
+            warmup = int(regime.held(position, count)) - 1
+            at = PipelinePosition(warmup=warmup, depth=position, accumulation=accumulation)
+            beyond_one[position] = regime.weights.copies(at) - 1
+        return held._replace(versions=amounts.trainable * beyond_one[:, None])
+
     def _rows(self, time_s: np.ndarray, memory: StageBytes, count: int) -> np.ndarray:
         """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""
-        regime, most = self.problem.regime, min(self.num_devices, self.family.num_states - 1)
+        regime = self.problem.regime
         if regime.keeps_all:
             return np.where(memory.peak(count) <= self.limit, time_s, np.inf)[None, :]
-        if (memory.peak(regime.held(most, count)) <= self.limit).all():
-            return time_s[None, :]
-        held = np.maximum(regime.held(np.arange(most + 1), count), 0)[:, None]
-        return np.where(memory.peak(held) <= self.limit, time_s, np.inf)
+        held = np.maximum(regime.held(np.arange(self.most + 1), count), 0)[:, None]
+        fits = memory.peak(held) <= self.limit
+        return time_s[None, :] if fits[-1].all() else np.where(fits, time_s, np.inf)

@@ -1,7 +1,7 @@
 """vPipe's planner: layers move between neighbours while that helps, each stage made to fit (Zhao et al., IEEE TPDS 33(3), 2022).
 
 Objective (reported in the plan's explanation): seconds of a forward and a backward of a micro-batch in the slowest stage, what is
-added to make it fit included. First the number of stages that do not fit counts, then the slowest stage, then the sum of squares.
+added to make it fit included. First the bytes that stages lack count, then the slowest stage, then the sum of squares.
 The best partition of every micro-batch size is predicted, and the best prediction wins.
 
 Search: the blocks of the model (`residual_blocks`) start balanced by compute. A pass makes tentative moves of 1 .. `moves` blocks
@@ -32,7 +32,6 @@ from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
-from gpp.memory.policy import AbstractMemory
 from gpp.memory.tail import Tail, tail_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -82,7 +81,7 @@ class VPipe(AbstractPlanner):
     sums_before: int = 0
 
     @property
-    def fits_by(self) -> AbstractMemory:
+    def fits_by(self) -> Tail:
         return Tail(swap=self.swap)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
@@ -167,9 +166,9 @@ def _as_filed(search: _Moves, file: PlanFile) -> tuple[Plan | None, float]:
 
 
 class _Rank(NamedTuple):
-    """What a partition is judged by: stages that do not fit, seconds of the slowest stage, the sum of squares."""
+    """What a partition is judged by: bytes that stages lack, seconds of the slowest stage, the sum of squares."""
 
-    lacking: int
+    lacking: float
     slowest: float
     squares: float
 
@@ -181,7 +180,8 @@ class _Moves:
         self.problem, self.blocks, self.most = problem, blocks, settings.moves
         self.count = min(problem.cluster.num_devices, len(blocks))
         depth = None if problem.cluster.homogeneous and problem.regime.weights.flushes else self.count
-        self.stages = FittedStages(problem, order, b, settings.fits_by, depth)
+        self.memory = settings.fits_by
+        self.stages = FittedStages(problem, order, b, self.memory, depth)
         self._ranks: dict[Counts, _Rank] = {}
 
     def stretches(self, counts: Counts) -> list[Stretch]:
@@ -199,7 +199,8 @@ class _Moves:
             seconds = [self.stages.seconds(one) for one in stretches]
             lacking = [one for one, took in zip(stretches, seconds, strict=True) if took == float("inf")]
             took = [self.stages.kept_s(one) if one in lacking else took for one, took in zip(stretches, seconds, strict=True)]
-            self._ranks[counts] = _Rank(len(lacking), max(took), sum(one * one for one in took))
+            bytes_lacking = sum(self.memory.lacking(self.stages.question(one)) for one in lacking)
+            self._ranks[counts] = _Rank(bytes_lacking, max(took), sum(one * one for one in took))
         return self._ranks[counts]
 
     def plan(self, counts: Counts) -> Plan | None:
