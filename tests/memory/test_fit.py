@@ -17,6 +17,8 @@ from gpp.memory.fit import Fit, fit
 from gpp.memory.prices import Prices
 from gpp.plan.stage import Stage
 from tests.check_memory import Case, main, random_case, random_graph, verdict
+from tests.support.graphs import chain as chain_of
+from tests.support.graphs import problem
 
 MARKS = ("recompute", "offload", "boundaries")
 
@@ -160,3 +162,19 @@ def test_equal_stretches_share_an_answer_and_no_others_do() -> None:
             assert found == fit(fresh, later, case.held, case.limit, ways=case.ways)
             differ += found != second
     assert differ > 10
+
+
+def test_stretches_of_equal_sums_are_told_apart() -> None:
+    """What the second operator of one stretch saves, the third of the other one does."""
+    saved = (1.0, 20.0, 3.0, 2.0), (1.0, 3.0, 20.0, 2.0)
+    line = twice(chain_of(4))
+    ops = tuple(
+        replace(op, saved_bytes=size, transient_bytes=500.0 * (i % 4 == 3))
+        for i, (op, size) in enumerate(zip(line.ops, saved[0] + saved[1], strict=True))
+    )
+    given = problem(replace(line, ops=ops), 1, 8, microbatch_size=1)
+    stages = [Stage(ops=tuple(range(i, i + 4)), devices=(0,), microbatch_size=1, in_flight=4) for i in (0, 4)]
+    keeping = [Choices(given, stage, 4, ("recompute",), None, None).keeping for stage in stages]
+    assert keeping[0] == keeping[1]
+    found = [fit(given, stage, 4, keeping[0].peak(4) - 50, ways=("recompute",)) for stage in stages]
+    assert found[0] and found[0].recompute == (1,) and found[1] and found[1].recompute == (6,)
