@@ -1,13 +1,13 @@
-"""The largest micro-batches of two jobs of `sweeps/dawnpiper_max_batch.yaml`, by hand: no code of the planners or of the bill.
+"""The largest micro-batches in two jobs of `sweeps/dawnpiper_max_batch.yaml`, by hand: no code of the planners or of the bill.
 
     python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large
     python -m tests.check_largest_batches outputs/sweeps/dawnpiper_max_batch
 
-PipeDream's for GPT-2 XL on 8 devices and vPipe's for T5-large on 4, weights stashed, Adam, 16 GB. A stage at position p from the
-sink has p versions of its weights, a gradient and two moments: 3 + p times their bytes. PipeDream keeps what its layers save, p
-times; vPipe has at least one micro-batch of it, since a tail is computed again as one run. Layers may be cut anywhere (parts of a
-layer count), nothing else is held but the loss, so that a size at which not all layers find a place fits in no way. Exit code 1 if
-a planner's size is another one.
+PipeDream's for GPT-2 XL on 8 devices and for T5-large on 4, and vPipe's there; weights stashed, Adam, 16 GB. A stage at
+position p from the sink has p versions of its weights, a gradient and two moments: 3 + p times their bytes. PipeDream keeps what
+its layers save, p times; vPipe has at least one micro-batch of it, since a tail is computed again as one run. Layers may be cut
+anywhere (parts of a layer count), nothing else is held but the loss, so that a size at which not all layers find a place fits in
+no way. Exit code 1 if a planner's size is above that, or more than one below.
 
 What a layer saves, in PyTorch, D wide, ids of L tokens, u = 4 L D bytes a sample: inputs of its norms, their outputs, queries,
 keys and values, what attention gives, the MLP's middle before and behind the GELU (4 u each): 16 u with one attention, 22 u with
@@ -79,6 +79,7 @@ def largest(model: tuple[list[Part], float], devices: int, *, once: bool) -> int
 
 CASES = (
     ("gpt", 8, "pipedream_whole", largest(gpt2_xl(), 8, once=False)),
+    ("t5_large", 4, "pipedream_whole", largest(t5_large(), 4, once=False)),
     ("t5_large", 4, "vpipe_stash", largest(t5_large(), 4, once=True)),
 )
 
@@ -91,8 +92,8 @@ def main(folder: Path) -> int:
             if {f"model={model}", f"cluster.devices_per_node={devices}"} <= {*job["overrides"]}:
                 found = json.loads((folder / job["folder"] / "result.json").read_text())["max_batch"]
                 planned = next(one["microbatch_size"] for one in found if one["strategy"] == strategy)
-                print(f"{model} on {devices}, {strategy}: planned {planned}, by hand {by_hand}")
-                wrong += planned != by_hand
+                print(f"{model} on {devices}, {strategy}: planned {planned}, by hand at most {by_hand}")
+                wrong += not by_hand - 1 <= planned <= by_hand
     return min(wrong, 1)
 
 
