@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from itertools import chain
 from typing import Literal, final
 
 from gpp.cost.edges import PLAIN, Edges
@@ -26,7 +27,7 @@ from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
-from gpp.planners.base import AbstractPlanner, Judged
+from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, Judged, continuous
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
@@ -48,9 +49,6 @@ from gpp.simulate.stream import Objective, questions, scored, serve
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-
-PLANNED_AHEAD = 4
-"""Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
@@ -96,8 +94,11 @@ class Strategy:
             rule = "is not for plans with helpers, which keep all"
             raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
 
-    def plan(self, problem: Problem) -> Plan:
+    def plan(self, problem: Problem, *, first: bool = False) -> Plan:
         """The planner's plan, validated, with the time that the search took.
+
+        Args:
+            first: whether any plan that fits will do, whatever its time: there is one where, and only where, there is a plan.
 
         Raises:
             Infeasible: nothing fits.
@@ -108,10 +109,14 @@ class Strategy:
             own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
             check_turns(problem, problem.microbatch_size or own)
         if self.drafted is not self:
-            return self.drafted.plan(problem)
+            return self.drafted.plan(problem, first=first)
         start = time.perf_counter()
-        problem = self.posed(problem)
-        plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
+        problem, judged = self.posed(problem), Judged(first=first)
+        try:
+            plan = self._sparing(problem, judged) if self.memory.ways else self._search(problem, problem, judged)
+        except Fits as found:
+            plan = found.plan
+            self.check(plan, problem)
         return replace(plan, search_s=time.perf_counter() - start)
 
     @property
@@ -119,7 +124,7 @@ class Strategy:
         """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
         return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
-    def _sparing(self, problem: Problem) -> Plan:
+    def _sparing(self, problem: Problem, judged: Judged) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
 
         The search ends where the best plan is as fast as any candidate would be if memory were endless.
@@ -127,8 +132,9 @@ class Strategy:
         Raises:
             Infeasible: nothing fits, however operators run.
         """
-        judged, found, why = Judged(), list[tuple[float, Plan]](), None
-        for view in self._views(problem):
+        found, why = list[tuple[float, Plan]](), None
+        views = Priced(problem, self.memory.ways, again=self.weights.backward == "same").views()
+        for view in chain([problem], views):
             try:
                 plan = self._search(view, problem, judged)
                 found.append((self._step_s(plan, problem), plan))
@@ -142,11 +148,6 @@ class Strategy:
         assert why is not None  # the problem itself has been asked
         said, even = why, f"even with strategy.memory={self.memory.name}"
         raise Infeasible.later(lambda: Infeasible(f"{said.constraint}, {even}", said.remedy))
-
-    def _views(self, problem: Problem) -> Iterator[Problem]:
-        """The problem, and others in its place in which memory has a price."""
-        yield problem
-        yield from Priced(problem, self.memory.ways, again=self.weights.backward == "same").views()
 
     def _search(self, view: Problem, problem: Problem, judged: Judged) -> Plan:
         """The planner's plan for a view of the problem, validated.
@@ -347,9 +348,7 @@ class Strategy:
     def _questions(self, posed: Problem) -> list[Problem]:
         """What planners are asked, one after the other until a plan fits.
 
-        A planner cuts as if a loss on whole mini-batches were any operator; its candidates are judged with the loss apart. A
-        pipeline that does not drain is to it one with a very large mini-batch. How many versions of the weights a stage will hold
-        depends on its position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
+        A planner cuts as if a loss on whole mini-batches were any operator; its candidates are judged with the loss apart.
         """
         if self.schedule.per_device > 1:
             posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
@@ -357,19 +356,7 @@ class Strategy:
             return questions(posed, self.objective, PLANNED_AHEAD)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
-        ahead = PLANNED_AHEAD * posed.cluster.num_devices
-        most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
-        while copies[-1] < most and not self.planner.knows_versions(posed):
-            copies.append(min(2 * copies[-1], most))
-        return [
-            replace(
-                posed,
-                minibatch_size=posed.minibatch_size * ahead,
-                microbatch_size=posed.microbatch_size or self.weights.microbatch_size(posed.minibatch_size),
-                regime=replace(posed.regime, minibatches=ahead, assumed_copies=count),
-            )
-            for count in copies
-        ]
+        return continuous(posed, knows_versions=self.planner.knows_versions(posed))
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
         """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.
@@ -406,7 +393,7 @@ class Strategy:
         devices = problem.cluster.devices
         if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
             return Timeline(source="predicted", metrics=ENDLESS)
-        judged.note(found)
+        judged.fits(plan, found)
         if asked.regime.minibatches == 1:
             return found
         seconds = found.metrics.iteration_s * asked.regime.minibatches

@@ -24,7 +24,7 @@ class Attempt:
     """The result of one strategy for the problem.
 
     Args:
-        reason: why there is no plan.
+        error: why there is no plan.
         search_s: seconds that the search took, with or without a plan.
         drains: whether its pipeline is empty between two mini-batches.
         bounded: whether the lower bound holds for its schedule.
@@ -33,13 +33,20 @@ class Attempt:
 
     strategy: str
     status: Status
-    reason: str | None = None
+    error: Exception | None = None
     plan: Plan | None = None
     predicted: Timeline | None = None
     search_s: float = 0.0
     drains: bool = True
     bounded: bool = True
     ceiling: bool = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no plan. To say why nothing fits takes some planners many searches, made when this is first read."""
+        if self.error is None or isinstance(self.error, GppError):
+            return self.error and str(self.error)
+        return f"{type(self.error).__name__}: {self.error}"
 
     @property
     def iteration_s(self) -> float:
@@ -52,26 +59,25 @@ class Attempt:
         return self.iteration_s / self.plan.minibatch_size if self.plan else float("inf")
 
 
-def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, why: bool = True) -> Attempt:
+def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, first: bool = False) -> Attempt:
     """Plan and simulate; any error becomes the reason.
 
     Args:
         record: whether to keep the predicted events.
-        why: whether to say why nothing fits, which takes some planners many searches.
+        first: whether any plan that fits will do, as for `Strategy.plan`.
     """
     start = time.perf_counter()
     made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, bounded=strategy.schedule.bounded)
     made = partial(made, ceiling=strategy.ceiling)
     try:
-        plan = strategy.plan(problem)
+        plan = strategy.plan(problem, first=first)
         predicted = strategy.predict(plan, problem, record=record)
     except Exception as error:
         # A bug of one planner must not lose the others' results.
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
-        text = "" if status == "infeasible" and not why else str(error)
-        reason = text if isinstance(error, GppError) else f"{type(error).__name__}: {text}"
         took = time.perf_counter() - start
-        return made(status=status, reason=reason, search_s=took)
+        # The frames of a traceback would keep all that the search had found.
+        return made(status=status, error=error.with_traceback(None), search_s=took)
     return made(status="ok", plan=plan, predicted=predicted, search_s=plan.search_s)
 
 

@@ -3,7 +3,8 @@
 What varies is the micro-batch. The number of micro-batches of a mini-batch stays, so the mini-batch grows with it; a strategy
 whose pipeline does not drain has as many as its weights ask for, one for most, so there it is the mini-batch that is searched.
 Whatever the planner chooses otherwise it chooses anew for every size: cuts, replicas, placement. Sizes are tried with what says
-soonest whether the strategy has a plan (`AbstractPlanner.fitting`); the plan of the largest one is the strategy's own.
+soonest whether the strategy has a plan (`AbstractPlanner.fitting`), and a search ends with the first plan that fits; the plan of
+the largest one is the strategy's own.
 
 Sizes have six binary digits at most (1 to 64, then every second number, then every fourth, ...): the boundary is found to 3 %, and
 replicas, which divide micro-batches, find sizes that they divide. Two refusals, because one may be a gap: a size that the
@@ -99,7 +100,7 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
 
     def fits(size: int) -> bool:
         trying(strategy.name, size)
-        found[size] = attempt(fitting, at_size(problem, size, count), record=False, why=False)
+        found[size] = attempt(fitting, at_size(problem, size, count), record=False, first=True)
         return found[size].status == "ok"
 
     low, high, size, refusals = 0, None, 1, 0
@@ -112,14 +113,13 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
     while high is not None and low and high - low > (step := step_at(low)):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
-    at_last = attempt(fitting, at_size(problem, high, count), record=False) if high else None
     best = attempt(strategy, at_size(problem, low or 1, count))
     return Boundary(
         best=best,
         microbatch_size=low,
         microbatches=count,
         beyond=high,
-        reason=at_last.reason if at_last else None,
+        reason=found[high].reason if high else None,
         tried=tuple((size, each.status == "ok") for size, each in found.items()),
     )
 

@@ -23,8 +23,10 @@ tensor is not known, its maker or one of its readers; so v is any of them that m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -45,23 +47,37 @@ class Run(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """What it means for a stage that some of its operators are discarded, and some on the host; bytes per sample.
+    """What it means for a stage that some of its operators are discarded; bytes per sample.
 
     Args:
         runs: those that are computed again at all.
         again: operators that are computed again, ascending.
-        kept: for each sample in flight, what came in included.
-        moved: for each sample on the host.
+        held: [operators] what each holds for each sample in flight, on the device or on the host.
+        incoming: what came in, of each sample in flight.
         once, fixed: transient, as in `gpp.cost.amounts.Amounts`, for the number of samples that was asked. What leaves the stage
             and is not held is there until it is sent: for one micro-batch.
     """
 
     runs: tuple[Run, ...]
     again: tuple[int, ...]
-    kept: float
-    moved: float
+    held: np.ndarray
+    incoming: float
     once: float
     fixed: float
+
+    def kept_and_moved(self, offload: Sequence[int]) -> tuple[float, float]:
+        """Bytes of each sample in flight on the device, and on the host.
+
+        Args:
+            offload: positions of the operators that are on the host.
+        """
+        moved = float(self.held[list(offload)].sum())
+        return self.incoming + float(self.held.sum()) - moved, moved
+
+
+Computing: TypeAlias = dict[tuple[tuple[int, ...], frozenset[int]], tuple[np.ndarray, float]]
+"""Positions of a run, and the boundaries among them -> bytes per sample of its storages up to each position of the stage, and the
+most at a time while it is computed again."""
 
 
 class StageTensors:
@@ -106,24 +122,37 @@ class StageTensors:
                 self.leaving[made] += size
         self.handed = np.minimum(self.handed, self.saved)
 
-    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int, boundaries: Sequence[int] = ()) -> Discarded:
-        """The runs of some operators of the stage, and what follows from them with some others on the host.
+    @cached_property
+    def alike(self) -> bytes:
+        """A digest that tells stages apart which differ in more than the names of their operators."""
+        digest = hashlib.blake2b(repr((self.tensors, self.incoming, self.incoming_back, self.outgoing_back)).encode())
+        for column in (self.saved, self.transient, self.fixed, self.pending, self.leaving, self.arrived, self.handed, self.follows):
+            digest.update(column.tobytes())
+        return digest.digest()
+
+    def discard(
+        self,
+        discarded: Sequence[int],
+        samples: int,
+        boundaries: Sequence[int] = (),
+        computing: Computing | None = None,
+    ) -> Discarded:
+        """The runs of some operators of the stage, and what follows from them.
 
         Args:
             samples: of a micro-batch on a device.
             boundaries: those of the discarded operators whose outputs stay.
+            computing: what is known of runs; more is added. For whoever asks for many choices, whose runs are mostly the same ones.
         """
         gone = {self.at[op] for op in discarded}
         ends = gone & {self.at[op] for op in boundaries}
         runs, held_of, sent = self._held(gone, ends)
-        slopes, asked = self._moments(runs, ends, held_of)
+        slopes, asked = self._moments(runs, ends, held_of, {} if computing is None else computing)
         slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
         most = max(slope * samples, float((slopes * samples + self.fixed).max()))
-        moved = float(held_of[[self.at[op] for op in offload]].sum())
-        kept = self.incoming + float(held_of.sum()) - moved
         named = tuple(self.ops[i] for run in runs for i in run.again)
         once = self.outgoing_back + slope + sent
-        return Discarded(tuple(runs), tuple(sorted(named)), kept, moved, once, most - slope * samples)
+        return Discarded(tuple(runs), tuple(sorted(named)), held_of, self.incoming, once, most - slope * samples)
 
     def first_backward(
         self,
@@ -143,7 +172,7 @@ class StageTensors:
         ends = gone & {self.at[op] for op in boundaries}
         if gone or offload:
             runs, held_of, sent = self._held(gone, ends)
-            slopes, asked = self._moments(runs, ends, held_of)
+            slopes, asked = self._moments(runs, ends, held_of, {})
         else:
             slopes, asked, sent = self.transient - self.leaving - self.follows @ self.saved, np.full(len(self.ops), -np.inf), 0.0
         made = np.cumsum(gradients[::-1])[::-1]
@@ -168,11 +197,16 @@ class StageTensors:
                 sent += size
         return runs, held_of, sent
 
-    def _moments(self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _moments(
+        self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray, computing: Computing
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes per sample beyond all that is held: in the backward of each operator, and when a run is computed again in it."""
         alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
         for run in runs:
-            storages, most = self._computing(run, ends)
+            own = run.again, frozenset(ends.intersection(run.again))
+            if own not in computing:
+                computing[own] = self._computing(*own)
+            storages, most = computing[own]
             span = slice(run.again[0], max(run.askers) + 1)
             alive[span] += storages[span]
             for asker in run.askers:
@@ -210,13 +244,13 @@ class StageTensors:
                 askers[root].update(reader for reader in readers if reader > members[root][-1])
         return [Run(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
 
-    def _computing(self, run: Run, ends: set[int]) -> tuple[np.ndarray, float]:
+    def _computing(self, ordered: tuple[int, ...], ends: frozenset[int]) -> tuple[np.ndarray, float]:
         """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""
-        again, n = set(run.again), len(self.ops)
+        again, n = set(ordered), len(self.ops)
         own, between = np.zeros((2, n))
-        own[list(run.again)] = self.saved[list(run.again)]
+        own[list(ordered)] = self.saved[list(ordered)]
         # A boundary may make what it has handed on once more, and lets go of it.
-        twice = [i for i in run.again if i in ends]
+        twice = [i for i in ordered if i in ends]
         own[twice] -= self.handed[twice]
         between[twice] = self.handed[twice]
         storages = np.cumsum(own)
@@ -224,7 +258,7 @@ class StageTensors:
             # An operator's own output is among its transients while it runs.
             if made in again and not saved and made not in ends and (reading := [r for r in readers if r in again]):
                 between[made + 1 : max(reading) + 1] += size
-        return storages, float((storages + self.transient + between)[list(run.again)].max())
+        return storages, float((storages + self.transient + between)[list(ordered)].max())
 
 
 def _root(parent: dict[int, int], i: int) -> int:

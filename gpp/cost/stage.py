@@ -135,8 +135,10 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples, stage.boundaries)
-    return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
+    tensors = problem.tensors_of(stage.ops, declared, t)
+    found = tensors.discard(alone, stage.samples, stage.boundaries)
+    kept, moved = found.kept_and_moved([tensors.at[op] for op in stage.offload])
+    return split._replace(kept=kept, once=found.once + own.extra, fixed=found.fixed, moved=moved)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ micro-batches in flight nothing is gained.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
-from gpp.cost.runs import StageTensors
+from gpp.cost.runs import Computing, Discarded, StageTensors
 from gpp.cost.stage import stage_amounts, stage_bytes
 from gpp.graph.op_graph import mask_of
 from gpp.plan.stage import Stage
@@ -31,6 +31,10 @@ class Marking(NamedTuple):
     recompute: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
+
+    def of(self, other: Mapping[int, int] | Sequence[int]) -> Marking:
+        """The same marks on other operators, which are looked up by these."""
+        return Marking(*(tuple(other[op] for op in named) for named in self))
 
     def on(self, stage: Stage) -> Stage:
         """The stage with these marks."""
@@ -79,6 +83,8 @@ class Choices:
         self.period_s = self._forward_s + self._backward_s if period_s is None else period_s
         returns = bool(mask_of(stage.ops) & problem.graph.differentiated)
         self.recomputes = "recompute" in ways and returns and bool(self.able.any())
+        self._computing: Computing = {}
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, Discarded]] = {}
         self.offloads = "offload" in ways and returns and held > RESIDENT_COPIES and self.most_moved > 0
 
     @cached_property
@@ -174,6 +180,23 @@ class Choices:
         """[operators] seconds of computing each again on the device that the others wait for."""
         return self.again_s[int(self._spare_s.argmin())]
 
+    def _discarded(self, recompute: tuple[int, ...], boundaries: tuple[int, ...]) -> tuple[float, Discarded]:
+        """Seconds of computing some operators again, and what follows from their runs."""
+        key = recompute, boundaries
+        if key not in self._known:
+            found = self.tensors.discard(recompute, self.samples, boundaries, self._computing)
+            again = [self.at[op] for op in found.again]
+            self._known[key] = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max())), found
+        return self._known[key]
+
+    @cached_property
+    def alike(self) -> tuple[Hashable, ...]:
+        """What an answer to this question depends on, operators by their positions: equal for equal stretches of a model."""
+        structure = self.tensors.alike if self.in_runs else (self.stage, self.depth)
+        seconds = self._forward_s, self._backward_s, self.again_s.tobytes(), self._spare_s.tobytes()
+        does = self.recomputes, self.offloads, self.able.tobytes(), self.held, self.samples
+        return structure, self.keeping, self.period_s, *seconds, *does, *self._hosts
+
     def judge(self, marking: Marking) -> Judged:
         """What a marking costs; without end if it asks for what may not be."""
         recompute, offload, boundaries = marking
@@ -188,12 +211,10 @@ class Choices:
             moved = stage_amounts(self.problem, stage).moved if offload else 0.0
             peak = stage_bytes(self.problem, stage, self.depth).peak(self.held)
         else:
-            found = self.tensors.discard(recompute, offload, self.samples, boundaries)
-            again = [self.at[op] for op in found.again]
-            added_s = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max()))
-            moved = found.moved
+            added_s, found = self._discarded(recompute, boundaries)
+            kept, moved = found.kept_and_moved([self.at[op] for op in offload])
             bytes_of = self.keeping._replace(
-                microbatch=found.kept * self.samples, transient=found.once * self.samples + found.fixed, moved=moved * self.samples
+                microbatch=kept * self.samples, transient=found.once * self.samples + found.fixed, moved=moved * self.samples
             )
             peak = bytes_of.peak(self.held)
         if offload and moved > self.most_moved * (1 + HAIR):

@@ -104,24 +104,29 @@ def fit(
         raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
     key = "fit", stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
     key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
-    if key not in problem.bills:
-        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s, again), limit, selection, within)
-    return problem.bills[key]
+    bills = problem.bills
+    if key not in bills:
+        choices = Choices(problem, stage, held, ways, depth, period_s, again)
+        # Models have equal blocks: what is found for one stretch of them is the answer for all equal ones.
+        alike = "alike", choices.alike, limit, selection, within
+        if alike not in bills:
+            found = _fit(choices, limit, selection, within)
+            bills[alike] = found and found._replace(marking=found.marking.of(choices.at))
+        answer: Judged | None = bills[alike]
+        bills[key] = answer and Fit.of(answer._replace(marking=answer.marking.of(stage.ops)))
+    return bills[key]
 
 
-def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Fit | None:
+def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Judged | None:
     as_it_is = choices.judge(Marking())
     if as_it_is.peak <= limit * (1 + HAIR):
-        return Fit((), (), 0.0)
+        return as_it_is
     if not choices.recomputes and not choices.offloads:
         return None
     if choices.in_runs and choices.least_peak > limit * (1 + HAIR):
         return None
     found = capuchin(choices, limit) if selection == "capuchin" else _least(choices, limit, within)
-    if found is None:
-        return None
-    found = _tidy(choices, limit, found)
-    return Fit.of(found)
+    return found and _tidy(choices, limit, found)
 
 
 def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:

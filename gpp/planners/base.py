@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 from gpp.cost.problem import Problem
@@ -15,6 +15,34 @@ from gpp.timeline import Timeline
 
 Predict = Callable[[Plan], Timeline]
 """The simulated timeline of a plan under the schedule that will run it."""
+
+
+PLANNED_AHEAD = 4
+"""Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
+
+
+def continuous(problem: Problem, *, knows_versions: bool) -> list[Problem]:
+    """What planners are asked where the pipeline does not drain, one after the other until a plan fits.
+
+    To a planner it is a pipeline with a very large mini-batch. How many versions of the weights a stage will hold depends on its
+    position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
+
+    Args:
+        knows_versions: whether the planner knows them after all (`AbstractPlanner.knows_versions`), so that none are assumed.
+    """
+    weights, devices = problem.regime.weights, problem.cluster.num_devices
+    most, copies = weights.most_copies(devices), [1]
+    while not knows_versions and copies[-1] < most:
+        copies.append(min(2 * copies[-1], most))
+    return [
+        replace(
+            problem,
+            minibatch_size=problem.minibatch_size * PLANNED_AHEAD * devices,
+            microbatch_size=problem.microbatch_size or weights.microbatch_size(problem.minibatch_size),
+            regime=replace(problem.regime, minibatches=PLANNED_AHEAD * devices, assumed_copies=count),
+        )
+        for count in copies
+    ]
 
 
 class AbstractPlanner(ABC):
@@ -65,17 +93,38 @@ class AbstractPlanner(ABC):
 
 
 @final
+class Fits(Exception):
+    """A candidate fits, and any does: the end of a search."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.plan = plan
+
+
+@final
 @dataclass(slots=True)
 class Judged:
     """What the candidates of a search have told.
 
     Args:
+        first: whether any candidate that fits is the answer, whatever its time.
         refused: why the engine cannot run some of them.
         ideal_s: the shortest step of any of them if memory were endless.
     """
 
+    first: bool = False
     refused: list[str] = field(default_factory=list)
     ideal_s: float = math.inf
+
+    def fits(self, plan: Plan, predicted: Timeline) -> None:
+        """Note a candidate that fits and can run.
+
+        Raises:
+            Fits: it will do.
+        """
+        if self.first:
+            raise Fits(plan)
+        self.note(predicted)
 
     def note(self, predicted: Timeline) -> None:
         self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)

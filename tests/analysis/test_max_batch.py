@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,17 +13,20 @@ from gpp.analysis.max_batch import at_size, largest, step_at
 from gpp.app.surveys import scaled
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
+from gpp.memory.policy import Auto, Recompute
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.compare.boundaries import boundary_dicts, cells, ends
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.stash import Stash
+from tests.check_memory import random_problem
 from tests.support.graphs import chain, problem
 
 
@@ -57,6 +62,38 @@ def test_it_is_the_one_that_a_scan_of_all_sizes_finds(memory_bytes: float) -> No
     assert plan is not None and found.best.predicted is not None and plan.minibatch_size == 4 * found.microbatch_size
     assert {stage.microbatch_size for stage in plan.stages} == {found.microbatch_size}
     assert len(found.tried) <= 2 * found.microbatch_size.bit_length() + 3, "doubling and bisection, not a scan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asks(AbstractPlanner):
+    """Has a candidate in two stages, then one in one stage, and notes what it is told of them."""
+
+    told: list[float]
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        plans = [make_plan(problem, "asks", parts, problem.microbatch_size or 1) for parts in ([(1, 1), (14, 1)], [(15, 1)])]
+        for plan in plans:
+            self.told.append(predict(plan).metrics.iteration_s)
+        return plans[1]
+
+
+def test_any_plan_that_fits_ends_a_search_for_the_first() -> None:
+    told = list[float]()
+    strategy = Strategy(name="asks", planner=Asks(told=told), schedule=OneFOneB(), memory=Recompute())
+    given = problem(chain(4), 2, 8, microbatch_size=2)
+    assert len(strategy.plan(given, first=True).stages) == 2 and told == [], "it ends within the first prediction"
+    assert len(strategy.plan(given).stages) == 1 and len(told) > 1
+
+
+def test_a_first_plan_is_there_where_a_plan_is() -> None:
+    graphpipe = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto())
+    both = Counter[tuple[str, str]]()
+    for seed in range(8):
+        given = random_problem(random.Random(f"first-{seed}"))
+        first, best = (attempt(graphpipe, given, record=False, first=first) for first in (True, False))
+        both[first.status, best.status] += 1
+        assert first.iteration_s >= best.iteration_s * (1 - 1e-9) and first.reason == best.reason
+    assert set(both) == {("ok", "ok"), ("infeasible", "infeasible")}
 
 
 def test_one_refusal_is_no_end() -> None:

@@ -10,12 +10,17 @@ import pytest
 
 from gpp.cost.stage import stage_bytes
 from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
 from gpp.memory.capuchin import capuchin
 from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import Fit, fit
 from gpp.memory.prices import Prices
 from gpp.plan.stage import Stage
 from tests.check_memory import Case, main, random_case, random_graph, verdict
+from tests.support.graphs import chain as chain_of
+from tests.support.graphs import problem
+
+MARKS = ("recompute", "offload", "boundaries")
 
 
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "graph"])
@@ -101,3 +106,75 @@ def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def peak_of(case: Case, stage: Stage, recompute: tuple[int, ...]) -> float:
     return stage_bytes(case.problem, replace(stage, recompute=recompute)).peak(4)
+
+
+def twice(graph: OpGraph) -> OpGraph:
+    """The graph, and the same operators and tensors once more behind them, under other names and with weights of their own."""
+    n = graph.num_ops
+    ops = tuple(replace(op, name=f"{op.name}'", params=tuple(f"{name}'" for name in op.params)) for op in graph.ops)
+    tensors = tuple(
+        replace(t, name=f"{t.name}'", producer=t.producer + n, consumers=tuple(c + n for c in t.consumers)) for t in graph.tensors
+    )
+    params = tuple(replace(param, name=f"{param.name}'") for param in graph.params)
+    parts = (*graph.ops, *ops), (*graph.tensors, *tensors), (*graph.params, *params)
+    return OpGraph(name="twice", ops=parts[0], tensors=parts[1], params=parts[2])
+
+
+def varied(rng: random.Random, graph: OpGraph, n: int) -> OpGraph:
+    """The graph with one thing of its last `n` operators, or of a tensor between them, changed; some sums stay as they were."""
+    i, j = rng.sample(range(graph.num_ops - n, graph.num_ops), 2)
+    what = rng.choice(
+        ["forward_flops", "backward_flops", "saved_bytes", "transient_bytes", "fixed_bytes", "tensor", "flags", "move"]
+    )
+    if what == "move":
+        less, own = sum(t.bytes_per_sample for t in graph.tensors if t.saved and t.producer == j), list(graph.ops)
+        moved = own[j].saved_bytes - less
+        own[i], own[j] = replace(own[i], saved_bytes=own[i].saved_bytes + moved), replace(own[j], saved_bytes=less)
+        return replace(graph, ops=tuple(own))
+    if what not in ("tensor", "flags"):
+        op = replace(graph.ops[i], **{what: getattr(graph.ops[i], what) + rng.choice([1.0, 30.0])})
+        return replace(graph, ops=(*graph.ops[:i], op, *graph.ops[i + 1 :]))
+    at = rng.choice([t for t, tensor in enumerate(graph.tensors) if tensor.producer >= graph.num_ops - n])
+    old = graph.tensors[at]
+    new = replace(old, bytes_per_sample=old.bytes_per_sample * 0.5) if what == "tensor" else replace(old, saved=not old.saved)
+    return replace(graph, tensors=(*graph.tensors[:at], new, *graph.tensors[at + 1 :]))
+
+
+def test_equal_stretches_share_an_answer_and_no_others_do() -> None:
+    differ = 0
+    for seed in range(16):
+        rng = random.Random(seed)
+        case = random_case(rng, 4, chain=seed % 2 == 0)
+        n, ops, graph = case.problem.graph.num_ops, case.stage.ops, twice(case.problem.graph)
+        later = replace(case.stage, ops=tuple(op + n for op in ops))
+        problem = replace(case.problem, graph=graph)
+        first, second = (fit(problem, stage, case.held, case.limit, ways=case.ways) for stage in (case.stage, later))
+        assert first == fit(case.problem, case.stage, case.held, case.limit, ways=case.ways)
+        assert (first is None) == (second is None)
+        if first is not None and second is not None:
+            assert second == first._replace(**{k: tuple(op + n for op in getattr(first, k)) for k in MARKS})
+        assert sum("alike" in str(key) for key in problem.bills) == 1, "one search for both"
+        for _ in range(6):
+            other = replace(problem, graph=varied(rng, graph, n))
+            fresh = replace(other)
+            fit(other, case.stage, case.held, case.limit, ways=case.ways)
+            found = fit(other, later, case.held, case.limit, ways=case.ways)
+            assert found == fit(fresh, later, case.held, case.limit, ways=case.ways)
+            differ += found != second
+    assert differ > 10
+
+
+def test_stretches_of_equal_sums_are_told_apart() -> None:
+    """What the second operator of one stretch saves, the third of the other one does."""
+    saved = (1.0, 20.0, 3.0, 2.0), (1.0, 3.0, 20.0, 2.0)
+    line = twice(chain_of(4))
+    ops = tuple(
+        replace(op, saved_bytes=size, transient_bytes=500.0 * (i % 4 == 3))
+        for i, (op, size) in enumerate(zip(line.ops, saved[0] + saved[1], strict=True))
+    )
+    given = problem(replace(line, ops=ops), 1, 8, microbatch_size=1)
+    stages = [Stage(ops=tuple(range(i, i + 4)), devices=(0,), microbatch_size=1, in_flight=4) for i in (0, 4)]
+    keeping = [Choices(given, stage, 4, ("recompute",), None, None).keeping for stage in stages]
+    assert keeping[0] == keeping[1]
+    found = [fit(given, stage, 4, keeping[0].peak(4) - 50, ways=("recompute",)) for stage in stages]
+    assert found[0] and found[0].recompute == (1,) and found[1] and found[1].recompute == (6,)

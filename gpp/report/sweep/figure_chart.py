@@ -93,6 +93,11 @@ def shown(figure: SweepFigure) -> Callable[[float | None], str]:
     )
 
 
+def place_words(figure: SweepFigure, place: str) -> str:
+    """A place on the horizontal axis, as it is read."""
+    return text.num_bytes(float(place)) if figure.x.endswith("_bytes") else place
+
+
 def written(figure: SweepFigure, point: Point) -> str:
     """A point's value, with its deviation where it has one; without a value, how its jobs ended."""
     show = shown(figure)
@@ -186,7 +191,7 @@ def _x_positions(figure: SweepFigure, places: Sequence[str], width: float) -> di
 def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: float) -> list[str]:
     at = _x_positions(data.figure, places, width)
     base = HEIGHT - FOOT
-    out = [label(x, base + 16, place, 10.5, MUTED, "middle") for place, x in at.items()]
+    out = [label(x, base + 16, place_words(data.figure, place), 10.5, MUTED, "middle") for place, x in at.items()]
     for n, name in enumerate(data.series):
         printed = [(at[x], data.published[key]) for x in places if (key := Key(panel, name, x)) in data.published]
         out += _published_line(printed, y, tone(n).strong)

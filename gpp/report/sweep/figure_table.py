@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, Table
 from gpp.report.sweep.figure import ALL, FigureData, Key, middle
-from gpp.report.sweep.figure_chart import shown, written
+from gpp.report.sweep.figure_chart import place_words, shown, written
 
 QUANTILES = (("least", 0.0), ("5 %", 0.05), ("median", 0.5), ("95 %", 0.95), ("greatest", 1.0))
 
@@ -29,7 +29,7 @@ def _places(data: FigureData) -> Table:
     for panel in data.panels:
         for x in data.places(panel):
             row: list[str | Cell] = [panel] if figure.panel else []
-            row += [x, *(_cell(data, Key(panel, name, x)) for name in data.series)]
+            row += [place_words(figure, x), *(_cell(data, Key(panel, name, x)) for name in data.series)]
             if figure.gain:
                 gain = gains[panel, x]
                 printed = "" if gain.published is None else f"published {text.ratio(gain.published)}"

@@ -7,6 +7,7 @@ import pytest
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
+from gpp.errors import GppError
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -38,7 +39,7 @@ def compared() -> RunRecord:
     for strategy in STRATEGIES:
         plan = strategy.plan(problem)
         attempts.append(Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=strategy.predict(plan, problem)))
-    attempts.append(Attempt(strategy="piper", status="infeasible", reason=REASON, search_s=60.0))
+    attempts.append(Attempt(strategy="piper", status="infeasible", error=GppError(REASON), search_s=60.0))
     best = best_of(attempts).own
     assert best and best.plan and best.predicted
     result = result_dict(status="ok", model="towers", strategy=best.strategy, cluster="c", engine="simulate", seed=0)
