@@ -80,7 +80,7 @@ def measured_gains(
     measured = {name: gain_of_rounds(by_name[str(name)], own_s, seconds) for name, seconds in found.items()}
     return replace(
         foreseen,
-        gains=tuple(measured.get(gain.over, gain) for gain in foreseen.gains),
+        gains=tuple(replace(measured.get(gain.over, gain), foreseen=gain.foreseen) for gain in foreseen.gains),
         measured=True,
         rounds=ROUNDS,
         steps=min(job.settings.steps for job in jobs.values()) - UNTIMED,
