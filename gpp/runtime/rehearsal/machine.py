@@ -29,8 +29,8 @@ from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
-from gpp.models.dotted import source_hash
 from gpp.models.base import AbstractModel
+from gpp.models.dotted import source_hash
 from gpp.models.network import flat
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
