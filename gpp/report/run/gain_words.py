@@ -72,8 +72,8 @@ def _why_not(gains: Gains) -> str:
     if gains.measured and missed:
         expected = " and ".join(f"{text.ratio(gain.foreseen)} as fast as {gain.over}" for gain in missed)
         return (
-            f"Predicted was {expected}: the times that the prediction rests on do not hold now. They are measured again where "
-            "cache_dir is empty."
+            f"Predicted was {expected}. The machine was not as quiet as when the times were taken on which that rests: "
+            "compare again when it is."
         )
     waits = f"{round(100 * gains.waits)} %"
     return f"By the prediction devices wait for {waits} of a step, more than sharing the work saves: larger models gain more."
