@@ -36,7 +36,9 @@ def _gain(gain: Gain) -> str:
     if gain.same:
         return f"{gain.over} has the same plan"
     if gain.speedup is None:
-        return f"{gain.over} has no plan to compare with ({(gain.reason or 'no reason given').rstrip('.')})"
+        # Behind the colon stands what would make it fit, which is another question.
+        reason = (gain.reason or "no reason given").partition(":")[0].rstrip(".")
+        return f"{gain.over} has no plan to compare with ({reason})"
     both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
     if gain.surely_faster:
         return f"{_apart(gain.speedup, 'faster', 'as fast')} {gain.over} ({both})"
