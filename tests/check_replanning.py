@@ -36,14 +36,14 @@ from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAd
 from gpp.replan import Moved
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.hang_detection.watch import said_pids
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job
 from gpp.runtime.worker.announced import announced
 from gpp.weights.base import AbstractWeights
 from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
-from tests.support import inprocess, switches
-from tests.support.markings import NAMED, POLICIES, SMALL, Case, random_case, random_ways
+from tests.support import switches
+from tests.support.markings import NAMED, POLICIES, SMALL, Case, keep, random_case, random_ways
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEPS = 2, 5
@@ -64,19 +64,7 @@ def random_optimizer(rng: random.Random) -> AbstractOptimizer:
 
 def job_of(case: Case, optimizer: AbstractOptimizer, dtype: str, ways: random.Random | None) -> Job:
     """The job of a case whose plan may be replaced."""
-    marked = case.job(random_ways(ways)) if ways else None
-    plan, data = marked.plan if marked else case.plan, inprocess.data_of(case.model)
-    return assemble(
-        *(case.found, case.problem, plan, case.strategy),
-        optimizer=optimizer,
-        data=data,
-        model=case.model,
-        steps=STEPS,
-        dtype=dtype,
-        seed=0,
-        train_samples=len(data.load("train", case.model, seed=0, dtype=dtype)),
-        replan_every=EVERY,
-    )
+    return case.job(random_ways(ways) if ways else keep, dtype=dtype, steps=STEPS, optimizer=optimizer, replan_every=EVERY)
 
 
 def random_jobs(name: str, policy: AbstractWeights, dtype: str, rng: random.Random) -> tuple[list[Job], dict[str, torch.Tensor]]:

@@ -91,6 +91,23 @@ def stream_of(
         yield own
 
 
+def places(actions: Sequence[Action], request: Sequence[Action], counts: Mapping[int, int]) -> list[int]:
+    """Where in the program's list each action of a request in the stream stands, and its end.
+
+    A receive that is posted ahead stands with the pass before which it is posted: nobody waits in it.
+
+    Args:
+        actions, counts: as `stream_of` has them.
+        request: one of those that it gives.
+    """
+    place = {(a.kind, a.stage, a.microbatch, a.peer_stage, a.peer_device): n for n, a in enumerate(actions)}
+    out = [len(actions)]
+    for a in reversed(request):
+        key = (a.kind, a.stage, a.microbatch % counts[a.stage], a.peer_stage, a.peer_device)
+        out.append(out[-1] if a.kind in RECEIVES else place[key])
+    return out[::-1]
+
+
 def check_served(plan: Plan) -> None:
     """Refuse a plan that no stream of requests can run through.
 

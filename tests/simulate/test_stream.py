@@ -26,7 +26,7 @@ from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, reduce_groups
-from gpp.program.stream import check_served, stream_of
+from gpp.program.stream import check_served, places, stream_of
 from gpp.runtime.emulator.serving import EmulatedServer
 from gpp.runtime.job import Job, ServeSettings, assemble
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
@@ -239,6 +239,15 @@ def test_a_stream_repeats_one_request_with_receives_ahead() -> None:
             if action.kind == "RF":
                 later = [a for a in whole[place:] if a.kind == "F"]
                 assert action.microbatch - later[0].microbatch <= 2
+        # What a worker tells of its place: a receive posted ahead is part of the way to the next pass.
+        for own in stream_of(actions, 2, counts, problem.minibatch_size, 5):
+            *found, end = places(actions, own, counts)
+            assert found == sorted(found) and end == len(actions)
+            for action, place in zip(own, found, strict=True):
+                if action.kind != "RF":
+                    there = actions[place]
+                    assert (there.kind, there.peer_device) == (action.kind, action.peer_device)
+                    assert there.microbatch == action.microbatch % problem.minibatch_size
 
 
 def test_plans_that_no_stream_runs_through_are_refused() -> None:

@@ -16,7 +16,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel
-from gpp.optimizers import SGD
+from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -36,6 +36,7 @@ from tests.support.conf import network_named
 from tests.support.problems import random_partition
 
 MINIBATCH = 8
+MOMENTUM = SGD(lr=0.05, momentum=0.9)
 SMALL = (
     *("Chain4", "Dropping", "Fork", "Frozen", "FrozenSkip", "Halved4", "Integers", "Masking", "NormedBatch", "Skip"),
     *("ThreeOutputs", "Tied", "Turned", "TwoLosses", "TwoSinks", "TwoSources"),
@@ -98,7 +99,15 @@ class Case:
     strategy: Strategy
     plan: Plan
 
-    def job(self, ways: Callable[[int], str], *, dtype: str = "float64", steps: int = 3, **settings: Any) -> Job:
+    def job(
+        self,
+        ways: Callable[[int], str],
+        *,
+        dtype: str = "float64",
+        steps: int = 3,
+        optimizer: AbstractOptimizer = MOMENTUM,
+        **settings: Any,
+    ) -> Job:
         """The job whose operators are (k)ept, (r)ecomputed, (b)oundaries of what is, or (m)oved; stages without a backward keep
         theirs."""
         stages = []
@@ -109,7 +118,7 @@ class Case:
         data = inprocess.data_of(self.model)
         return assemble(
             *(self.found, self.problem, replace(self.plan, stages=tuple(stages)), self.strategy),
-            optimizer=SGD(lr=0.05, momentum=0.9),
+            optimizer=optimizer,
             data=data,
             model=self.model,
             steps=steps,

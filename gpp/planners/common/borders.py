@@ -22,7 +22,6 @@ from typing import NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
-from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.common.moves import Point, adjacent, border_moves
 
@@ -61,17 +60,7 @@ class Borders:
 
     def plan(self, point: Point) -> Plan:
         """The plan with other operators in its stages."""
-        made = make_plan(
-            self._problem,
-            self._plan.planner,
-            point.parts,
-            point.sizes,
-            k=point.ks,
-            chain=point.chain,
-            ordered=True,
-            placement=point.devices,
-            round_robin=[stage.round_robin for stage in self._plan.stages],
-        )
+        made = point.plan(self._problem, self._plan.planner, [stage.round_robin for stage in self._plan.stages])
         return replace(made, explanation=self._plan.explanation)
 
     def _pass(self, start: Point) -> list[Point]:

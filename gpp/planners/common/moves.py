@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Part, Parts
 from gpp.planners.common.placement import Placement
@@ -51,6 +53,27 @@ class Point:
             ks=tuple(stage.k for stage in plan.stages),
             chain=is_chain(plan, graph),
             devices=tuple(stage.devices for stage in plan.stages),
+        )
+
+    def plan(self, problem: Problem, planner: str, round_robin: bool | Sequence[bool] = False) -> Plan:
+        """The plan of this point.
+
+        Args:
+            planner, round_robin: as `make_plan` has them.
+
+        Raises:
+            InvalidPlan: the stages form a cycle, or have no place.
+        """
+        return make_plan(
+            problem,
+            planner,
+            self.parts,
+            self.sizes,
+            k=self.ks,
+            chain=self.chain,
+            ordered=True,
+            placement=self.devices,
+            round_robin=round_robin,
         )
 
 

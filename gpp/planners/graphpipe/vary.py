@@ -33,7 +33,6 @@ from typing import final
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import mask_of
-from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.local_search import Hill, climb
@@ -107,16 +106,7 @@ class PerStage(Hill[Point]):
     def plan(self, state: Point) -> Plan | None:
         """None if there is a cycle, or too little memory."""
         try:
-            plan = make_plan(
-                self.problem,
-                self.incumbent.planner,
-                state.parts,
-                state.sizes,
-                k=state.ks,
-                chain=state.chain,
-                ordered=True,
-                placement=state.devices,
-            )
+            plan = state.plan(self.problem, self.incumbent.planner)
         except InvalidPlan:
             return None
         devices = self.problem.cluster.devices

@@ -30,7 +30,8 @@ from gpp.runtime.emulator.emulated import (
 )
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, run_emulated
-from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
+from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
+from gpp.runtime.hang_detection.stream_status import StreamStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
@@ -162,7 +163,7 @@ class EmulatedServer:
         plan, graph, cluster = job.plan, job.graph, job.cluster
         assert job.settings.serving is not None, "the job serves requests"
         self.job, self.serving, self.device_id, self.transport = job, job.settings.serving, device_id, transport
-        self.status, self.agree = status or NoStatus(), agree
+        self.agree = agree
         self.clock, self.route = Clock(), Route.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]
         self.cost = job.costs[self.stage]
@@ -181,6 +182,8 @@ class EmulatedServer:
             held=self.held,
         )
         self.actions = job.program.actions[device_id]
+        self.counts = dict.fromkeys(range(len(plan.stages)), self.route.microbatches)
+        self.status = StreamStatus(status or NoStatus(), self.actions, self.counts)
         mailboxes = {self.stage: self.mailbox}
         self.interpreter = Interpreter(
             self.actions, {self.stage: runner}, mailboxes, transport, device_id=device_id, status=self.status
@@ -195,10 +198,10 @@ class EmulatedServer:
         rate, plan = self.serving.arrivals.rate, self.job.plan
         came = self.serving.arrivals.times_s() if rate and not plan.predecessors[self.stage] else None
         self.mailbox.start(self.route, requests, came)
-        counts = dict.fromkeys(range(len(plan.stages)), self.route.microbatches)
+        requests_of = stream_of(self.actions, self.serving.buffers, self.counts, plan.minibatch_size, requests)
         records: list[dict[str, Any]] = []
         sleep_until(start)
-        for number, actions in enumerate(stream_of(self.actions, self.serving.buffers, counts, plan.minibatch_size, requests)):
+        for number, actions in self.status.told(requests_of, 0):
             first = len(self.mailbox.begins)
             self.interpreter.run(actions, ends=False)
             virtual_s, end = self.clock.virtual_s, time.perf_counter()
@@ -222,13 +225,11 @@ class EmulatedServer:
     def run(self, out: TextIO, ranks: Path) -> None:
         """Both streams: the unpaced one, which sets the time scale, and the paced one."""
         settings = self.job.settings
-        self.status.begin(EVALUATION, 0)
         free = self.stream(settings.steps, 0.0)
         # By the slowest device; what the clock says is the same for all in the steady state.
         took_s, virtual_s = self.agree([free[-1]["end"] - free[0]["start"], free[-1]["virtual"][1] - free[0]["virtual"][0]])
         paced = min(settings.steps, PACED)
         time_scale = Pace(**settings.engine).choose(virtual_s / len(free), took_s / len(free), paced)
-        self.status.begin(EVALUATION, 1)
         records = self.stream(paced, time_scale)
         for record in records:
             write_line(out, {name: record[name] for name in ("step", "start", "end")})

@@ -36,7 +36,7 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, open_lines, write_line
 from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
@@ -223,7 +223,7 @@ def run_emulated(run_dir: Path, made: type[_Emulated]) -> None:
         worker = made(job, device_id=device_id, transport=transport, agree=largest, status=status)
         # A pause to collect garbage would be a late message.
         gc.disable()
-        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        with open_lines(run_dir, rank) as out:
             worker.run(out, run_dir / "ranks")
         disconnect(status)
 

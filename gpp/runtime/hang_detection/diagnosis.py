@@ -16,7 +16,7 @@ from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.program.program import Program
 from gpp.program.waits import Waits
-from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, MEETING, PHASES, SILENT, TRAINING, RankState
+from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, MEETING, PHASES, SERVING, SILENT, TRAINING, RankState
 
 
 class Want(NamedTuple):
@@ -82,7 +82,7 @@ class Programs:
     ) -> None:
         self.devices, self._stretch, self._teams = tuple(devices), stretch, tuple(teams)
         self._rank = {device: rank for rank, device in enumerate(self.devices)}
-        self._of = {TRAINING: training, EVALUATION: evaluation or training}
+        self._of = {TRAINING: training, EVALUATION: evaluation or training, SERVING: training}
 
     def program(self, state: RankState) -> Program | None:
         """What the phase of `state` runs; None in phases without a program."""
@@ -100,10 +100,13 @@ class Programs:
         actions = self.actions(rank, state)
         if not actions:
             return PHASES[state.phase]
+        if state.phase == SERVING:
+            when = "a request of the warm-up" if state.step < 0 else f"request {state.step}"
+        else:
+            when = f"{'the evaluation after ' if state.phase == EVALUATION else ''}step {state.step}"
         if state.index >= len(actions):
-            return f"at the end of step {state.step}"
-        passed = "" if state.phase == TRAINING else " of the evaluation after"
-        return f"in {actions[state.index].text(self.devices[rank])}{passed or ' of'} step {state.step}"
+            return f"at the end of {when}"
+        return f"in {actions[state.index].text(self.devices[rank])} of {when}"
 
     def wants(self, rank: int, states: Sequence[RankState | None]) -> list[Want]:
         """What a rank waits for at its present action, what was sent already included."""

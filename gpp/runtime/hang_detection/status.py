@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING = range(9)
+SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING, SERVING = range(10)
 """Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
 the others, and so does a meeting one, before it goes on; a resting one has been asked for nothing by its program, which
-is in the same process."""
+is in the same process. The step of a serving one is the number of its request, below 0 in the warm-up."""
 
 PHASES = (
     "running",
@@ -32,6 +32,7 @@ PHASES = (
     "ended",
     "meeting the others",
     "in the program between two steps",
+    "answering requests",
 )
 
 _WORDS = ("phase", "runs", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")
@@ -84,7 +85,7 @@ class AbstractStatus(ABC):
 
     @abstractmethod
     def begin(self, phase: int, step: int) -> None:
-        """A run of the program of `phase` (TRAINING or EVALUATION) begins."""
+        """A run of the program of `phase` (TRAINING, EVALUATION or SERVING) begins."""
 
     @abstractmethod
     def enter(self, phase: int) -> None:

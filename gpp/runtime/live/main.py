@@ -11,15 +11,16 @@ import torch
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import ADDRESS, SECRET, tell
 from gpp.runtime.live.worker import LiveWorker
-from gpp.runtime.worker.main import work
-from gpp.runtime.worker.process import guarded
+from gpp.runtime.worker.main import working
+from gpp.runtime.worker.process import guarded, open_lines
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     """Serve as one worker of `job`, until the program says that it ends."""
     with Client(os.environ[ADDRESS], "AF_UNIX", authkey=bytes.fromhex(os.environ.pop(SECRET))) as feed:
         tell(feed, {"rank": rank})
-        work(job, run_dir, rank, world, device, LiveWorker, lambda worker, out: worker.serve(feed, out))
+        with working(job, run_dir, rank, world, device, LiveWorker) as worker, open_lines(run_dir, rank) as out:
+            worker.serve(feed, out)
 
 
 def main(run_dir: Path) -> None:

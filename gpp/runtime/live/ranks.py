@@ -37,7 +37,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.live.worker import Do, LiveWorker
 from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
 from gpp.runtime.worker.main import working
-from gpp.runtime.worker.process import BEAT_S, kind_of, report
+from gpp.runtime.worker.process import BEAT_S, kind_of, open_lines, report
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -180,8 +180,8 @@ class Ranks:
         bring = partial(self._bring_weights, lacks)
         made = working(job, self._run_dir, self.rank, self._world, self._device, LiveWorker, meeting.store, bring)
         self._worker = self._stack.enter_context(made)
-        path = self._run_dir / "ranks" / f"rank_{self.rank}.jsonl"
-        self._stack.enter_context(self._worker.opened(self._stack.enter_context(path.open("w"))))
+        lines = self._stack.enter_context(open_lines(self._run_dir, self.rank))
+        self._stack.enter_context(self._worker.opened(lines))
         self.notes = self._worker.notes
         self._status.enter(RESTING)
 

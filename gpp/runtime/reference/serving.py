@@ -18,7 +18,7 @@ from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job, restore
 from gpp.runtime.serve.answers import answers_of
 from gpp.runtime.worker.messages import Layout, boundary
-from gpp.runtime.worker.process import guarded, write_line
+from gpp.runtime.worker.process import guarded, open_lines, write_line
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     wanted = {name for module in modules.values() for name in module.inputs}
     answers = answers_of(job, run_dir) if serving.answers else None
     size, request = plan.stages[0].microbatch_size, plan.minibatch_size
-    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out, torch.inference_mode():
+    with open_lines(run_dir, rank) as out, torch.inference_mode():
         for number in range(settings.steps):
             start = time.perf_counter()
             for lo in range(number * request, (number + 1) * request, size):

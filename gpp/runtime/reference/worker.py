@@ -13,12 +13,12 @@ from gpp.runtime.checkpoint.state import job_weights, save_final
 from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline
-from gpp.runtime.worker.process import guarded, write_line
+from gpp.runtime.worker.process import guarded, open_lines, write_line
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     settings, ranks = job.settings, run_dir / "ranks"
-    out = open(ranks / f"rank_{rank}.jsonl", "w")  # noqa: SIM115 (closed below)
+    out = open_lines(run_dir, rank)
     with job_weights(run_dir) as weights:
         pipeline = Pipeline(job, dict(weights), warn=lambda words: write_line(out, {"warning": words}))
     named = pipeline.named()

@@ -21,7 +21,8 @@ from gpp.graph.inference import ANSWER
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
 from gpp.program.stream import stream_of
-from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
+from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
+from gpp.runtime.hang_detection.stream_status import StreamStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.serve.answers import Answers, answers_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -31,7 +32,7 @@ from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
 from gpp.runtime.worker.clock import AbstractClock, HostClock
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
-from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
@@ -83,17 +84,18 @@ class Server:
         clock: AbstractClock | None = None,
     ) -> None:
         assert job.settings.serving is not None, "the job serves requests"
-        self.job, self.device_id, self.transport, self.status = job, device_id, transport, status or NoStatus()
+        self.job, self.device_id, self.transport = job, device_id, transport
         self.serving, plan = job.settings.serving, job.plan
         self.stages = plan.stages_of_device[device_id]
+        self.actions = job.program.actions[device_id]
+        self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
+        self.status = StreamStatus(status or NoStatus(), self.actions, self.counts)
         teams = Teams(job, self.stages, device_id, transport, self.status)
         modules = build_modules(job, run_dir, self.stages, device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
-        self.actions = job.program.actions[device_id]
         mailboxes = build_mailboxes(
             job, self.modules, job.program, device_id=device_id, device=device, transport=transport, given={}, handover={}
         )
-        self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
         self.clock = clock or HostClock()
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
         sends = [action for action in self.actions if action.kind in SENDS]
@@ -165,14 +167,16 @@ class Server:
             runner.answered = answered
             runner.begin(self._rows, lambda microbatch: 0, 0)
 
-    def _requests(self, first: int, end: int) -> Iterator[list[Action]]:
-        return stream_of(self.actions, self.serving.buffers, self.counts, self.job.plan.minibatch_size, end, first)
+    def _requests(self, first: int, end: int, *, begin: int) -> Iterator[tuple[int, list[Action]]]:
+        """Number, from `begin` on, and actions of the requests of a stream."""
+        size = self.job.plan.minibatch_size
+        return self.status.told(stream_of(self.actions, self.serving.buffers, self.counts, size, end, first), begin)
 
     def warm_up(self) -> int:
         """Let some requests through that nobody asked for; returns the peak of this device's memory."""
         self._begin(None)
         self.memory.begin(held_by(self.modules.values(), (), ()))
-        for actions in self._requests(0, WARM):
+        for _, actions in self._requests(0, WARM, begin=-WARM):
             self.interpreter.run(actions, ends=False)
             self.interpreter.take()
         self.transport.flush()
@@ -185,7 +189,6 @@ class Server:
         """The whole stream; one JSON line for each request to `out`."""
         gc.collect()
         gc.freeze()
-        self.status.begin(EVALUATION, 0)
         peak = self.warm_up()
         lines = Lines(out, holds=any(action.kind in RECEIVES for action in self.actions))
         self.transport.idle = lines.flush
@@ -204,9 +207,8 @@ class Server:
         source = any(not self.job.plan.predecessors[s] for s in self.stages)
         arrivals = self.serving.arrivals.times_s() if self.serving.arrivals.rate and source else None
         epoch = _agreed(time.perf_counter()) + SETTLE_S
-        self.status.begin(EVALUATION, 1)
         settings = self.job.settings
-        for number, actions in enumerate(self._requests(settings.first_step, settings.steps), start=settings.first_step):
+        for number, actions in self._requests(settings.first_step, settings.steps, begin=settings.first_step):
             came = None
             if arrivals is not None:
                 # The source's clock stands still between two plans.
@@ -244,7 +246,7 @@ def _agreed(value: float) -> float:
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     device_id, transport, status = enter(job, run_dir, rank, world)
-    with torch.inference_mode(), open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+    with torch.inference_mode(), open_lines(run_dir, rank) as out:
         Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status).run(out, run_dir / "ranks")
     disconnect(status)
 

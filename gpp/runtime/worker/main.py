@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -16,7 +16,7 @@ from gpp.runtime.worker import course
 from gpp.runtime.worker.clock import CardStatus
 from gpp.runtime.worker.exchange import TorchExchange
 from gpp.runtime.worker.limit import Limit
-from gpp.runtime.worker.process import disconnect, enter, guarded, write_line
+from gpp.runtime.worker.process import disconnect, enter, guarded, open_lines, write_line
 from gpp.runtime.worker.takeover import Takeover
 from gpp.runtime.worker.worker import Worker
 
@@ -25,32 +25,11 @@ W = TypeVar("W", bound=Worker)
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     """Train as one worker of `job`, whose device in the plan follows from the rank."""
-    work(job, run_dir, rank, world, device, Worker, _course)
-
-
-def _course(worker: Worker, out: TextIO) -> None:
-    """The whole job, whatever plans it takes."""
-    if worker.job.settings.replan_every:
-        write_line(out, {"built_s": worker.built_s})
-    course.run(worker, out, Takeover(TorchExchange(worker.job)) if worker.job.settings.replan_every else None)
-
-
-def work(
-    job: Job,
-    run_dir: Path,
-    rank: int,
-    world: int,
-    device: torch.device,
-    kind: type[W],
-    does: Callable[[W, TextIO], None],
-) -> None:
-    """Make a worker of some kind, let it do its work, and leave together with the others.
-
-    Args:
-        does: called with the worker and the file of its lines.
-    """
-    with working(job, run_dir, rank, world, device, kind) as worker, open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-        does(worker, out)
+    replanned = bool(job.settings.replan_every)
+    with working(job, run_dir, rank, world, device, Worker) as worker, open_lines(run_dir, rank) as out:
+        if replanned:
+            write_line(out, {"built_s": worker.built_s})
+        course.run(worker, out, Takeover(TorchExchange(job)) if replanned else None)
 
 
 @contextmanager

@@ -48,6 +48,11 @@ KEPT_STEPS = 8
 BEAT_S = 0.25
 
 
+def open_lines(run_dir: Path, rank: int) -> TextIO:
+    """The file of a worker's lines, which the controller reads while it grows."""
+    return (run_dir / "ranks" / f"rank_{rank}.jsonl").open("w")
+
+
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
     """One JSON line, visible to the controller at once."""
     out.write(json.dumps(record) + "\n")
