@@ -8,7 +8,9 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
+# What is installed is compiled by all cores at once; pip would compile one file after the other, tests included.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/lib || true
 
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,15 +36,18 @@ docs: $(VENV)/.docs
 $(VENV)/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS))
-	$(INSTALL) -e .
+	$(PIP) -e .
+	@$(COMPILE)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) -e ".[test,dev]"
+	$(PIP) -e ".[test,dev]"
+	@$(COMPILE)
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run
-	$(INSTALL) -e ".[docs]"
+	$(PIP) -e ".[docs]"
+	@$(COMPILE)
 	touch $@
 
 clean:

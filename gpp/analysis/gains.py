@@ -49,6 +49,7 @@ class Gain:
         low, high: the least and the largest factor of the rounds of a measurement; equal where nothing was measured.
         reason: why the rival has no plan.
         same: whether the rival's plan is the run's own.
+        foreseen: the rival's predicted seconds over the plan's; None where the rival has no plan.
     """
 
     over: str
@@ -58,6 +59,7 @@ class Gain:
     high: float | None = None
     reason: str | None = None
     same: bool = False
+    foreseen: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -141,7 +143,7 @@ def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> G
     for rival in found:
         seconds = None if rival.plan is None else rival.predicted_s
         factor = None if seconds is None or not own_s > 0 else seconds / own_s
-        known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor}
+        known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor, "foreseen": factor}
         gains.append(Gain(**known, reason=rival.reason, same=rival.same))
     alone = next((rival for rival in found if rival.name == ONE_DEVICE and rival.plan is not None), None)
     if alone is None or alone.plan is None:

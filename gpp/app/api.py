@@ -126,7 +126,7 @@ def train(
     optimizer: AbstractOptimizer | None = None,
     seed: int = 0,
     evaluate_every: int = 0,
-    on_nonfinite: Literal["stop", "warn"] = "stop",
+    on_nonfinite: Literal["stop", "warn", "trace"] = "stop",
     engine: AbstractEngine | None = None,
     progress: Progress | None = None,
     checkpoint: Checkpoints | None = None,
@@ -137,7 +137,8 @@ def train(
     Args:
         data: (inputs by name, targets) to train on, tensors [num_samples, ...].
         held_out: likewise to evaluate on.
-        on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on.
+        on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on; `trace` raises
+            at the first gradient that is NaN, too, and names the function that made it.
         run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
             the weights that it had then.

@@ -83,7 +83,8 @@ class Experiment:
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
-        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on;
+            `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
@@ -110,7 +111,7 @@ class Experiment:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
     evaluate_every: Natural = 0
-    on_nonfinite: Literal["stop", "warn"] = "stop"
+    on_nonfinite: Literal["stop", "warn", "trace"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
     plan: str | None = None
@@ -311,7 +312,10 @@ class Experiment:
         given, started = self.given_plan is not None, self.__dict__.get("_early")
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
         made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
-        return settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
+        found = settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
+        if started is not None and not self.baselines_s:
+            started.close()  # else what was gained is measured by the same process
+        return found
 
     @cached_property
     def given_plan(self) -> Plan | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def settle(
     Args:
         plan: by what is known so far.
         given: whether the plan is the user's own, which stays.
-        started: rehearsals that were started early.
+        started: rehearsals that were started early; they stay open, unless they fail.
         job_of: the whole job of a plan.
         weights: initial weights; called once, if anything is rehearsed.
         say: is told what is being timed.
@@ -115,7 +116,8 @@ def settle(
         return problem, plan
     found = _Settled(problem, profile, strategy, given)
     try:
-        with started or Rehearsals(worker_environment(found.cost.num_threads)) as rehearsals:
+        with ExitStack() as stack:
+            rehearsals = started or stack.enter_context(Rehearsals(worker_environment(found.cost.num_threads)))
             if unmeasured:
                 say("timing messages and actions on this machine ...")
                 setting = cpu_setting(found.cost.num_threads)
@@ -126,6 +128,8 @@ def settle(
                 plan = found.again(plan)
             return found.rehearsed(plan, rehearsals, job_of, weights, say)
     except WorkerFailed as error:
+        if started is not None:
+            started.close()
         warn(f"the plan could not be timed in place, so what was known before predicts it: {error}")
         return found.problem, plan
 

@@ -22,6 +22,8 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.single import Single
 from gpp.runtime.job import Job
+from gpp.runtime.rehearsal.rehearse import Rehearsals
+from gpp.runtime.worker.parent import worker_environment
 from gpp.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def gains_of(
         predicted.metrics,
         job_of,
         lambda: experiment.weights(captured),
-        cost=cost,
+        rehearsals=experiment.__dict__.get("_early") or Rehearsals(worker_environment(cost.num_threads)),
         budget_s=experiment.baselines_s,
         say=say,
         warn=warn,

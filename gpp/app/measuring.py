@@ -14,11 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpp.analysis.gains import ONE_DEVICE, Gains, Rival, gain_of_rounds, predicted_gains
-from gpp.cost.models.profiled import Profiled
 from gpp.errors import GppError, WorkerFailed
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, short
-from gpp.runtime.worker.parent import worker_environment
 from gpp.timeline import Metrics
 
 ROUNDS = 3
@@ -38,7 +36,7 @@ def measured_gains(
     job_of: Callable[[Rival], Job],
     weights: Callable[[], Mapping[str, Any]],
     *,
-    cost: Profiled,
+    rehearsals: Rehearsals,
     budget_s: float,
     say: Callable[[str], None],
     warn: Callable[[str], None],
@@ -49,6 +47,7 @@ def measured_gains(
         own: the job that has run.
         job_of: the job of a rival, over the same model, data and settings.
         weights: initial weights by full name.
+        rehearsals: closed afterwards; they may have been started before.
         say: is told what is being measured.
         warn: is told why nothing could be measured.
     """
@@ -65,7 +64,7 @@ def measured_gains(
         jobs = {None: own, **{rival.name: job_of(rival) for rival in others}}
         jobs = {name: short(job, steps[name]) for name, job in jobs.items()}
         initial = weights()
-        with Rehearsals(worker_environment(cost.num_threads)) as rehearsals:
+        with rehearsals:
             for turn in range(ROUNDS):
                 say(f"measuring the best chain and one device, turn {turn + 1} of {ROUNDS} ...")
                 for name, job in jobs.items():
@@ -80,7 +79,7 @@ def measured_gains(
     measured = {name: gain_of_rounds(by_name[str(name)], own_s, seconds) for name, seconds in found.items()}
     return replace(
         foreseen,
-        gains=tuple(measured.get(gain.over, gain) for gain in foreseen.gains),
+        gains=tuple(replace(measured.get(gain.over, gain), foreseen=gain.foreseen) for gain in foreseen.gains),
         measured=True,
         rounds=ROUNDS,
         steps=min(job.settings.steps for job in jobs.values()) - UNTIMED,

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpp.analysis.comparison import compare
+from gpp.analysis.comparison import beside, chain_beside, compare
 from gpp.analysis.explore import explore
+from gpp.analysis.gains import predicted_gains
 from gpp.analysis.max_batch import Boundary, Confirmed, at_size, largest
+from gpp.app import judging
 from gpp.app.experiment import Experiment
 from gpp.app.recording import Recorder
 from gpp.cluster import Cluster
@@ -31,8 +33,18 @@ STEPS = 3
 
 
 def compare_strategies(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
-    """The plan of each strategy for one problem."""
-    recorder.compared(compare(experiment.strategies, problem, recorder.starting))
+    """The plan of each strategy for one problem, and what the best one gains."""
+    attempts = compare(experiment.strategies, problem, recorder.starting)
+    best = recorder.compared(attempts)
+    if best is None or best.plan is None or best.predicted is None:
+        return
+    strategy = next(one for one in experiment.strategies if one.name == best.strategy)
+    chain = chain_beside(strategy)
+    made = [attempt for one, attempt in zip(experiment.strategies, attempts, strict=True) if one == chain]
+    # The best chain may have been one of those compared.
+    found = tuple(made) if made else beside(strategy, problem)
+    rivals = judging.rivals_of(replace(experiment, strategy=strategy), captured, problem, best.plan, found)
+    recorder.gained(predicted_gains(rivals, best.plan, best.predicted.metrics))
 
 
 def largest_batches(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:

@@ -32,6 +32,17 @@ GROUPS = {
     "hparams_search": "Searches, with -m",
     "debug": "To look for mistakes",
 }
+MODES = {
+    "train": "plan, run and measure (the default)",
+    "plan": "plan and explain the plan; nothing runs",
+    "compare": "plan with several strategies, side by side",
+    "max_batch": "the largest micro-batch of several strategies",
+    "explore": "a page in which to change devices, micro-batches, memory and schedule",
+    "inference": "answer requests through the pipeline",
+    "profile": "what operators, stages, messages and actions take on this machine",
+    "new": "write a repository for a model and data of your own: path=FOLDER",
+}
+"""What a run does, in a line each."""
 EXAMPLES = """\
 Examples:
   python run.py                                                  plan and train the default model on this machine
@@ -133,7 +144,9 @@ class Vocabulary:
         def cost(name: str) -> tuple[float, bool, str]:
             tails = [name.replace("/", ".").split(".")[i:] for i in range(1, len(name.replace("/", ".").split(".")))]
             apart = [_distance(key, name)] + [_distance(key.replace("/", "."), ".".join(tail)) + 0.5 for tail in tails]
-            part = 1.0 if any(key in tail[-1].split("_") for tail in tails) else len(key)
+            # A whole word of a name counts as near, nearer in a name without sections.
+            last = re.split(r"[./]", name)[-1]
+            part = (1.0 + 0.5 * bool(tails)) if key in last.split("_") else len(key)
             fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
             return min(*apart, part) - fits, sorted(key) != sorted(name), name
 
@@ -205,6 +218,9 @@ def help_text(vocabulary: Vocabulary) -> str:
         "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
         "",
         EXAMPLES,
+        "Modes (mode=...)",
+        *(f"  {name:<20} {words}" for name, words in MODES.items()),
+        "",
     ]
     for group, title in GROUPS.items():
         lines.append(f"{title} ({group}=...)")

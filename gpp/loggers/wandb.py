@@ -48,8 +48,8 @@ class WandbRecord(BackEndRecord):
 
     def _where(self, run: Any) -> tuple[str, ...]:
         path = shlex.quote(os.path.abspath(run.settings.sync_dir))
-        look = f"wandb leet {path}"
-        return (look, f"wandb sync {path}") if run.offline else (look, f"online: {run.url}")
+        look = f"wandb leet {path}   # shows it in this terminal"
+        return (look, f"wandb sync {path}   # uploads it, with an account") if run.offline else (look, f"online: {run.url}")
 
     def _abandon(self, run: Any) -> None:
         run.finish(exit_code=1)
@@ -173,6 +173,8 @@ class Wandb(AbstractLogger):
         return WandbRecord(lambda: self._open(run, "offline"), warnings, **options)
 
     def _open(self, run: RunInfo, mode: Mode) -> Any:
+        # wandb would report its own errors and timings to its makers, and load what that takes.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         run.run_dir.mkdir(parents=True, exist_ok=True)

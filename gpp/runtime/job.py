@@ -113,7 +113,8 @@ class Settings:
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
-        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on;
+            `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
@@ -150,7 +151,7 @@ class Settings:
     enforce_memory: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
-    on_nonfinite: Literal["stop", "warn"] = "stop"
+    on_nonfinite: Literal["stop", "warn", "trace"] = "stop"
     checkpoint_every: Natural = 0
     checkpoint_keep: Count = 2
     checkpoint_drain: bool = False

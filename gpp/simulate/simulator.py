@@ -75,7 +75,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     held = max_in_flight(program, plan)
     peaks = plan.device_memory(problem, held) if plan.helped else device_peaks(program, plan.bills(problem))
     memory = {device: round(need) for device, need in peaks.items()}
-    busy = _computing_s(program, plan, problem, costs)
+    counted = waits.counts.items()
+    busy = sum(n * costs.seconds[i] * (1.0 - costs.beside[i]) for i, n in counted if waits.labels[i][1].kind in COMPUTE)
     sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
         iteration_s=iteration_s,
@@ -112,17 +113,6 @@ def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
         )
         for bill, other in zip(bills, without, strict=True)
     )
-
-
-def _computing_s(program: Program, plan: Plan, problem: Problem, costs: Costs) -> float:
-    """Seconds that all devices compute; what passes take for messages and as such is no computing, as in a measured timeline."""
-    waits, beside, out = program.waits, plan.beside_s(problem), 0.0
-    for label, times in waits.counts.items():
-        action = waits.labels[label][1]
-        if action.kind in COMPUTE:
-            ways = {FORWARD: beside[action.stage][0], BACKWARD: beside[action.stage][1]}
-            out += times * (costs.seconds[label] - ways.get(KINDS[action.kind].direction, 0.0))
-    return out
 
 
 def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float]]:
@@ -202,12 +192,14 @@ class Costs(NamedTuple):
         num_bytes: of its message, of what it sums, or of what it copies.
         moved: bytes that it puts on links; a ring moves 2(n-1)/n of a sum's over each of the n members' links.
         late: by channel, seconds from the wire to the arrival; 0 for copies.
+        beside: share of a pass that is none of its operators', but messages and the runtime's own; 0 for all else.
     """
 
     seconds: list[float]
     num_bytes: list[float]
     moved: list[float]
     late: list[float]
+    beside: list[float]
 
     @classmethod
     def of(cls, program: Program, plan: Plan, problem: Problem) -> Costs:
@@ -221,15 +213,17 @@ class Costs(NamedTuple):
         seconds: list[float] = []
         num_bytes: list[float] = []
         moved: list[float] = []
-        bills = plan.bills(problem)
+        besides: list[float] = []
+        bills, ways = plan.bills(problem), plan.beside_s(problem)
         copies = copy_costs(plan, problem.graph, problem.cluster, bills)
         for device, action in waits.labels:
             row, s = KINDS[action.kind], action.stage
-            size, share = 0.0, 1.0
+            size, share, beside_s = 0.0, 1.0, 0.0
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
                 took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
                 took *= _part(plan, action, device)
+                beside_s = {FORWARD: ways[s][0], BACKWARD: ways[s][1]}.get(row.direction, 0.0)
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
                 size = message_bytes(plan, rates, action, device) if action.peer_device != device else 0.0
@@ -248,10 +242,11 @@ class Costs(NamedTuple):
             seconds.append(took)
             num_bytes.append(size)
             moved.append(size * share)
+            besides.append(beside_s / took if took else 0.0)
         late = [0.0] * (waits.num_resources - len(waits.devices))
         for (_, _, _, src, dst), ends in waits.channels.items():
             late[ends.resource - len(waits.devices)] = 0.0 if src == dst else problem.cluster.link(src, dst).latency_s
-        return cls(seconds, num_bytes, moved, late)
+        return cls(seconds, num_bytes, moved, late, besides)
 
 
 def _part(plan: Plan, action: Action, device: int) -> float:
@@ -289,7 +284,7 @@ def steps_of(program: Program, costs: Costs) -> tuple[Times, float]:
 
 
 def _events(program: Program, costs: Costs, times: Times, zero: float) -> list[Event]:
-    """What happens, as if `zero` were the zero of time."""
+    """What happens, as if `zero` were the zero of time; of a pass what is computed, as in a measured timeline."""
     waits, num_bytes = program.waits, [round(size) for size in costs.num_bytes]
     begin, end, labels = times.begin_s, times.end_s, waits.label_of
     out: list[Event] = []
@@ -297,6 +292,8 @@ def _events(program: Program, costs: Costs, times: Times, zero: float) -> list[E
         for node, action in enumerate(program.actions[device], start=waits.first[device]):
             kind, stage, microbatch, _, peer_device, _, _ = action
             if kind not in RECEIVES and peer_device != device:
-                start, stop = (begin[node], end[node]) if not zero else (begin[node] - zero, end[node] - zero)
-                out.append(Event(device, kind, stage, microbatch, start, stop, num_bytes[labels[node]]))
+                start, stop, label = begin[node], end[node], labels[node]
+                stop -= (stop - start) * costs.beside[label] if costs.beside[label] else 0.0
+                start, stop = (start, stop) if not zero else (start - zero, stop - zero)
+                out.append(Event(device, kind, stage, microbatch, start, stop, num_bytes[label]))
     return out

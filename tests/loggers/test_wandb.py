@@ -30,7 +30,8 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         record.finish({"predicted": {"iteration_s": 0.5}})
     stored = list((run_dir / "wandb").glob("offline-run-*"))
     assert len(stored) == 1 and list(stored[0].glob("*.wandb")) and list(stored[0].rglob("*.html"))
-    assert record.hints == (f"wandb leet {stored[0]}", f"wandb sync {stored[0]}")
+    # What a line does stands behind a #, so that it can be copied whole.
+    assert [hint.split("   #")[0] for hint in record.hints] == [f"wandb leet {stored[0]}", f"wandb sync {stored[0]}"]
     assert len(record.warnings) == 1 and "no wandb key" in record.warnings[0]
     out = capfd.readouterr()
     assert out.out == "" and out.err == ""
@@ -82,7 +83,7 @@ def test_steps_between_two_points_are_left_out_but_never_the_last() -> None:
 
 def test_a_failure_is_a_warning_and_ends_the_record() -> None:
     record = WandbRecord(Broken)
-    assert record.hints == ("wandb leet '/x y'", "wandb sync '/x y'")
+    assert [hint.split("   #")[0] for hint in record.hints] == ["wandb leet '/x y'", "wandb sync '/x y'"]
     record.log(0, {"loss": 1.0})
     record.log(1, {"loss": 1.0})
     record.finish({"a": 1})

@@ -259,7 +259,7 @@ def test_a_run_that_diverges_has_failed(engine: str, tmp_path: Path) -> None:
     assert "of step 1, on stage" in reason and "is not finite" in reason and "it began in the forward of micro-batch 0" in reason
     assert reason in " ".join(done.out.split())
     refused = run(tmp_path / "refused", *words, "on_nonfinite=maybe")
-    assert refused.code == 2 and "on_nonfinite=maybe: must be stop or warn" in " ".join(refused.out.split())
+    assert refused.code == 2 and "on_nonfinite=maybe: must be one of stop, warn, trace" in " ".join(refused.out.split())
     if engine == "distributed":
         return
     going_on = run(tmp_path / "warn", *words, "on_nonfinite=warn")

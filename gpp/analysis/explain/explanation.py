@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from gpp.analysis.explain.idle import DeviceTime, Reason, device_times, idle_shares
+from gpp.analysis.explain.idle import DeviceTime, Reason, behind_s, device_times, idle_shares
 from gpp.analysis.explain.order import OrderGap, order_gap
 from gpp.analysis.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, replanned
 from gpp.cost.problem import Problem
@@ -40,6 +40,7 @@ class StageLoad:
 
     Args:
         compute_s: time of all its forwards and backwards.
+        runtime_s: time that the runtime takes for them and their messages.
         transfer_s: time of its busiest link for all micro-batches; it runs beside the compute.
         all_reduce_s: time of gradient all-reduce and update, which come after.
         memory_share: used share of the fullest device's memory.
@@ -50,18 +51,24 @@ class StageLoad:
     transfer_s: float
     all_reduce_s: float
     memory_share: float
+    runtime_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The load as a lower bound: no step is shorter than the load of any stage."""
-        return max(self.compute_s, self.transfer_s) + self.all_reduce_s
+        return max(self.busy_s, self.transfer_s) + self.all_reduce_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that its passes take the device."""
+        return self.compute_s + self.runtime_s
 
     @property
     def kind(self) -> Kind:
         """The kind of the largest part of the load."""
-        if self.all_reduce_s > max(self.compute_s, self.transfer_s):
+        if self.all_reduce_s > max(self.busy_s, self.transfer_s):
             return "all-reduce"
-        return "communication" if self.transfer_s > self.compute_s else "compute"
+        return "communication" if self.transfer_s > self.busy_s else "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +141,10 @@ def explain(
         budget_s: seconds after which nothing is planned again.
         replan: False for a plan that the strategy did not make: its reliefs are simulated, and nothing is planned.
     """
+    devices = device_times(predicted, plan.stage_of_device, plan.beside_s(strategy.posed(problem)))
     loads = stage_loads(plan, predicted, problem, strategy)
     most = max(load.seconds for load in loads)
     bottlenecks = sorted((load.stage for load in loads if load.seconds >= AS_SLOW * most), key=lambda s: (-loads[s].seconds, s))
-    devices = device_times(predicted, plan.stage_of_device)
     metrics = predicted.metrics
     again = replanned(plan, metrics.iteration_s, problem, strategy, budget_s=budget_s if replan else 0.0)
     left_out = again.left_out if replan else ("everything that needs planning: this plan was given, not planned",)
@@ -162,12 +169,15 @@ def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Str
     """The load of every stage, on its busiest device and link."""
     # Events are summed by stage, not by device: a device may run several stages.
     compute: dict[tuple[int, int], float] = defaultdict(float)
+    runtime: dict[tuple[int, int], float] = defaultdict(float)
+    beside = plan.beside_s(strategy.posed(problem))
     for event in predicted.events:
         if event.kind in COMPUTE:
             compute[event.stage, event.device] += (event.end_s - event.start_s) / predicted.steps
+            runtime[event.stage, event.device] += behind_s(event, beside) / predicted.steps
     after = {
         device.device: device.idle_s["all_reduce"] + device.idle_s["update"]
-        for device in device_times(predicted, plan.stage_of_device)
+        for device in device_times(predicted, plan.stage_of_device, beside)
     }
     wire = _wire_seconds(plan, problem)
     out = []
@@ -177,6 +187,7 @@ def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Str
             StageLoad(
                 stage=s,
                 compute_s=max(compute[s, d] for d in stage.devices),
+                runtime_s=max(runtime[s, d] for d in stage.devices),
                 transfer_s=wire[s],
                 all_reduce_s=max(after[d] for d in stage.devices),
                 memory_share=max(peaks),

@@ -2,6 +2,7 @@
 
 Every instant of a device that is not a forward or backward has exactly one reason, the first of these that holds:
 
+* `runtime`: right after a pass, for what the runtime takes for it and its messages.
 * `host`: before a pass whose copy to the host, or from it, is over last.
 * `fill`: before its first backward, while the pipeline fills; deeper pipelines and larger micro-batches take longer.
 * `data`: later, before a forward; a predecessor, or the link from it, is slower.
@@ -18,15 +19,18 @@ A device that runs all forwards before its first backward (GPipe, few micro-batc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpp.program.kinds import BESIDE, COMPUTE, COPIES, KINDS, REDUCE
+from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, REDUCE
 from gpp.timeline import Event, Timeline
 
-Reason = Literal["host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
-REASONS: tuple[Reason, ...] = ("host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+Reason = Literal["runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
+REASONS: tuple[Reason, ...] = ("runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+
+Beside = Sequence[tuple[float, float]]
+"""Of every stage, seconds of a forward and of a backward that are none of its operators' (`Plan.beside_s`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,7 @@ class DeviceTime:
     idle_s: dict[Reason, float]
 
 
-def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tuple[DeviceTime, ...]:
+def device_times(timeline: Timeline, stage_of_device: Mapping[int, int], beside: Beside) -> tuple[DeviceTime, ...]:
     """The time of every device of a plan in the step, in the order of the devices."""
     own: dict[int, list[Event]] = {device: [] for device in sorted(stage_of_device)}
     reached: dict[int, float] = defaultdict(float)  # gradient group -> when its last member arrives
@@ -54,10 +58,12 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tupl
     if timeline.steps > 1:
         length_s, steps = timeline.length_s, timeline.steps
         return tuple(
-            _steady_time(device, stage_of_device[device], events, copied, length_s, steps) for device, events in own.items()
+            _steady_time(device, stage_of_device[device], events, copied, beside, length_s, steps) for device, events in own.items()
         )
     step = timeline.metrics.iteration_s
-    return tuple(_device_time(device, stage_of_device[device], events, copied, reached, step) for device, events in own.items())
+    return tuple(
+        _device_time(device, stage_of_device[device], events, copied, beside, reached, step) for device, events in own.items()
+    )
 
 
 Copied = dict[tuple[int, int, str], set[float]]
@@ -75,14 +81,27 @@ def _on_host(event: Event, copied: Copied) -> bool:
     return any(_instant(event.start_s) in copied[event.device, event.stage, kind] for kind in needed) if copied else False
 
 
-def _steady_time(device: int, stage: int, events: list[Event], copied: Copied, length_s: float, steps: int) -> DeviceTime:
+def behind_s(event: Event, beside: Beside) -> float:
+    """Seconds that the runtime takes for a pass and its messages; 0 for all else."""
+    if event.kind not in COMPUTE:
+        return 0.0
+    return {FORWARD: beside[event.stage][0], BACKWARD: beside[event.stage][1]}.get(KINDS[event.kind].direction, 0.0)
+
+
+def _steady_time(
+    device: int, stage: int, events: list[Event], copied: Copied, beside: Beside, length_s: float, steps: int
+) -> DeviceTime:
     """The mean step of a continuous pipeline; an event across the end of the view stands for one across its start."""
     events.sort(key=lambda e: (e.start_s, e.end_s))
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
+    behind = behind_s(events[-1], beside) if events else 0.0
     for event in events:
         why: Reason = "host" if _on_host(event, copied) else "gradient" if KINDS[event.kind].returns else "data"
-        idle[why] += max(0.0, event.start_s - now) / steps
+        gap = max(0.0, event.start_s - now)
+        idle["runtime"] += min(gap, behind) / steps
+        idle[why] += max(0.0, gap - behind) / steps
+        behind = behind_s(event, beside)
         took = (event.end_s - event.start_s) / steps
         if event.kind in COMPUTE:
             compute += took
@@ -95,7 +114,7 @@ def _steady_time(device: int, stage: int, events: list[Event], copied: Copied, l
 
 
 def _device_time(
-    device: int, stage: int, events: list[Event], copied: Copied, reached: Mapping[int, float], step: float
+    device: int, stage: int, events: list[Event], copied: Copied, beside: Beside, reached: Mapping[int, float], step: float
 ) -> DeviceTime:
     events.sort(key=lambda e: (e.start_s, e.end_s))
     backwards = [e.start_s for e in events if KINDS[e.kind].returns]
@@ -105,11 +124,13 @@ def _device_time(
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     # Successive steps overlap: this device begins its next one a period after this one, whenever the others do.
     now = min(events[0].start_s, max(0.0, events[-1].end_s - step)) if events else 0.0
-    end_s, compute = now + step, 0.0
+    end_s, compute, behind = now + step, 0.0, 0.0
     for event in events:
         if event.start_s > now:
             why = "host" if _on_host(event, copied) else _reason(event, now, full, last)
-            idle[why] += event.start_s - now
+            gap = event.start_s - now
+            idle["runtime"] += min(gap, behind)
+            idle[why] += max(0.0, gap - behind)
         start, end = max(now, event.start_s), max(now, event.end_s)
         if event.kind in COMPUTE:
             compute += end - start
@@ -119,8 +140,10 @@ def _device_time(
             idle["all_reduce"] += end - ready
         else:
             idle["update"] += end - start
-        now = end
-    idle["drain"] += max(0.0, end_s - now)
+        now, behind = end, behind_s(event, beside)
+    gap = max(0.0, end_s - now)
+    idle["runtime"] += min(gap, behind)
+    idle["drain"] += max(0.0, gap - behind)
     return DeviceTime(device=device, stage=stage, compute_s=compute, idle_s=idle)
 
 

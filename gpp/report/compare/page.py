@@ -13,6 +13,7 @@ from gpp.report.draw.page import Cell, Column, Table
 from gpp.report.draw.palette import PREDICTED
 from gpp.report.draw.svg import Drawing
 from gpp.report.draw.timelines import span_s
+from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
@@ -36,7 +37,7 @@ def compare_report(run: RunRecord) -> str:
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
         strategies=_table(found, groups),
-        best=[_best(kind, line) for kind, line in best_lines(found)],
+        best=[*(_best(kind, line) for kind, line in best_lines(found)), *(gain_lines(run.gains) if run.gains else ())],
         # Steps of different mini-batches are not to be compared.
         bars=None if run.boundaries else _bars(groups, run),
         attempts=[_attempt(group, run, span) for group in groups],

@@ -79,8 +79,8 @@ def new_table(title: str, *columns: tuple[str, str]) -> Table:
 
 def show_heading(console: Console, result: Mapping[str, Any], subject: object) -> None:
     """Print model, subject, cluster and engine in a line."""
-    ends = f" · {result.get('cluster')} · {result.get('engine')}"
-    console.print(Text.assemble((str(result.get("model")), "bold"), " · ", (str(subject), "bold cyan"), ends))
+    ends = f" · cluster {result.get('cluster')} · engine {result.get('engine')}"
+    console.print(Text.assemble("model ", (str(result.get("model")), "bold"), " · ", (str(subject), "bold cyan"), ends))
 
 
 class StepProgress:
@@ -122,9 +122,8 @@ class StepProgress:
             loss: the last step's; None in runs without a loss (inference, emulation).
             samples_per_s: throughput.
         """
-        facts = ([] if loss is None else [f"loss {text.significant(loss, 4)}"]) + (
-            [] if samples_per_s is None else [f"{text.significant(samples_per_s)} samples/s"]
-        )
+        said = [] if loss is None else [f"loss {text.significant(loss, 4)}"]
+        facts = said + ([] if samples_per_s is None else [f"{text.significant(samples_per_s)} samples/s"])
         if self._bar:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
             return
@@ -133,8 +132,9 @@ class StepProgress:
         self._first = self._first or (step, now)
         first, since = self._first
         left = [f"{text.seconds((now - since) / (step - first) * (self._total - step))} left"] if step > first else []
-        when = left if step < self._total else [f"in {text.seconds(now - self._began)}"]
-        self._line = "  ".join([f"step {step}/{self._total}", *facts, *when])
+        # At the end the run's own table has the throughput: of a typical step, and not of the last.
+        when = [*facts, *left] if step < self._total else [*said, f"in {text.seconds(now - self._began)} with the workers' start"]
+        self._line = "  ".join([f"step {step}/{self._total}", *when])
         if now - self._printed >= self._every_s:
             self._say(now)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpp.analysis.explain.explanation import Explanation
@@ -27,6 +27,7 @@ from gpp.report.run.record import RunRecord
 
 COMPUTE_FILL = TRUNK.mid
 FILLS: dict[Reason, str] = {
+    "runtime": token("other"),
     "host": FETCH,
     "fill": token("hue0-soft"),
     "data": token("hue1-mid"),
@@ -37,6 +38,8 @@ FILLS: dict[Reason, str] = {
     "update": UPDATE,
 }
 LEFT, GAP, RIGHT = 76.0, 40.0, 62.0
+MOST_STAGES = 6
+"""Characters of a row's stages that fit beside it."""
 
 
 def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]
         "certificate": f"{text.sentence(proof)}." if proof else "",
         "swatches": _swatches(explanation),
         "bubble": f"of all device time; the bubble is {text.percent(explanation.bubble_fraction)}",
-        "devices": draw_devices(explanation),
+        "devices": draw_devices(explanation, run.plan.stages_of_device if run.plan else {}),
         "changes": _changes(explanation),
         "left_out": f"Left out: {', '.join(explanation.left_out)}." if explanation.left_out else "",
     }
@@ -60,8 +63,12 @@ def _swatches(explanation: Explanation) -> list[Swatch]:
     return [swatch(f"{name} {text.percent(share)}", rect(0, 0, 26, 12, fill)) for name, fill, share in shares]
 
 
-def draw_devices(explanation: Explanation, width: float = PAGE_WIDTH) -> Drawing:
-    """A bar of the whole step for every device, and beside it the idle part alone, enlarged."""
+def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]], width: float = PAGE_WIDTH) -> Drawing:
+    """A bar of the whole step for every device, and beside it the idle part alone, enlarged.
+
+    Args:
+        stages_of: device -> its stages, where it may have several.
+    """
     devices, step = explanation.devices, explanation.iteration_s or 1.0
     height = 18.0 if len(devices) <= 16 else 13.0 if len(devices) <= 40 else 8.0
     half = (width - LEFT - GAP - RIGHT) / 2
@@ -71,7 +78,8 @@ def draw_devices(explanation: Explanation, width: float = PAGE_WIDTH) -> Drawing
     out.append(label(width, 11, "idle", 10.5, MUTED, "end"))
     y, size = 18.0, min(11.0, height + 0.5)
     for device in devices:
-        base, name = y + height / 2 + size * 0.36, f"s{device.stage}  d{device.device}"
+        own = text.shorten_end("+".join(map(str, stages_of.get(device.device, (device.stage,)))), MOST_STAGES)
+        base, name = y + height / 2 + size * 0.36, f"s{own}  d{device.device}"
         row = [label(LEFT - 8, base, name, size, INK, "end")]
         idle = [(REASON_WORDS[reason], FILLS[reason], device.idle_s[reason]) for reason in REASONS]
         row += _bar(name, [("computing", COMPUTE_FILL, device.compute_s), *idle], LEFT, y, height, half / step, step)

@@ -10,6 +10,7 @@ from rich.text import Text
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import REASONS, DeviceTime, Reason
 from gpp.analysis.explain.what_if import WhatIf
+from gpp.plan.plan import Plan
 from gpp.report.draw import text
 from gpp.report.run.console import WIDE, new_table
 from gpp.report.run.explain_words import (
@@ -33,10 +34,10 @@ def show_explanation(console: Console, run: RunRecord) -> None:
     if explanation is None:
         return
     console.print(Text.assemble((f"why {text.seconds(explanation.iteration_s)}: ", "bold"), bottleneck_words(explanation, run)))
-    console.print(Text.assemble(("what devices wait for: ", "bold"), _shares(explanation)))
+    console.print(Text.assemble(("what the bubble is made of: ", "bold"), _shares(explanation)))
     if explanation.order is not None:
         console.print(Text.assemble(("order of the passes: ", "bold"), order_words(explanation.order)))
-    _show_devices(console, explanation)
+    _show_devices(console, explanation, run.plan)
     _show_changes(
         console,
         ("what would relieve the bottleneck (simulated again)", explanation.reliefs),
@@ -50,10 +51,10 @@ def show_explanation(console: Console, run: RunRecord) -> None:
 
 def _shares(explanation: Explanation) -> str:
     parts = [f"{REASON_NAMES[r]} {text.percent(explanation.idle[r])}" for r in REASONS if explanation.idle[r] >= SAME]
-    return f"bubble {text.percent(explanation.bubble_fraction)}" + (" = " + " + ".join(parts) if parts else "")
+    return f"{text.percent(explanation.bubble_fraction)}" + (" = " + " + ".join(parts) if parts else "")
 
 
-def _show_devices(console: Console, explanation: Explanation) -> None:
+def _show_devices(console: Console, explanation: Explanation, plan: Plan | None) -> None:
     """Devices that spend the step alike share a row, which shows their mean; the idlest come first."""
     step = explanation.iteration_s or 1.0
     alike: dict[tuple[int, ...], list[DeviceTime]] = {}
@@ -66,7 +67,7 @@ def _show_devices(console: Console, explanation: Explanation) -> None:
     table = new_table("", *columns, *((REASON_NAMES[r] if wide else _SHORT[r], "right") for r in reasons))
     rows = sorted(alike.values(), key=lambda devices: (devices[0].compute_s, devices[0].device))
     for devices in rows[:MOST_ROWS]:
-        cells = [text.ranges((d.stage for d in devices), "s")]
+        cells = [text.ranges((s for d in devices for s in (plan.stages_of_device[d.device] if plan else (d.stage,))), "s")]
         cells += [text.ranges((d.device for d in devices), "d")] if wide else []
         cells.append(_cell(sum(d.compute_s for d in devices) / len(devices) / step))
         cells += [_cell(sum(d.idle_s[r] for d in devices) / len(devices) / step) for r in reasons]
@@ -78,6 +79,7 @@ def _show_devices(console: Console, explanation: Explanation) -> None:
 
 
 _SHORT: dict[Reason, str] = {
+    "runtime": "runt.",
     "host": "copies",
     "fill": "fill",
     "data": "data",

@@ -6,6 +6,7 @@ from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import Reason
 from gpp.analysis.explain.order import OrderGap
 from gpp.analysis.explain.what_if import Shape, WhatIf
+from gpp.plan.plan import Plan
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import module_names
 from gpp.report.run.record import RunRecord
@@ -14,6 +15,7 @@ SAME = 5e-4
 """Times that differ by a smaller share count as equal."""
 
 REASON_NAMES: dict[Reason, str] = {
+    "runtime": "runtime",
     "host": "for copies",
     "fill": "filling",
     "data": "for data",
@@ -24,6 +26,7 @@ REASON_NAMES: dict[Reason, str] = {
     "update": "update",
 }
 REASON_WORDS: dict[Reason, str] = {
+    "runtime": "the runtime begins and ends a pass, and packs and unpacks its messages",
     "host": "a copy to the host or back is not over yet",
     "fill": "the pipeline fills: before the device's first backward",
     "data": "later, before a forward: a predecessor or its link is slower",
@@ -45,19 +48,30 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         held = ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
         what += f" ({held}) on {text.ranges(run.plan.stages[load.stage].devices, 'd')}"
     others = f", and {many - 1} more stage{'s' * (many > 2)} as slow" if many > 1 else ""
+    runtime = f", takes {text.seconds(load.runtime_s)} for its messages and the runtime" if load.runtime_s >= SAME * step else ""
     parts = [
-        f"computes {text.seconds(load.compute_s)}",
+        f"computes {text.seconds(load.compute_s)}{runtime}",
         f"sends or receives {text.seconds(load.transfer_s)} on its busiest link",
         f"reduces and updates {text.seconds(load.all_reduce_s)}",
         f"uses {text.percent(load.memory_share)} of its memory",
     ]
-    rest = max(0.0, step - load.seconds)
+    mates = _mates(run.plan, load.stage)
+    theirs_s = sum(explanation.loads[s].busy_s for s in mates)
+    share = f" the other stages there ({text.ranges(mates, 's')}) take {text.seconds(theirs_s)}," if mates else ""
+    rest = max(0.0, step - load.seconds - theirs_s)
     gain = explanation.memory_speedup
     memory = f" and by memory (with twice of it: {text.ratio(gain)} as fast)" if gain else ""
     return (
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
-        f"{text.percent(load.seconds / step if step else None)} of the step; it waits for the other {text.seconds(rest)}."
+        f"{text.percent(load.seconds / step if step else None)} of the step;{share} and the device waits for {text.seconds(rest)}."
     )
+
+
+def _mates(plan: Plan | None, stage: int) -> list[int]:
+    """The other stages of a stage's fullest device."""
+    if plan is None:
+        return []
+    return max(([s for s in plan.stages_of_device[d] if s != stage] for d in plan.stages[stage].devices), key=len)
 
 
 def order_words(order: OrderGap) -> str:

@@ -26,7 +26,8 @@ def gain_lines(gains: Gains) -> list[str]:
     if beaten_by:
         lines.append(_why_not(gains))
     if gains.measured:
-        lines.append(f"All plans took turns on the same workers, {gains.rounds} turns each of {gains.steps} steps or more.")
+        turns = f"{gains.rounds} turns each of {gains.steps} steps or more"
+        lines.append(f"For these times all plans took turns on the same workers, {turns}, apart from the run above.")
     return lines
 
 
@@ -35,7 +36,9 @@ def _gain(gain: Gain) -> str:
     if gain.same:
         return f"{gain.over} has the same plan"
     if gain.speedup is None:
-        return f"{gain.over} has no plan to compare with ({(gain.reason or 'no reason given').rstrip('.')})"
+        # Behind the colon stands what would make it fit, which is another question.
+        reason = (gain.reason or "no reason given").partition(":")[0].rstrip(".")
+        return f"{gain.over} has no plan to compare with ({reason})"
     both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
     if gain.surely_faster:
         return f"{_apart(gain.speedup, 'faster', 'as fast')} {gain.over} ({both})"
@@ -67,8 +70,15 @@ def _why_not(gains: Gains) -> str:
             f"The plan cuts a mini-batch into micro-batches of {small} samples, which compute for {longer} longer in all than one "
             f"device with {large} at once, by the prediction: larger micro-batches or a larger model gain more."
         )
+    missed = [gain for gain in gains.gains if not gain.surely_faster and not gain.same and (gain.foreseen or 0.0) > 1 + FELT]
+    if gains.measured and missed:
+        expected = " and ".join(f"{text.ratio(gain.foreseen)} as fast as {gain.over}" for gain in missed)
+        return (
+            f"Predicted was {expected}. The machine was not as quiet as when the times were taken on which that rests: "
+            "compare again when it is."
+        )
     waits = f"{round(100 * gains.waits)} %"
-    return f"Devices wait for {waits} of a step by the prediction, and more devices do not make up for it: larger models gain more."
+    return f"By the prediction devices wait for {waits} of a step, more than sharing the work saves: larger models gain more."
 
 
 def gain_dicts(gains: Gains) -> list[dict[str, Any]]:

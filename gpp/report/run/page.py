@@ -13,6 +13,7 @@ from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.draw.svg import Drawing
 from gpp.report.run.explain_page import explanation_view
+from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import certificate, emulation_words, peak_memory, run_figures
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
@@ -44,8 +45,9 @@ def run_report(run: RunRecord) -> str:
         reason=str(result.get("reason") or ""),
         files=FILES,
         cards=_cards(run),
-        certificate=f"As predicted, {proof}." if proof else "",
+        certificate=f"By the prediction, {proof}." if proof else "",
         emulation=emulation_words(run),
+        gains=gain_lines(run.gains) if run.gains and run.result.get("status") == "ok" else (),
         **plan_drawings(
             run.plan,
             run.graph,
@@ -78,7 +80,7 @@ def _facts(run: RunRecord) -> list[tuple[str, object]]:
             ("devices", plan.num_devices),
             ("mini-batch", plan.minibatch_size),
             ("micro-batch", microbatch_words(plan)),
-            ("search", text.seconds(plan.search_s)),
+            ("planned in", text.seconds(plan.search_s)),
         ]
     return facts
 
@@ -134,7 +136,9 @@ def _training_charts(run: RunRecord) -> list[Drawing]:
     for name in sorted({name for entry in run.evals for name in entry if name != "step"}):
         pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
         shown = name.removeprefix("metric:")
-        charts.append(line_chart([(shown, tone(2).strong, pairs)], title=f"{shown} over steps", points=True))
+        # One value is no course: the line below the charts says it.
+        if len(pairs) > 1:
+            charts.append(line_chart([(shown, tone(2).strong, pairs)], title=f"{shown} over steps", points=True))
     return [chart for chart in charts if chart]
 
 

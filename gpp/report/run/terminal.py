@@ -19,6 +19,12 @@ from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
 from gpp.timeline import Metrics
 
+LEGEND = (
+    "b: samples of a micro-batch. in flight: samples whose activations a stage holds at most. forward, backward (f/b): of one "
+    "micro-batch. memory: its device's fullest moment, as predicted."
+)
+"""Below the table of a plan."""
+
 
 def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
     """A row for every stage of the plan, with the columns for which there is room.
@@ -33,10 +39,10 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
     columns = [("stage", "right", "stage"), ("holds", "left", "modules"), ("devices", "left", "devices")]
     columns += [("b", "right", "micro-batch"), ("in flight", "right", "in flight")]
     columns += [("forward", "right", "forward"), ("backward", "right", "backward")] if wide else [("f/b ms", "right", "f/b ms")]
-    columns += [("memory", "right", "peak memory"), *([("of limit", "right", "of limit")] if wide or not special else [])]
+    columns += [("memory", "right", "peak memory"), *([("of limit", "right", "of limit")] if wide else [])]
     columns += [*([("next", "left", "next stages")] if wide else []), *([("operators", "left", "operators")] if special else [])]
     table = new_table("", *((heading, justify) for heading, justify, _ in columns))
-    room = max(16, width - (90 if wide else 64) - (special + 3 - (0 if wide else 10) if special else 0))
+    room = max(16, width - (90 if wide else 54) - (special + 3 if special else 0))
     for line in lines:
         both_ms = "/".join("–" if s is None else text.significant(s * 1e3) for s in (line.forward_s, line.backward_s))
         cells = {**line.cells(), "modules": _names(line.modules, room), "f/b ms": both_ms}
@@ -58,7 +64,7 @@ def _names(names: Sequence[str], room: int) -> str:
 def show_plan(console: Console, run: RunRecord) -> None:
     """Print heading, plan table, the planner's words, and the prediction beside the baselines'."""
     result, plan = run.result, run.plan
-    show_heading(console, result, result.get("strategy"))
+    show_heading(console, result, f"strategy {result.get('strategy')}")
     if plan is None:
         return
     count = len(plan.stages)
@@ -70,6 +76,7 @@ def show_plan(console: Console, run: RunRecord) -> None:
     )
     if run.graph is not None:
         console.print(plan_table(run, console.width))
+        console.print(LEGEND, style="dim")
     words = Table.grid(padding=(0, 1))
     for line in plan.explanation:
         words.add_row("•", Text(line))
@@ -103,8 +110,8 @@ def prediction_lines(run: RunRecord) -> Group:
         style = "green" if speedup is not None and speedup > 1 else "yellow"
         lines.append(
             Text.assemble(
-                f"           {name}: {text.seconds(judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}: ",
-                (f"{text.ratio(speedup)} as fast as {name}", style),
+                (f"           {text.ratio(speedup)} as fast as {name}", style),
+                f", which takes {text.seconds(judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}",
             )
         )
     if words := certificate(run.plan, own, run.bound):

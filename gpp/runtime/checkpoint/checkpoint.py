@@ -329,7 +329,7 @@ class Checkpointer:
         """
         trained = self._trained()
         found = nonfinite({name: self._copy[WEIGHTS + name] for name in trained if WEIGHTS + name in names})
-        if found and self._settings.on_nonfinite == "stop":
+        if found and self._settings.on_nonfinite != "warn":
             raise NonFinite(
                 f"the weights {shown(found)} are not finite after {done} steps, so that no checkpoint was made of them: the "
                 "gradient of an earlier step was not"

@@ -268,7 +268,7 @@ class Pipeline:
             self._end(told_of_weights(found, step=self.job.settings.steps - 1))
 
     def _end(self, text: str) -> None:
-        if self.job.settings.on_nonfinite == "stop":
+        if self.job.settings.on_nonfinite != "warn":
             raise NonFinite(text)
         if not self._told:
             self._told = True

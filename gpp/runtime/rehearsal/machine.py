@@ -29,6 +29,7 @@ from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
+from gpp.models.base import AbstractModel
 from gpp.models.dotted import source_hash
 from gpp.models.network import flat
 from gpp.optimizers import SGD
@@ -227,21 +228,29 @@ def _runtime_hash() -> str:
     return source_hash(path for folder in ("worker", "transport", "rehearsal") for path in (root / folder).rglob("*.py"))
 
 
-def _job(chain: Chain, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
-    """A chain on two workers, as two stages or as one with two replicas; and its weights."""
-    from gpp.capture.examples import capture_model, initial_weights
-    from gpp.cluster import core, local
+@cache
+def _model(width: int, tensors: int) -> tuple[AbstractModel, Captured]:
+    """The model of chains, whatever their micro-batches, and how it is captured."""
+    from gpp.capture.examples import capture_model
 
     model = flat(
         name="machine",
         network="gpp.models.networks.mlp.Streams",
         loss="mse",
-        input_specs={"x": {"shape": [chain.width]}},
-        target_specs={"y": {"shape": [chain.width]}},
-        num_streams=chain.tensors,
-        width=chain.width,
+        input_specs={"x": {"shape": [width]}},
+        target_specs={"y": {"shape": [width]}},
+        num_streams=tensors,
+        width=width,
     )
-    captured: Captured = capture_model(model, dtype="float32")
+    return model, capture_model(model, dtype="float32")
+
+
+def _job(chain: Chain, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
+    """A chain on two workers, as two stages or as one with two replicas; and its weights."""
+    from gpp.capture.examples import initial_weights
+    from gpp.cluster import core, local
+
+    model, captured = _model(chain.width, chain.tensors)
     graph, minibatch = captured.graph, chain.size * chain.microbatches
     first = mask_of(range(next(i for i, op in enumerate(graph.ops) if op.name.startswith("second"))))
     parts = [(first, 1), (graph.all_mask & ~first, 1)] if replicas == 1 else [(graph.all_mask, replicas)]

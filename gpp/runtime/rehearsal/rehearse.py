@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import statistics
 import subprocess
 import sys
@@ -99,6 +100,10 @@ class Rehearsals:
         self._ready = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; entering the context starts another."""
         self._stack.close()
         self._process = None
 
@@ -127,7 +132,9 @@ class Rehearsals:
             first = next((report for report in reports if report["kind"] == "error"), reports[0] if reports else None)
             raise WorkerFailed(first["cause"], first["error"]) if first else WorkerFailed(0, f"ended with code {code}")
         paths = sorted((folder / "ranks").glob("device_*.json"))
-        return tuple(_times(json.loads(path.read_text())) for path in paths)
+        found = tuple(_times(json.loads(path.read_text())) for path in paths)
+        shutil.rmtree(folder)  # the process may wait for its next job as long as a training takes
+        return found
 
     def _read(self, seconds: float) -> str:
         """The process's next line.

@@ -301,6 +301,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
     try:
         job = job or Job.load(run_dir)
         torch.set_num_threads(job.settings.threads)
+        torch.autograd.set_detect_anomaly(job.settings.on_nonfinite == "trace")
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
             shared = job.settings.workers_per_card

@@ -93,7 +93,7 @@ class Search:
         Args:
             first: whether no other worker has asked before; one that has knows as much, and is to fail first.
         """
-        if self._settings.on_nonfinite == "stop":
+        if self._settings.on_nonfinite != "warn":
             time.sleep(0.0 if first else PATIENCE_S)
             raise NonFinite(text)
         self._told = True

@@ -155,7 +155,7 @@ def test_the_explanation_fits_the_terminal(compared: RunRecord, width: int) -> N
     for word in (
         "the bottleneck is s",
         "bound by",
-        "what devices wait for",
+        "what the bubble is made of",
         "filling",
         "twice the memory",
         "another cluster",
