@@ -29,6 +29,10 @@ def test_a_comparison_from_the_shell(tmp_path: Path) -> None:
     best = min(result["compared"], key=lambda each: each["predicted"]["iteration_s"])
     assert result["strategy"] == best["strategy"] and result["predicted"] == best["predicted"] and result["plan"] == best["plan"]
     assert result["status"] == "ok" and result["measured"] is None and best["relative_to_best"] == 1
+    chain, alone = result["gains"]
+    chain_s = result["compared"][-1]["predicted"]["iteration_s"]
+    assert chain["rival_iteration_s"] == pytest.approx(chain_s) and chain["iteration_s"] == best["predicted"]["iteration_s"]
+    assert alone["over"] == "one device" and not alone["measured"]
     assert result["plan"]["optimality_gap"] == pytest.approx(
         result["predicted"]["iteration_s"] / result["plan"]["lower_bound_s"] - 1
     )
