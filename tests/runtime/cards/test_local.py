@@ -182,6 +182,7 @@ def test_workers_are_told_their_card_and_that_they_share_it(monkeypatch: pytest.
     done: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(("device", device.index)))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, device: done.append(("memory", part)))
+    monkeypatch.setattr(torch.autograd, "set_detect_anomaly", lambda on: done.append(("anomalies", on)))
     monkeypatch.setattr(process, "check_devices", lambda cluster, count, engine: done.append(("cards", count)))
     monkeypatch.setattr(process, "_keep_alive", lambda status: None)
     monkeypatch.setattr(process.os, "_exit", lambda code: done.append(("code", code)))
@@ -189,10 +190,10 @@ def test_workers_are_told_their_card_and_that_they_share_it(monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "settings.json").write_text("{}")
-    settings = SimpleNamespace(threads=1, device_kind="cuda", workers_per_card=2)
+    settings = SimpleNamespace(threads=1, device_kind="cuda", workers_per_card=2, on_nonfinite="trace")
     job: Any = SimpleNamespace(settings=settings, cluster=None)
     process.guarded(tmp_path, lambda *place: done.append(("run", place[-1].index)), job)
-    assert done == [("cards", 3), ("device", 2), ("memory", 0.5), ("run", 2), ("code", 0)]
+    assert done == [("anomalies", True), ("cards", 3), ("device", 2), ("memory", 0.5), ("run", 2), ("code", 0)]
     assert cap is not None
 
 
