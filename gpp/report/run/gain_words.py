@@ -74,8 +74,8 @@ def _why_not(gains: Gains) -> str:
     if gains.measured and missed:
         expected = " and ".join(f"{text.ratio(gain.foreseen)} as fast as {gain.over}" for gain in missed)
         return (
-            f"Predicted was {expected}. Either the machine is busier now than when operators were timed, or the prediction is wrong: "
-            "compare again while nothing else runs."
+            f"Predicted was {expected}. Either the machine is busier now than when operators were timed, or the prediction "
+            "is wrong: compare again while nothing else runs."
         )
     waits = f"{round(100 * gains.waits)} %"
     return f"By the prediction devices wait for {waits} of a step, more than sharing the work saves: larger models gain more."
