@@ -91,12 +91,12 @@ class _Search:
         for name in self.calls:
             if name in self.roots and not self._own_gradient(name):
                 why[name] = "it writes in place"
-        users = self._users()
+        users, uses = self._users(), self._uses()
         changed = True
         while changed:
             before = len(why)
             for param, found in users.items():
-                if not any(name in why for name in found) and not _added_in_order(self._uses(param)):
+                if not any(name in why for name in found) and not _added_in_order(uses.get(param, [])):
                     why[found[0]] = f"its gradient of {self.node_of[param].target} is one of several that autograd adds up in turn"
                 if first := next((name for name in found if name in why), None):
                     reason = f"it reads {self.node_of[param].target}, as {first} does, which stays whole"
@@ -160,19 +160,22 @@ class _Search:
             return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
 
-    def _uses(self, param: str) -> list[tuple[int, bool]]:
-        """(place, whether it is a reader) of the calls that read a parameter itself."""
-        return [
-            (self.order[name], name not in self.roots)
-            for name in self.calls
-            if (name in self.roots or name in self.readers) and param in node_references(self.node_of[name])
-        ]
+    def _uses(self) -> dict[str, list[tuple[int, bool]]]:
+        """Node -> (place, whether it is a reader) of the calls that read the node itself, of those that follow from weights."""
+        out: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        readers = set(self.readers)
+        for name in self.calls:
+            if name in self.roots or name in readers:
+                for need in dict.fromkeys(node_references(self.node_of[name])):
+                    out[need].append((self.order[name], name not in self.roots))
+        return out
 
     def _users(self) -> dict[str, list[str]]:
         """Trained parameter -> the calls that read it, or what follows from it, in order."""
         out: dict[str, list[str]] = defaultdict(list)
+        readers = set(self.readers)
         for name in self.calls:
-            if name in self.roots or name in self.readers:
+            if name in self.roots or name in readers:
                 needs = node_references(self.node_of[name])
                 for param in sorted(frozenset[str]().union(*(self.roots.get(need, frozenset()) for need in needs))):
                     out[param].append(name)
