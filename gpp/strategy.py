@@ -29,6 +29,7 @@ from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, Judged, continuous
 from gpp.planners.chains.single import Single
+from gpp.planners.common.infeasible import explain_marked
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.held import order_peak
@@ -117,7 +118,16 @@ class Strategy:
         except Fits as found:
             plan = found.plan
             self.check(plan, problem)
+        except Infeasible as error:
+            if judged.refused or not (self.memory.ways or self.planner.marks):
+                raise
+            raise self._lacking(problem, error) from None
         return replace(plan, search_s=time.perf_counter() - start)
+
+    def _lacking(self, problem: Problem, refused: Infeasible) -> Infeasible:
+        """What is said where nothing fits, however operators run."""
+        said = f"no plan fits, even with strategy.memory={self.memory.name}" if self.memory.ways else refused.constraint
+        return explain_marked(problem, lambda asked: self.plan(asked, first=True), refused, said)
 
     @property
     def drafted(self) -> Strategy:
@@ -146,8 +156,7 @@ class Strategy:
         if found:
             return min(found, key=lambda pair: pair[0])[1]
         assert why is not None  # the problem itself has been asked
-        said, even = why, f"even with strategy.memory={self.memory.name}"
-        raise Infeasible.later(lambda: Infeasible(f"{said.constraint}, {even}", said.remedy))
+        raise why
 
     def _search(self, view: Problem, problem: Problem, judged: Judged) -> Plan:
         """The planner's plan for a view of the problem, validated.

@@ -3,10 +3,9 @@
     python -m tests.check_split_backward --count 500
 
 Every small model in turn, in float32 and float64, cut at random: replicas, tied and frozen weights, dropout, sizes of
-micro-batches.
-The gradients of the weights are late by 0 to 7 micro-batches; operators are discarded and moved to the host at random in every
-third
-training. Losses, all gradients and final weights and buffers must be equal bit for bit. Exit code 1 if anything differs.
+micro-batches. The gradients of the weights are late by 0 to 7 micro-batches; operators are discarded and moved to the host
+at random in every third training. Losses, all gradients and final weights and buffers must be equal bit for bit. Exit
+code 1 if anything differs.
 """
 
 from __future__ import annotations

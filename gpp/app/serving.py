@@ -116,7 +116,7 @@ def posed(e: Asked, problem: Problem) -> Problem:
     engine = e.engine
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return problem
-    regime = Regime(buffers=engine.buffers, arrivals=arrivals_of(e, engine))
+    regime = Regime(buffers=engine.buffers, arrivals=arrivals_of(e, engine), writes=engine.answers)
     return replace(problem, regime=regime, refuses=_refuses(problem.refuses), optimizer_state_factor=0.0, global_norm=False)
 
 

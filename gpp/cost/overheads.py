@@ -18,7 +18,8 @@ class Overheads:
 
     A linear model: a pass costs `forward_s` or `backward_s` beside its operators, each message costs `message_s` at
     either end, `send_s_per_byte` or `receive_s_per_byte` for its length, and `send_s_per_tensor` or
-    `receive_s_per_tensor` for each of its tensors but the first, which needs no packing; each step costs `step_s` once.
+    `receive_s_per_tensor` for each of its tensors but the first, which needs no packing; each step costs `step_s` once. Answers to
+    requests cost `answer_s_per_byte`.
 
     Args:
         forward_s, backward_s: seconds of a pass that computes nothing.
@@ -26,6 +27,7 @@ class Overheads:
         send_s_per_byte, receive_s_per_byte: seconds to copy a byte of a message out of, and into, a device's own memory.
         send_s_per_tensor, receive_s_per_tensor: seconds to put a further tensor into a message, and to take it out.
         step_s: seconds between the last action of a step and the first of the next one.
+        answer_s_per_byte: seconds to write a byte of an answer to its file.
     """
 
     forward_s: NotNegative = 0.0
@@ -36,6 +38,7 @@ class Overheads:
     send_s_per_tensor: NotNegative = 0.0
     receive_s_per_tensor: NotNegative = 0.0
     step_s: NotNegative = 0.0
+    answer_s_per_byte: NotNegative = 0.0
 
     def send_s(self, num_bytes: float, num_tensors: int) -> float:
         """Seconds that a message takes its sender."""

@@ -131,6 +131,8 @@ class Problem:
     def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated.
 
+        Whoever makes an answer writes it, too.
+
         Args:
             degree: devices that share the work of each operator that declares shares.
         """
@@ -144,6 +146,9 @@ class Problem:
                     backward_s=np.where(where, times.backward_s, 0.0),
                     weight_s=np.where(where, times.weight_s, 0.0),
                 )
+            if self.regime.writes and self.overheads.answer_s_per_byte:
+                answered = np.array([op.answer_bytes for op in self.graph.ops]) * samples
+                times = replace(times, forward_s=times.forward_s + answered * self.overheads.answer_s_per_byte)
             self._times[key] = times
         return self._times[key]
 

@@ -27,6 +27,7 @@ class Regime:
         buffers: micro-batches for which each input and output edge of a stage has room while the model serves requests, beside the
             one that is computed; None while it is trained.
         arrivals: when requests come, while serving.
+        writes: whether answers are written to a file, while serving.
     """
 
     holds: Holding = field(default_factory=Holding)
@@ -36,6 +37,7 @@ class Regime:
     edges: Edges = PLAIN
     buffers: int | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
+    writes: bool = False
 
     @property
     def serves(self) -> bool:

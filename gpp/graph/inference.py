@@ -135,7 +135,7 @@ def _answering(op: Op, graph: OpGraph, answers: Mapping[str, Node]) -> Op:
     own = sum(_bytes_per_sample(answers[name]) for name in op.nodes if name in answers)
     known = {given.name for given in graph.inputs}
     inputs = tuple(name for name in op.inputs if name in known)
-    return replace(op, inputs=inputs, transient_bytes=op.transient_bytes + own)
+    return replace(op, inputs=inputs, transient_bytes=op.transient_bytes + own, answer_bytes=own)
 
 
 def _bytes_per_sample(node: Node) -> float:

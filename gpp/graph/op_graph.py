@@ -112,6 +112,7 @@ class Op:
             several operators need is counted with the first.
         transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
         again_bytes: beside those, what its set has once while it runs: activations that are made again, of all operators together.
+        answer_bytes: of the model's answers that it makes; 0 where the model is trained.
         fixed_bytes: transients at any number of samples, as of a weight's gradient on its way into the sum; not per sample.
         params: names of the parameters read.
         inputs: names of the user inputs and targets read.
@@ -130,6 +131,8 @@ class Op:
     late_bytes: NotNegative = 0.0
     transient_bytes: NotNegative = 0.0
     again_bytes: NotNegative = 0.0
+    # Left out of files where it says nothing, as of every model that is trained.
+    answer_bytes: Annotated[NotNegative, Field(exclude_if=lambda found: not found)] = 0.0
     fixed_bytes: NotNegative = 0.0
     params: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
 from gpp.memory.policy import Auto, Recompute
+from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.dawnpiper import DawnPiper
 from gpp.planners.chains.residual_blocks import residual_blocks
 from gpp.planners.chains.vpipe import VPipe
 from gpp.planners.common.linear_orders import depth_first_order
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.split_1f1b import Split1F1B
@@ -45,10 +48,38 @@ def test_equal_to_every_cut_and_every_way(number: int) -> None:
     assert all(found[search][0] in ("equal", "nothing fits") for search in SEARCHES), found
 
 
-def strategy(planner: DawnPiper | VPipe, *, drains: bool = True) -> Strategy:
+def strategy(planner: AbstractPlanner, *, drains: bool = True) -> Strategy:
     if drains:
         return Strategy(name="test", planner=planner, schedule=OneFOneB())
     return Strategy(name="test", planner=planner, schedule=NoFlush(), weights=Stash(accumulation=1))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        Strategy(name="test", planner=DawnPiper(), schedule=OneFOneB()),
+        Strategy(name="test", planner=VPipe(), schedule=OneFOneB()),
+        Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto()),
+    ],
+    ids=["dawnpiper", "vpipe", "graphpipe_auto"],
+)
+def test_what_is_said_to_fit_does_and_little_less_does_not(of: Strategy) -> None:
+    def fits(asked: Problem) -> bool:
+        try:
+            of.plan(asked)
+        except Infeasible:
+            return False
+        return True
+
+    def asked(memory_bytes: float, size: int) -> Problem:
+        return replace(residual_chain(2, memory_bytes=memory_bytes, minibatch_size=48), microbatch_size=size)
+
+    with pytest.raises(Infeasible, match=r"micro-batch 12\) takes .* for the stage of .* and a device has 20 B") as caught:
+        of.plan(asked(20.0, 12))
+    remedy = caught.value.remedy
+    enough, size = (float(found) for found in re.findall(r"(?:memory_bytes|microbatch_size)=([\d.e+]+)", remedy))
+    assert fits(asked(enough, 12)) and not fits(asked(enough * 0.97, 12))
+    assert [b for b in (1, 2, 3, 4, 6, 8) if fits(asked(20.0, b))][-1] == size
 
 
 @pytest.mark.parametrize("drains", [True, False])
@@ -64,7 +95,7 @@ def test_a_stage_that_lacks_memory_is_marked_and_one_that_does_not_is_left_alone
 
 def test_nothing_fits() -> None:
     for planner in (DawnPiper(), DawnPiper(search="binary"), VPipe()):
-        with pytest.raises(Infeasible, match="more memory"):
+        with pytest.raises(Infeasible, match="on every device"):
             strategy(planner).plan(residual_chain(2, memory_bytes=5.0))
 
 

@@ -46,6 +46,9 @@ def check(done: Any, expected: list[torch.Tensor]) -> dict[str, Any]:
     assert len(found) == len(expected)
     for tensor in expected:
         assert any(own.shape == tensor.shape and torch.equal(own, tensor) for own in found.values())
+    graph = json.loads((done.run_dir / "job" / "graph.json").read_text())
+    billed = sum(op.get("answer_bytes", 0.0) for op in graph["ops"])
+    assert billed * len(expected[0]) == sum(tensor.nbytes for tensor in found.values())
     for device, most in result["predicted"]["peak_memory_bytes"].items():
         assert result["measured"]["peak_memory_bytes"][device] <= most
     served = result["measured"]["serving"]

@@ -11,12 +11,14 @@ import pytest
 from gpp.cluster import Cluster, Link
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.constant import Constant
+from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidPlan
 from gpp.graph.captured import Captured
+from gpp.graph.coarsen.groups import summed
 from gpp.graph.inference import forward_only
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.optimizers import SGD
@@ -98,6 +100,27 @@ def test_every_request_begins_and_ends_as_by_a_clock_that_ticks(seed: int) -> No
         problem.minibatch_size,
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
+    """Two operators of 2 and 1 seconds a sample, which make answers of 6 and 3 bytes; a byte takes half a second to write."""
+    ops = (Op(name="a", forward_flops=2.0, answer_bytes=6.0), Op(name="b", forward_flops=1.0, answer_bytes=3.0))
+    tensor = Tensor(name="t", producer=0, consumers=(1,), bytes_per_sample=1.0)
+    fine = OpGraph(name="two", ops=ops, tensors=(tensor,))
+    whole = OpGraph(name="one", ops=(summed("a+b", "op", fine, (0, 1)),), tensors=())
+    for graph, expected in ((fine, ([10.0, 5.0] if writes else [4.0, 2.0])), (whole, [15.0 if writes else 6.0])):
+        regime = Regime(buffers=2, arrivals=Arrivals(requests=4), writes=writes)
+        problem = Problem(
+            graph=forward_only(graph),
+            cluster=replace(one_cluster(graph.num_ops), devices=(DEVICE,) * graph.num_ops),
+            cost=Constant(),
+            minibatch_size=2,
+            regime=regime,
+            overheads=Overheads(answer_s_per_byte=0.5),
+        )
+        plan = make_plan(problem, "each", [(1 << i, 1) for i in range(graph.num_ops)], 2)
+        assert [bill.forward_s for bill in plan.bills(problem)] == expected
 
 
 def test_a_full_buffer_stalls_its_sender() -> None:

@@ -8,7 +8,16 @@ from dataclasses import replace
 from gpp.graph.op_graph import Op, OpGraph, Sums, Tensor, Variant
 from gpp.graph.transients import grouped
 
-_AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes", "weight_flops", "late_bytes")
+_AMOUNTS = (
+    "forward_flops",
+    "backward_flops",
+    "traffic_bytes",
+    "num_kernels",
+    "saved_bytes",
+    "weight_flops",
+    "late_bytes",
+    "answer_bytes",
+)
 
 
 def nodes_of(op: Op) -> tuple[str, ...]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Candidate, Shortage
 from gpp.planners.common.stage_costs import StageCosts
+
+Found = TypeVar("Found")
 
 Attempt = Callable[[Problem, float], Candidate | None]
 """(problem, factor on every device's memory) -> some candidate that fits, or None."""
@@ -18,8 +23,8 @@ Attempt = Callable[[Problem, float], Candidate | None]
 DIGITS = 4
 """Of the memory that is named, rounded up."""
 
-PRECISION = 1.005
-"""Memory is searched up to this factor."""
+PRECISION, MARKED_PRECISION = 1.005, 1.02
+"""Memory is searched up to these factors: the second where every attempt also asks how operators run."""
 
 
 def explain(problem: Problem, attempt: Attempt) -> Infeasible:
@@ -31,36 +36,84 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
     return Infeasible.later(lambda: _explained(problem, attempt))
 
 
-def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
+def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: Infeasible, said: str) -> Infeasible:
+    """As `explain`, where operators may be computed again or moved to the host: the plan that needs least memory has its marks.
+
+    Args:
+        plan: problem -> some plan that fits; raises Infeasible.
+        refused: what was refused, for where no memory would do.
+        said: that nothing fits, in words.
+    """
+
+    def attempt(asked: Problem) -> Plan | None:
+        with suppress(Infeasible):
+            return plan(asked)
+        return None
+
+    def find() -> Infeasible:
+        have = problem.memory_limit_bytes
+        least = _least_memory(problem, attempt, MARKED_PRECISION)
+        if least is None:
+            return refused
+        high, found = least
+        needs = found.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(found.stages)})
+        most = max(needs, key=lambda device: needs[device])
+        ops = mask_of(op for s in found.stages_of_device[most] for op in found.stages[s].ops)
+        constraint = (
+            f"{said}: the plan found that needs least memory ({stages_text(len(found.stages))}, micro-batch "
+            f"{max(stage.microbatch_size for stage in found.stages)}) takes {_bytes(needs[most])} for the stage of "
+            f"{ops_text(problem.graph, ops)}, and a device has {_bytes(have)}"
+        )
+        return Infeasible(constraint, _remedy(problem, have * high, lambda asked, _: attempt(asked)))
+
+    return Infeasible.later(find)
+
+
+def _least_memory(problem: Problem, attempt: Callable[[Problem], Found | None], precision: float) -> tuple[float, Found] | None:
+    """The least factor on the memory of every device with which something is found, to a precision, and what; None for none."""
     have = problem.memory_limit_bytes
     low, high, fits = 1.0, 1.0, None
     while fits is None and high < 2.0**60:
         low, high = high, high * 2
-        fits = attempt(_with_memory(problem, have * high), 1.0)
+        fits = attempt(_with_memory(problem, have * high))
     if fits is None:
-        return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
-    while high > low * PRECISION:
+        return None
+    while high > low * precision:
         middle = (low * high) ** 0.5
-        found = attempt(_with_memory(problem, have * middle), 1.0)
+        found = attempt(_with_memory(problem, have * middle))
         if found is None:
             low = middle
         else:
             high, fits = middle, found
+    return high, fits
+
+
+def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
+    have = problem.memory_limit_bytes
+    least = _least_memory(problem, lambda asked: attempt(asked, 1.0), PRECISION)
+    if least is None:
+        return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
+    high, fits = least
     shortage = Assessor(StageCosts(problem)).assess(fits.parts, fits.microbatch_size, chain=fits.chain)
     constraint = f"no plan fits the {_bytes(have)} of a device: even the plan that needs least memory"
     if isinstance(shortage, Shortage):
         lack = shortage.need_bytes - shortage.have_bytes
         constraint += (
-            f" ({len(fits.parts)} stages, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
+            f" ({stages_text(len(fits.parts))}, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
             f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}"
         )
-    named = _rounded_up(have * high)
+    return Infeasible(constraint, _remedy(problem, have * high, attempt))
+
+
+def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem, float], object | None]) -> str:
+    """So much memory, or a smaller micro-batch with which something is found."""
+    named = _rounded_up(memory_bytes)
     remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
     # A model that runs at one batch size only has no other one.
     sizes = problem.microbatch_size is not None and problem.max_replicas != 1
     if sizes and (b := _smaller_microbatch(problem, attempt)) is not None:
         remedy += f", or microbatch_size={b}"
-    return Infeasible(constraint, remedy)
+    return remedy
 
 
 def _with_memory(problem: Problem, memory_bytes: float) -> Problem:
@@ -75,7 +128,7 @@ def _rounded_up(amount: float) -> float:
     return math.ceil(amount / unit) * unit
 
 
-def _smaller_microbatch(problem: Problem, attempt: Attempt) -> int | None:
+def _smaller_microbatch(problem: Problem, attempt: Callable[[Problem, float], object | None]) -> int | None:
     """The largest size below the imposed one with which the planner finds a plan."""
     imposed, minibatch = problem.microbatch_size or 1, problem.minibatch_size // problem.regime.minibatches
     for b in range(imposed - 1, 0, -1):
@@ -88,6 +141,11 @@ def ops_text(graph: OpGraph, mask: int) -> str:
     """A stage's operators for a message: one name, or the first and the last."""
     names = [graph.ops[op].name for op in bits(mask)]
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} operators)"
+
+
+def stages_text(count: int) -> str:
+    """`1 stage`, `2 stages`."""
+    return "1 stage" if count == 1 else f"{count} stages"
 
 
 def _bytes(amount: float) -> str:

@@ -70,6 +70,7 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
             ),
             ("sum", f"{text.seconds(problem.cluster.allreduce_s(1e6, (0, 1)))} for 1 MB of gradients on two workers"),
             ("step", f"{text.seconds(fixed.step_s)} between two steps"),
+            ("answer", f"{text.seconds(fixed.answer_s_per_byte * 1e6)} to write 1 MB of answers to requests"),
         ]
     width = max((len(name) for name, _ in lines), default=0)
     for name, words in lines:

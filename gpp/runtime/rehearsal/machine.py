@@ -9,11 +9,17 @@ micro-batches, so that each constant shows by itself:
 * the way of a message until its reader goes on: with one micro-batch both workers wait for each other, so a
   period is what both compute, and twice this;
 * a sum of gradients: two replicas without messages.
+
+Writing answers to a file needs no workers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import statistics
+import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -50,6 +56,10 @@ STEPS = 24
 
 WIRE = 1e12
 """Bytes a second of a message between its two copies, both of which a processor makes: there is no wire."""
+
+
+ANSWERS, ANSWER_BYTES = 32, 1 << 18
+"""Blocks that are written as answers are, and the bytes of each."""
 
 
 class Chain(NamedTuple):
@@ -94,6 +104,7 @@ class MachineCosts:
         message_s, send_s_per_byte, receive_s_per_byte, send_s_per_tensor, receive_s_per_tensor, step_s: as `Overheads` has them.
         latency_s: seconds from the end of a send until its reader, which waits, goes on.
         sum_s, sum_s_per_byte: seconds of an all-reduce between two workers.
+        answer_s_per_byte: seconds to write a byte to a place of a file where nothing was.
     """
 
     setting: Setting
@@ -107,6 +118,7 @@ class MachineCosts:
     latency_s: NotNegative
     sum_s: NotNegative
     sum_s_per_byte: Positive
+    answer_s_per_byte: NotNegative = 0.0
 
     def overheads(self, pass_s: tuple[float, float]) -> Overheads:
         """Fixed costs for the simulator.
@@ -123,6 +135,7 @@ class MachineCosts:
             send_s_per_tensor=self.send_s_per_tensor,
             receive_s_per_tensor=self.receive_s_per_tensor,
             step_s=self.step_s,
+            answer_s_per_byte=self.answer_s_per_byte,
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -169,7 +182,19 @@ def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, cr
         devices = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
-    return fit(found, sums, setting)
+    return replace(fit(found, sums, setting), answer_s_per_byte=_written_s_per_byte())
+
+
+def _written_s_per_byte() -> float:
+    """Seconds to write a byte of an answer: the median of blocks that go to fresh places of a file."""
+    block, took = os.urandom(ANSWER_BYTES), list[float]()
+    with tempfile.TemporaryFile() as file:
+        os.truncate(file.fileno(), ANSWERS * ANSWER_BYTES)
+        for number in range(ANSWERS):
+            begin = time.perf_counter()
+            os.pwrite(file.fileno(), block, number * ANSWER_BYTES)
+            took.append(time.perf_counter() - begin)
+    return statistics.median(took) / ANSWER_BYTES
 
 
 def fit(chains: Mapping[Chain, Sequence[DeviceTimes]], sums: Sequence[tuple[float, float]], setting: Setting) -> MachineCosts:

@@ -218,8 +218,8 @@ class StageRunner:
                 outputs = module.forward(hi - lo, values)
         else:
             outputs = module.forward(hi - lo, values)
-        end = self.now()
         losses = self._take_results(microbatch, lo, hi, outputs) if module.results else []
+        end = self.now()
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
