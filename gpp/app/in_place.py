@@ -35,6 +35,9 @@ SPAN_S = 0.6
 FEWEST, MOST = 8, 60
 """Steps of a rehearsal."""
 
+LEAST_RATE = FEWEST / SPAN_S
+"""Requests per second of a rehearsal: with more time between them it would take too long."""
+
 
 def profiled(
     cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, largest: int
@@ -78,6 +81,7 @@ def here(problem: Problem, engine: AbstractEngine) -> Problem:
     profile = _profile(problem, engine)
     if profile is None:
         return problem
+    problem, profile = _paced(problem, profile)
     costs = known(_machine_path(problem.cost, engine, cluster)) if cluster.devices[0].kind == "cpu" else None
     return problem if costs is None else _on(problem, costs, profile)
 
@@ -161,10 +165,11 @@ class _Settled:
         while len(tried) < self.cost.rehearsals and _to_time(self.profile, plan):
             say(f"timing the stages of plan {len(tried) + 1} in place ...")
             initial = initial or weights()
-            predicted_s = self.seconds(plan)
+            rate = self.profile.setting.rate
+            predicted_s = max(self.seconds(plan), 1.0 / rate if rate else 0.0)
             steps = max(FEWEST, min(MOST, math.ceil(SPAN_S / max(predicted_s, 1e-6))))
             # Operators are timed: what a memory policy adds to a pass would be taken for theirs.
-            job = short(job_of(self.problem.with_endless_memory, plan.keeping), steps)
+            job = short(job_of(self.problem.with_endless_memory, plan.keeping), steps, rate)
             times = rehearsals.run(job, initial, predicted_s=predicted_s)
             self.profile = self.profile.timed(stage_times(job, times, self.profile.pass_s))
             self.problem = replace(self.problem, cost=self.cost.add(self.profile))
@@ -191,6 +196,19 @@ def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
     links = set(cluster.wiring.every) or {cluster.intra_node}
     described = cluster.devices[0].kind == "cpu" and links != {LOOPBACK} and problem.overheads == NOTHING
     return None if described else cost.profile_of(problem.graph, cluster.devices[0])
+
+
+def _paced(problem: Problem, profile: Profile) -> tuple[Problem, Profile]:
+    """The problem with stages timed at the rate of its requests: a pass that follows an idle time takes longer than one of a worker
+    that is never idle, whose caches are warm."""
+    rate, cost = problem.regime.arrivals.rate, problem.cost
+    if rate is None or not isinstance(cost, Profiled):
+        return problem, profile
+    setting = replace(profile.setting, rate=max(rate, LEAST_RATE))
+    found = cost.load(problem.graph, setting)
+    if found is None or found.sample_counts != profile.sample_counts:
+        found = replace(profile, setting=setting, in_place=())
+    return replace(problem, cost=cost.add(found)), found
 
 
 def _shared(cluster: Cluster, engine: AbstractEngine) -> Cluster:

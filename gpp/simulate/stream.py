@@ -267,10 +267,12 @@ def _answered(program: Program, plan: Plan, problem: Problem, arrivals: Arrivals
 
 def _shown(stream: Stream, times_s: Sequence[float], iteration_s: float) -> list[Event]:
     """Events of `SHOWN` periods, of a stream at its pace or of one that has not begun."""
-    begin, stream.events = (min(stream.begins) + iteration_s if stream.begins else 0.0), []
-    for number in range(2 * SHOWN + len(stream.passes) * (1 + stream.buffers)):
+    # Of requests that are already on their way nothing was noted: where the last stage goes on with the next one, all have been.
+    begin, stream.events = (max(stream.begins) + iteration_s if stream.begins else 0.0), []
+    low, high, number = begin - SAME * iteration_s, begin + (SHOWN - SAME) * iteration_s, 0
+    while number == 0 or min(stream.begins) < high:
         stream.request(times_s[min(number, len(times_s) - 1)], number)
-    low, high = begin - SAME * iteration_s, begin + (SHOWN - SAME) * iteration_s
+        number += 1
     return [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in stream.events if low <= e.start_s < high]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -13,8 +14,10 @@ import pytest
 
 import gpp.app.in_place as in_place
 from gpp.cluster import local
+from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.plan.plan import Plan
@@ -98,10 +101,11 @@ class Fake:
 
     truth: np.ndarray
     plans: list[Plan]
+    rates: list[float | None]
     error: str | None = None
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        Fake.plans = []
+        Fake.plans, Fake.rates = [], []
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +155,7 @@ def posed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
     Fake.error = None
     monkeypatch.setattr(in_place, "Rehearsals", Fake)
     monkeypatch.setattr(in_place, "measure", lambda *_, **__: TRUE)
-    monkeypatch.setattr(in_place, "short", lambda job, steps: job)
+    monkeypatch.setattr(in_place, "short", lambda job, steps, rate: Fake.rates.append(rate) or job)
     return Problem(graph=graph, cluster=local(num_devices=2), cost=cost, minibatch_size=16, microbatch_size=2)
 
 
@@ -207,6 +211,27 @@ def test_a_plan_of_the_users_own_stays(posed: Problem) -> None:
     problem, plan, _ = settled(posed, alone, given=True)
     assert plan is alone and len(Fake.plans) == 1
     assert STRATEGY.predict(plan, problem).metrics.iteration_s > STRATEGY.predict(plan, posed).metrics.iteration_s
+
+
+def test_requests_at_a_rate_are_timed_apart_from_those_that_wait(posed: Problem) -> None:
+    """A worker that is never idle has warm caches; a rate below `LEAST_RATE` would take too long."""
+    busy, _, _ = settled(posed, STRATEGY.plan(posed), given=True)
+    assert Fake.rates == [None]
+
+    def at(rate: float) -> tuple[Problem, Profile]:
+        paced = in_place.here(replace(busy, regime=Regime(buffers=2, arrivals=Arrivals(rate=rate))), Distributed())
+        profile = paced.cost.profile_of(paced.graph, paced.cluster.devices[0])  # pyright: ignore[reportAttributeAccessIssue]
+        return paced, profile
+
+    for rate, expected in ((40.0, 40.0), (0.5, in_place.LEAST_RATE)):
+        paced, profile = at(rate)
+        assert profile.setting == replace(SETTING, rate=expected) and not profile.in_place
+        Fake.plans = []
+        settled(replace(paced, regime=busy.regime), STRATEGY.plan(busy), given=True)
+        assert len(Fake.plans) == 1 and Fake.rates == [expected]
+        assert at(rate)[1].in_place
+    cost, device = posed.cost, busy.cluster.devices[0]
+    assert isinstance(cost, Profiled) and cost.load(busy.graph, SETTING) == busy.cost.profile_of(busy.graph, device)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> None:

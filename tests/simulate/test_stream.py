@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -33,7 +34,7 @@ from gpp.runtime.emulator.serving import EmulatedServer
 from gpp.runtime.job import Job, ServeSettings, assemble
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.simulate.stream import Stream, scored
+from gpp.simulate.stream import Stream, scored, serve
 from gpp.strategy import Strategy
 from tests.oracle import requests
 from tests.support import inprocess
@@ -121,6 +122,16 @@ def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
         )
         plan = make_plan(problem, "each", [(1 << i, 1) for i in range(graph.num_ops)], 2)
         assert [bill.forward_s for bill in plan.bills(problem)] == expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_stage_is_in_the_picture_of_a_stream_at_its_pace(seed: int) -> None:
+    """A stage at the end may be many requests behind the first one."""
+    problem, plan, _ = random_stream(seed)
+    problem = replace(problem, regime=replace(problem.regime, arrivals=Arrivals(requests=3)))
+    found = serve(program_of(problem, plan), plan, problem)
+    passes = Counter(event.stage for event in found.events if event.kind == "F")
+    assert passes == dict.fromkeys(range(len(plan.stages)), found.steps * problem.minibatch_size)
 
 
 def test_a_full_buffer_stalls_its_sender() -> None:

@@ -15,9 +15,10 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Annotated, final
 
 import numpy as np
+from pydantic import Field
 
 from gpp.cluster import Cluster, Device
 from gpp.cost.models.analytical import Analytical
@@ -44,6 +45,7 @@ class Setting:
         num_threads: CPU threads of one device.
         optimizer: the optimizer whose step was timed; empty if none was.
         companions: other devices of the machine that were busy meanwhile.
+        rate: requests per second of the streams in which stages were timed in place; None where the next pass always waited.
     """
 
     device_kind: str
@@ -52,6 +54,7 @@ class Setting:
     num_threads: int = 1
     optimizer: str = ""
     companions: int = 0
+    rate: Annotated[float | None, Field(exclude_if=lambda rate: rate is None)] = None
 
 
 @final

@@ -224,8 +224,12 @@ def stage_times(job: Job, devices: tuple[DeviceTimes, ...], pass_s: tuple[float,
     return tuple(found)
 
 
-def short(job: Job, steps: int) -> Job:
-    """The job cut down to a rehearsal: a few steps, no evaluation, no checkpoint."""
+def short(job: Job, steps: int, rate: float | None = None) -> Job:
+    """The job cut down to a rehearsal: a few steps, no evaluation, no checkpoint.
+
+    Args:
+        rate: requests per second; None: another one always waits.
+    """
     serving = job.settings.serving
     settings = replace(
         job.settings,
@@ -236,6 +240,6 @@ def short(job: Job, steps: int) -> Job:
         checkpoint_every=0,
         resume=None,
         first_step=0,
-        serving=serving and replace(serving, arrivals=Arrivals(requests=steps), answers=False),
+        serving=serving and replace(serving, arrivals=Arrivals(requests=steps, rate=rate), answers=False),
     )
     return replace(job, settings=settings, evaluation=None)
