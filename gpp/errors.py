@@ -160,14 +160,23 @@ class Infeasible(GppError):
     def __init__(self, constraint: str, remedy: str) -> None:
         super().__init__()
         self._find: Callable[[], Infeasible] | None = None
-        self._said = constraint, remedy
+        self._said, self._short = (constraint, remedy), constraint.partition(":")[0]
 
     @classmethod
-    def later(cls, find: Callable[[], Infeasible]) -> Infeasible:
-        """One whose words are found when somebody reads them: that takes many searches, and who tries sizes reads the last."""
+    def later(cls, short: str, find: Callable[[], Infeasible]) -> Infeasible:
+        """One whose words are found when somebody reads them: that takes many searches, and who tries sizes reads the last.
+
+        Args:
+            short: what is known at once.
+        """
         error = cls("", "")
-        error._find = find
+        error._find, error._short = find, short
         return error
+
+    @property
+    def short(self) -> str:
+        """That nothing fits, without what lacks and what would help."""
+        return self._short
 
     @property
     def constraint(self) -> str:

@@ -121,13 +121,16 @@ class Strategy:
         except Infeasible as error:
             if judged.refused or not (self.memory.ways or self.planner.marks):
                 raise
-            raise self._lacking(problem, error) from None
+            # Frames of the traceback would keep all that the search had found.
+            why, even = error.with_traceback(None), f"even with strategy.memory={self.memory.name}"
+            said = f"{why.short}, {even}" if self.memory.ways else why.constraint
+            raise explain_marked(problem, lambda asked: self.plan(asked, first=True), why, said) from None
         return replace(plan, search_s=time.perf_counter() - start)
 
-    def _lacking(self, problem: Problem, refused: Infeasible) -> Infeasible:
-        """What is said where nothing fits, however operators run."""
-        said = f"no plan fits, even with strategy.memory={self.memory.name}" if self.memory.ways else refused.constraint
-        return explain_marked(problem, lambda asked: self.plan(asked, first=True), refused, said)
+    @property
+    def sparing(self) -> AbstractMemory:
+        """How stages are made to fit: by the planner itself, or by the memory policy."""
+        return self.planner.fits_by or self.memory
 
     @property
     def drafted(self) -> Strategy:

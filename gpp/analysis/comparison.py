@@ -127,19 +127,22 @@ def best_of(attempts: Sequence[Attempt]) -> Best:
 
 
 def chain_beside(strategy: Strategy) -> Strategy | None:
-    """The strategy that finds the best chain, as a baseline of another; None for `sequential` itself."""
+    """The strategy that finds the best chain, as a baseline of another; None for `sequential` itself.
+
+    It has the other's own freedom: a chain with replicas beside a graph without them would differ twice, and one that keeps
+    everything might not fit where the other's operators are computed again.
+    """
     if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
         return None
-    # The baseline has the planner's own freedom: a chain with replicas beside a graph without them would differ twice.
     planner = Sequential(replication=getattr(strategy.planner, "replication", True))
-    return Strategy(name="sequential", planner=planner, schedule=OneFOneB(), objective=strategy.objective, edges=strategy.edges)
+    free = {"memory": strategy.sparing, "objective": strategy.objective, "edges": strategy.edges}
+    return Strategy(name="sequential", planner=planner, schedule=OneFOneB(), **free)
 
 
 def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
-    """The baseline of a strategy: `sequential`'s prediction; empty for `sequential` itself, or without a plan."""
+    """The baseline of a strategy: `sequential`'s attempt; empty for `sequential` itself."""
     chain = chain_beside(strategy)
     if chain is None:
         return ()
     # While serving, the metrics that planners ask for are the objective's alone.
-    found = attempt(chain, problem, record=problem.regime.buffers is not None)
-    return (found,) if found.status == "ok" else ()
+    return (attempt(chain, problem, record=problem.regime.buffers is not None),)

@@ -9,6 +9,7 @@ from typing import final
 
 from gpp.analysis.comparison import Attempt, attempt, chain_beside
 from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -121,7 +122,7 @@ def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Att
     if (beside := chain_beside(strategy)) is not None and chain:
         out.append(_rival(CHAIN, beside, chain[0], plan))
     if not isinstance(strategy.planner, Single):
-        alone = Strategy(name="single", planner=Single(), schedule=OneFOneB(), objective=strategy.objective)
+        alone = Strategy(name="single", planner=Single(), schedule=OneFOneB(), memory=strategy.sparing, objective=strategy.objective)
         # One device needs no micro-batches: it would be slowed down for nothing.
         posed = [problem, replace(problem, microbatch_size=None)] if uncut and problem.microbatch_size else [problem]
         out.append(_rival(ONE_DEVICE, alone, min((attempt(alone, one) for one in posed), key=_judged), plan))
@@ -134,7 +135,8 @@ def _judged(found: Attempt) -> float:
 
 def _rival(name: str, strategy: Strategy, found: Attempt, plan: Plan) -> Rival:
     same = found.plan is not None and found.plan.stages == plan.stages
-    return Rival(name=name, strategy=strategy, plan=found.plan, predicted_s=_judged(found), reason=found.reason, same=same)
+    reason = found.error.short if isinstance(found.error, Infeasible) else found.reason
+    return Rival(name=name, strategy=strategy, plan=found.plan, predicted_s=_judged(found), reason=reason, same=same)
 
 
 def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> Gains:

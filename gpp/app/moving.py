@@ -48,7 +48,7 @@ class Better(NamedTuple):
 def better(strategy: Strategy, plan: Plan, problem: Problem) -> Better | None:
     """The fastest plan, by prediction, that moves over the present one's borders reach and that can run; None: there is none."""
     posed = strategy.posed(problem)
-    memory = strategy.planner.fits_by or strategy.memory
+    memory = strategy.sparing
 
     def step_s(one: Plan, problem: Problem = posed) -> float:
         return strategy.predict(one, problem, record=False).metrics.iteration_s

@@ -56,7 +56,7 @@ def test_why_nothing_was_gained() -> None:
     assert "micro-batches of 32 samples, which compute for 69 % longer" in gain_lines(cut)[1]
     nothing = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=None, reason="it does not fit.")
     assert gain_lines(Gains(gains=(nothing,))) == [
-        "Nothing gained (predicted): one device has no plan to compare with (it does not fit)."
+        "Nothing to compare with (predicted): one device has no plan (it does not fit)."
     ]
     assert gain_lines(Gains(gains=())) == []
 

@@ -33,7 +33,11 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
     Args:
         attempt: the planner's own test, so that the memory named is one with which it finds a plan.
     """
-    return Infeasible.later(lambda: _explained(problem, attempt))
+    return Infeasible.later(_nothing_fits(problem), lambda: _explained(problem, attempt))
+
+
+def _nothing_fits(problem: Problem) -> str:
+    return f"no plan fits the {_bytes(problem.memory_limit_bytes)} of a device"
 
 
 def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: Infeasible, said: str) -> Infeasible:
@@ -66,7 +70,7 @@ def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: I
         )
         return Infeasible(constraint, _remedy(problem, have * high, lambda asked, _: attempt(asked)))
 
-    return Infeasible.later(find)
+    return Infeasible.later(said, find)
 
 
 def _least_memory(problem: Problem, attempt: Callable[[Problem], Found | None], precision: float) -> tuple[float, Found] | None:
@@ -95,7 +99,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
         return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
     high, fits = least
     shortage = Assessor(StageCosts(problem)).assess(fits.parts, fits.microbatch_size, chain=fits.chain)
-    constraint = f"no plan fits the {_bytes(have)} of a device: even the plan that needs least memory"
+    constraint = f"{_nothing_fits(problem)}: even the plan that needs least memory"
     if isinstance(shortage, Shortage):
         lack = shortage.need_bytes - shortage.have_bytes
         constraint += (

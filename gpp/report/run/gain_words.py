@@ -21,6 +21,8 @@ def gain_lines(gains: Gains) -> list[str]:
         return []
     how = " (measured)" if gains.measured else "" if all(gain.same for gain in gains.gains) else " (predicted)"
     what = "Gained" if any(gain.surely_faster and not gain.same for gain in gains.gains) else "Nothing gained"
+    if all(gain.rival_s is None for gain in gains.gains):
+        what = "Nothing to compare with"
     lines = [f"{what}{how}: {'; '.join(_gain(gain) for gain in gains.gains)}."]
     beaten_by = [gain.over for gain in gains.gains if not gain.same and gain.rival_s is not None and not gain.surely_faster]
     if beaten_by:
@@ -36,9 +38,7 @@ def _gain(gain: Gain) -> str:
     if gain.same:
         return f"{gain.over} has the same plan"
     if gain.speedup is None:
-        # Behind the colon stands what would make it fit, which is another question.
-        reason = (gain.reason or "no reason given").partition(":")[0].rstrip(".")
-        return f"{gain.over} has no plan to compare with ({reason})"
+        return f"{gain.over} has no plan ({(gain.reason or 'no reason given').rstrip('.')})"
     both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
     if gain.surely_faster:
         return f"{_apart(gain.speedup, 'faster', 'as fast')} {gain.over} ({both})"
