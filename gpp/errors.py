@@ -42,6 +42,11 @@ def printable(text: str) -> str:
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, as `1 stage` and `2 stages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def written(value: object) -> str:
     """A value as a user writes it in YAML or on the command line; a long one is cut, and a huge integer counted.
 

@@ -122,7 +122,9 @@ def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Att
     if (beside := chain_beside(strategy)) is not None and chain:
         out.append(_rival(CHAIN, beside, chain[0], plan))
     if not isinstance(strategy.planner, Single):
-        alone = Strategy(name="single", planner=Single(), schedule=OneFOneB(), memory=strategy.sparing, objective=strategy.objective)
+        alone = Strategy(
+            name="single", planner=Single(), schedule=OneFOneB(), memory=strategy.sparing, objective=strategy.objective
+        )
         # One device needs no micro-batches: it would be slowed down for nothing.
         posed = [problem, replace(problem, microbatch_size=None)] if uncut and problem.microbatch_size else [problem]
         out.append(_rival(ONE_DEVICE, alone, min((attempt(alone, one) for one in posed), key=_judged), plan))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.cluster import Cluster
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, counted
 
 
 def cuda_devices() -> int:
@@ -27,8 +27,8 @@ def check_devices(cluster: Cluster, count: int, engine: str) -> None:
         return
     found = cuda_devices()
     if found < count:
-        here = "no CUDA device" if not found else f"{found} CUDA device{'s' if found > 1 else ''}"
-        rule = f"engine={engine} needs {count} CUDA device{'s' if count > 1 else ''}, and this machine has {here}"
+        here = "no CUDA device" if not found else counted(found, "CUDA device")
+        rule = f"engine={engine} needs {counted(count, 'CUDA device')}, and this machine has {here}"
         fix = "use engine=simulate or engine=emulate, which need none, or cluster=local"
         raise InvalidConfig("cluster", cluster.name, rule, fix if not found else f"{fix}, or describe a cluster of {found}")
 

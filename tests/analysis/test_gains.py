@@ -55,9 +55,7 @@ def test_why_nothing_was_gained() -> None:
     cut = replace(base, workers=2, work=1.69, pieces=(32, 256))
     assert "micro-batches of 32 samples, which compute for 69 % longer" in gain_lines(cut)[1]
     nothing = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=None, reason="it does not fit.")
-    assert gain_lines(Gains(gains=(nothing,))) == [
-        "Nothing to compare with (predicted): one device has no plan (it does not fit)."
-    ]
+    assert gain_lines(Gains(gains=(nothing,))) == ["Nothing to compare with (predicted): one device has no plan (it does not fit)."]
     assert gain_lines(Gains(gains=())) == []
 
 

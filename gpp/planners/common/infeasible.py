@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible
+from gpp.errors import Infeasible, counted
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Candidate, Shortage
@@ -64,7 +64,7 @@ def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: I
         most = max(needs, key=lambda device: needs[device])
         ops = mask_of(op for s in found.stages_of_device[most] for op in found.stages[s].ops)
         constraint = (
-            f"{said}: the plan found that needs least memory ({stages_text(len(found.stages))}, micro-batch "
+            f"{said}: the plan found that needs least memory ({counted(len(found.stages), 'stage')}, micro-batch "
             f"{max(stage.microbatch_size for stage in found.stages)}) takes {_bytes(needs[most])} for the stage of "
             f"{ops_text(problem.graph, ops)}, and a device has {_bytes(have)}"
         )
@@ -103,7 +103,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
     if isinstance(shortage, Shortage):
         lack = shortage.need_bytes - shortage.have_bytes
         constraint += (
-            f" ({stages_text(len(fits.parts))}, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
+            f" ({counted(len(fits.parts), 'stage')}, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
             f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}"
         )
     return Infeasible(constraint, _remedy(problem, have * high, attempt))
@@ -145,11 +145,6 @@ def ops_text(graph: OpGraph, mask: int) -> str:
     """A stage's operators for a message: one name, or the first and the last."""
     names = [graph.ops[op].name for op in bits(mask)]
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} operators)"
-
-
-def stages_text(count: int) -> str:
-    """`1 stage`, `2 stages`."""
-    return "1 stage" if count == 1 else f"{count} stages"
 
 
 def _bytes(amount: float) -> str:

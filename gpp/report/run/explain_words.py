@@ -6,6 +6,7 @@ from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import Reason
 from gpp.analysis.explain.order import OrderGap
 from gpp.analysis.explain.what_if import Shape, WhatIf
+from gpp.errors import counted
 from gpp.plan.plan import Plan
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import module_names
@@ -103,4 +104,4 @@ def alternatives_heading(explanation: Explanation) -> str:
 def shape_words(shape: Shape) -> str:
     """A plan in a few numbers."""
     sizes = ", ".join(map(str, shape.microbatch_sizes))
-    return f"{shape.num_stages} stages, depth {shape.depth}, {shape.num_devices} devices, b {sizes}"
+    return f"{counted(shape.num_stages, 'stage')}, depth {shape.depth}, {counted(shape.num_devices, 'device')}, b {sizes}"

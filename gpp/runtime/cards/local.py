@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.cluster import GLOO_COLLECTIVE_EFFICIENCY, Cluster, Device, Devices, Link
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, counted
 from gpp.runtime.cards.links import Identity, Speeds, speeds
 from gpp.runtime.devices import cuda_devices
 from gpp.settings import Count, Positive, arguments
@@ -47,7 +47,7 @@ def local_gpus(
         raise InvalidConfig("cluster", name, rule, fix)
     wanted = num_devices or cards * workers_per_card
     if wanted > cards * workers_per_card:
-        have = f"{cards} card{'s' if cards > 1 else ''}" + (f" of {workers_per_card} workers" if workers_per_card > 1 else "")
+        have = counted(cards, "card") + (f" of {workers_per_card} workers" if workers_per_card > 1 else "")
         fix = (
             f"set cluster.num_devices={cards * workers_per_card} or less, or engine.workers_per_card={-(-wanted // cards)}, "
             "which shares a card between workers (their messages then go by gloo over main memory)"
