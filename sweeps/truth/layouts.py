@@ -19,6 +19,9 @@ from sweeps.truth.rows import Row
 
 RESNET_101 = (3, 4, 23, 3)
 UNET_HEIGHTS, UNET_CONVS = 5, 5
+HEAD = ("norm", "head")
+ENDS = 2
+"""What a GPT has beside its layers: the embedding before them, and the head behind."""
 
 
 @settings("strategy.schedule")
@@ -55,27 +58,30 @@ def flat_layers(row: Row, graph: OpGraph) -> list[int]:
 
 
 def gpt_layers(graph: OpGraph) -> list[int]:
-    """Operators of each layer of a GPT; the embedding is with the first, the head and its norm with the last."""
-    place = 0
-    counts: list[int] = []
-    for op in graph.ops[:-1]:
-        parts = op.name.split(".")
-        place = int(parts[1]) if parts[0] == "layers" else place
-        counts += [0] * (place + 1 - len(counts))
+    """Operators of a GPT's embedding, of each of its layers, and of its last norm and head; the loss is left over."""
+    names = [op.name.split(".") for op in graph.ops[:-1]]
+    last = 1 + max(int(parts[1]) for parts in names if parts[0] == "layers")
+    place, counts = 0, [0] * (last + 2)
+    for parts in names:
+        place = int(parts[1]) + 1 if parts[0] == "layers" else last + 1 if parts[0] in HEAD else place
         counts[place] += 1
     return counts
 
 
 def stage_masks(row: Row, graph: OpGraph) -> list[int]:
-    """The operators of each stage; the loss is in the last one.
+    """The operators of each stage; the loss is in the last one, and of a GPT the embedding in the first and the head in the last.
 
     Raises:
         ValueError: the row's layers are not those of the model.
     """
-    counts = gpt_layers(graph) if row.settings[0] == "model=gpt" else flat_layers(row, graph)
-    balance = row.balance or (len(counts) // row.pipeline,) * row.pipeline
-    if sum(balance) != len(counts) or sum(counts) != graph.num_ops - 1:
-        raise ValueError(f"{row.model}: {len(counts)} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
+    is_gpt = row.settings[0] == "model=gpt"
+    counts = gpt_layers(graph) if is_gpt else flat_layers(row, graph)
+    layers = len(counts) - ENDS * is_gpt
+    balance = list(row.balance or (layers // row.pipeline,) * row.pipeline)
+    if sum(balance) != layers or sum(counts) != graph.num_ops - 1:
+        raise ValueError(f"{row.model}: {layers} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
+    if is_gpt:
+        balance[0], balance[-1] = balance[0] + 1, balance[-1] + 1
     ends = np.cumsum([0, *counts])[np.cumsum([0, *balance])]
     ends[-1] += 1
     return [mask_of(range(a, b)) for a, b in pairwise(ends)]
@@ -113,7 +119,8 @@ def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degre
 
 
 def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
-    """The row's plan; replicas and the devices that share one are neighbours, stages follow each other.
+    """The row's plan; replicas and the devices that share one are neighbours, stages follow each other, round and round where a
+    device has several.
 
     Args:
         samples: of a micro-batch on one replica; None for the row's.
@@ -121,7 +128,11 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
     masks = stage_masks(row, problem.graph)
     width = row.data * row.tensor
     microbatch = (samples or row.samples) * row.data
-    plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True)
+    devices = [tuple(range(d * width, (d + 1) * width)) for d in range(row.pipeline)]
+    placement = [devices[s % row.pipeline] for s in range(len(masks))]
+    plan = make_plan(
+        problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement
+    )
     again = recomputed(row, problem.graph)
     stages = [
         replace(stage, tensor_parallel=row.tensor, recompute=tuple(op for op in stage.ops if op in again)) for stage in plan.stages

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -18,7 +19,10 @@ from gpp.graph.sharding.declare import with_variants
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
 from gpp.program.kinds import BACKWARD, PASS
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
 from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards
@@ -126,20 +130,31 @@ def problem_of(row: Row, constants: Constants) -> Problem:
     )
 
 
-@cache
+def schedule_of(row: Row) -> AbstractSchedule:
+    """The row's schedule, by the settings that stand for it."""
+    if row.schedule == "interleaved_1f1b":
+        return Interleaved1F1B(k=row.per_device)
+    ours = {"gpipe": Torchgpipe(), "1f1b": OneFOneB(), "zb_1p": ZeroBubbleAuto(cap=1.0), "zb_2p": ZeroBubbleAuto(cap=2.0)}
+    return ours[row.schedule]
+
+
 def predict(row: Row, constants: Constants, samples: int | None = None) -> Predicted:
     """The prediction of a row.
 
     Args:
         samples: of a micro-batch on one replica; None for the row's.
     """
+    return _predicted(row.run, constants, samples or row.samples)
+
+
+@cache
+def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
     problem = problem_of(row, constants)
     if row.tensor > 1 and row.recompute != "none":
-        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples or row.samples, row.tensor))
+        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples, row.tensor))
     plan = laid_out(row, problem, samples=samples)
-    schedule = Torchgpipe() if row.schedule == "gpipe" else OneFOneB()
-    strategy = Strategy(name="published", planner=Single(), schedule=schedule)
-    if row.schedule == "1f1b":
+    strategy = Strategy(name="published", planner=Single(), schedule=schedule_of(row))
+    if row.schedule != "gpipe":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
     return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
