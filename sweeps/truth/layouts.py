@@ -19,6 +19,7 @@ from sweeps.truth.rows import Row
 
 RESNET_101 = (3, 4, 23, 3)
 UNET_HEIGHTS, UNET_CONVS = 5, 5
+SCORE_BYTES = 5
 HEAD = ("norm", "head")
 ENDS = 2
 """What a GPT has beside its layers: the embedding before them, and the head behind."""
@@ -81,7 +82,8 @@ def stage_masks(row: Row, graph: OpGraph) -> list[int]:
     if sum(balance) != layers or sum(counts) != graph.num_ops - 1:
         raise ValueError(f"{row.model}: {layers} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
     if is_gpt:
-        balance[0], balance[-1] = balance[0] + 1, balance[-1] + 1
+        balance[0] += 1
+        balance[-1] += 1
     ends = np.cumsum([0, *counts])[np.cumsum([0, *balance])]
     ends[-1] += 1
     return [mask_of(range(a, b)) for a, b in pairwise(ends)]
@@ -118,6 +120,20 @@ def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degre
     return replace(graph, ops=tuple(ops))
 
 
+def with_scores(row: Row, graph: OpGraph) -> OpGraph:
+    """The graph with what attention keeps that is not fused: for each head and two tokens the softmax (2 bytes), its dropout's mask
+    (1) and what that leaves (2).
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198: the 5 a s^2 b of
+    a layer.
+    """
+    words = row.words
+    scores = SCORE_BYTES * int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
+    fused = "scaled_dot_product_attention"
+    ops = (replace(op, saved_bytes=op.saved_bytes + scores) if op.name.endswith(fused) else op for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
+
+
 def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
     """The row's plan; replicas and the devices that share one are neighbours, stages follow each other, round and round where a
     device has several.
@@ -130,9 +146,7 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
     microbatch = (samples or row.samples) * row.data
     devices = [tuple(range(d * width, (d + 1) * width)) for d in range(row.pipeline)]
     placement = [devices[s % row.pipeline] for s in range(len(masks))]
-    plan = make_plan(
-        problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement
-    )
+    plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement)
     again = recomputed(row, problem.graph)
     stages = [
         replace(stage, tensor_parallel=row.tensor, recompute=tuple(op for op in stage.ops if op in again)) for stage in plan.stages

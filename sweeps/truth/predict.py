@@ -18,15 +18,15 @@ from gpp.graph.captured import Captured
 from gpp.graph.sharding.declare import with_variants
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
+from gpp.program.held import device_peaks
 from gpp.program.kinds import BACKWARD, PASS
-from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
-from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards
-from sweeps.truth.rows import Row
+from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards, with_scores
+from sweeps.truth.rows import MEMORY, Row
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -66,7 +66,7 @@ class Predicted:
 
     def of(self, row: Row) -> float:
         """The value of the row's metric."""
-        if row.metric == "peak memory, GB":
+        if row.metric == MEMORY:
             return self.peak_bytes / 1e9
         rate = row.minibatch / self.step_s
         if row.metric == "samples/s":
@@ -78,8 +78,7 @@ class Predicted:
 
 def flops(row: Row) -> float:
     """FLOPs of a sample by equation 3 of Narayanan et al., recomputation included: 96 s l h^2 (1 + s / 6h + V / 16lh)."""
-    words = {name: value for name, _, value in (word.partition("=") for word in row.settings)}
-    layers, h, s, v = (int(words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
+    layers, h, s, v = (int(row.words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
     return 96 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
 
@@ -130,12 +129,11 @@ def problem_of(row: Row, constants: Constants) -> Problem:
     )
 
 
-def schedule_of(row: Row) -> AbstractSchedule:
+def strategy_of(row: Row) -> Strategy:
     """The row's schedule, by the settings that stand for it."""
-    if row.schedule == "interleaved_1f1b":
-        return Interleaved1F1B(k=row.per_device)
     ours = {"gpipe": Torchgpipe(), "1f1b": OneFOneB(), "zb_1p": ZeroBubbleAuto(cap=1.0), "zb_2p": ZeroBubbleAuto(cap=2.0)}
-    return ours[row.schedule]
+    schedule = ours[row.schedule] if row.schedule in ours else Interleaved1F1B(k=row.per_device)
+    return Strategy(name="published", planner=Single(), schedule=schedule)
 
 
 def predict(row: Row, constants: Constants, samples: int | None = None) -> Predicted:
@@ -153,11 +151,19 @@ def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
     if row.tensor > 1 and row.recompute != "none":
         problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples, row.tensor))
     plan = laid_out(row, problem, samples=samples)
-    strategy = Strategy(name="published", planner=Single(), schedule=schedule_of(row))
+    strategy = strategy_of(row)
     if row.schedule != "gpipe":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
     return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
+
+
+def scored_bytes(row: Row, constants: Constants) -> float:
+    """Bytes of the fullest device over the predicted order of passes, if attention kept its scores."""
+    problem, strategy = problem_of(row.run, constants), strategy_of(row)
+    plan = laid_out(row, problem)
+    scored = replace(problem, graph=with_scores(row, problem.graph))
+    return max(device_peaks(strategy.lower(plan, problem), plan.bills(strategy.posed(scored))).values())
 
 
 def as_torchgpipe(strategy: Strategy, plan: Plan, problem: Problem, *, keeps_last: bool) -> Predicted:

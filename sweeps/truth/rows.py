@@ -20,6 +20,10 @@ LEFT_OUT = {
 }
 """Rows of the same tables that are not predicted, and why."""
 
+MEMORY = "peak memory, GB"
+NAMES = {"interleaved_1f1b": "interleaved 1F1B", "zb_1p": "ZB-1p", "zb_2p": "ZB-2p"}
+"""Schedules that a layout is said with, as their authors call them."""
+
 ASSUMED_MICROBATCH = 4
 """Samples a replica where a source does not say; the report shows how far 1 and all would be from it."""
 
@@ -67,6 +71,11 @@ class Row:
         return self.microbatch or ASSUMED_MICROBATCH
 
     @property
+    def words(self) -> dict[str, str]:
+        """The settings by name."""
+        return dict(word.split("=", 1) for word in self.settings)
+
+    @property
     def per_device(self) -> int:
         """Stages of a device."""
         return len(self.balance) // self.pipeline if self.balance else 1
@@ -77,13 +86,17 @@ class Row:
         return replace(self, metric="samples/s", value=0.0, use="judge")
 
     @property
+    def count(self) -> int:
+        """Micro-batches between two updates."""
+        return -(-self.minibatch // (self.samples * self.data))
+
+    @property
     def layout(self) -> str:
         """Devices along each dimension, stages and micro-batches in a few words."""
         parts = [f"{name} {count}" for name, count in (("pp", self.pipeline), ("tp", self.tensor), ("dp", self.data)) if count > 1]
-        count = -(-self.minibatch // (self.samples * self.data))
         again = {"none": "", "layers": ", recomputed", "always": ", recomputed", "except_last": ", recomputed but the last"}
-        order = {"interleaved_1f1b": f", {self.per_device} stages a device", "zb_1p": ", ZB-1p", "zb_2p": ", ZB-2p"}.get(self.schedule, "")
-        return f"{' x '.join(parts) or '1 device'}{order}; {count} x {self.samples}{again[self.recompute]}"
+        how = f", {NAMES[self.schedule]}" if self.schedule in NAMES else ""
+        return f"{' x '.join(parts) or '1 device'}{how}; {self.count} x {self.samples}{again[self.recompute]}"
 
 
 @cache
