@@ -17,7 +17,7 @@ from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
 from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards
-from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes
+from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes, stage_range
 from sweeps.truth.rows import Row, rows
 from tests.support.graphs import chain, cluster
 
@@ -117,6 +117,11 @@ def test_scores_are_those_of_the_micro_batches_that_the_fullest_device_holds() -
     assert more == pytest.approx(5 * SIZES["num_heads"] * SIZES["sequence"] ** 2 * 2 * 2 * 3)
 
 
+def test_any_number_of_stages_is_faster_than_one_and_slower_than_no_idle_time() -> None:
+    few, many = stage_range(row_of("1f1b"), HALF, 2)
+    assert many.step_s < predict(row_of("interleaved_1f1b"), HALF).step_s < few.step_s == predict(row_of("1f1b"), HALF).step_s
+
+
 def test_published_layouts_have_all_layers() -> None:
     """Qi et al.: a layer fewer on the first and on the last stage, and a layer a chunk where chunks are interleaved."""
     found = [row for row in rows() if row.source == "zero_bubble"]
@@ -130,7 +135,7 @@ def test_published_layouts_have_all_layers() -> None:
 
 def test_rows_name_their_fit_and_what_they_measure() -> None:
     found = rows()
-    assert len(found) == 77 and {row.cluster for row in found} == {"p40_8", "dgx_a100"}
+    assert len(found) == 83 and {row.cluster for row in found} == {"p40_8", "dgx_a100"}
     for row in found:
         assert row.data * row.tensor * row.pipeline == row.devices
     for card in ("p40_8", "dgx_a100"):

@@ -5,7 +5,8 @@
 
 Rows, sources and what is left out: sweeps/truth/rows.py and published.csv. A card has up to four constants: the shares of its data
 sheet that matrix products, memory and all-reduces reach, and the least time of a kernel. They are fitted to three rows of a
-card by least squares of the logarithm, on a grid that is narrowed around its best point.
+card by least squares of the logarithm, on a grid that is narrowed around its best point. A second table has what zero bubble's
+schedules are to 1F1B. Models are captured once, and kept in the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import product
 from operator import attrgetter
 from statistics import median
 
-from sweeps.truth.predict import Constants, cluster_of, errors, predict, scored_bytes
+from sweeps.truth.predict import Constants, cluster_of, errors, predict, scored_bytes, stage_range
 from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SOURCES, Row, rows
 
 STARTS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -73,6 +74,16 @@ def cell(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
+def range_line(row: Row, constants: Constants) -> str:
+    """A row that is not judged, since its devices may have any number of stages."""
+    ends = {samples: [end.of(row) for end in stage_range(row, constants, samples)] for samples in (row.samples, 1)}
+    low, high = ends[row.samples]
+    said = {samples: " to ".join(cell(end) for end in found) for samples, found in ends.items()}
+    error = f"{low / row.value - 1:+.1%} to {high / row.value - 1:+.1%}"
+    note = f"1 stage a device to ever so many ({said[1]} with 1 sample)"
+    return f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {said[row.samples]} | {error} | {note} |"
+
+
 def show(cluster: str, constants: Constants, fitted: bool) -> None:
     """The table of one card, and the medians over the rows that it is judged by."""
     own = [row for row in rows() if row.cluster == cluster]
@@ -83,6 +94,9 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
     print("| model | layout; micro-batches | measured | published | predicted | error | |\n|---|---|---|---|---|---|---|")
     judged, with_scores = defaultdict[str, list[float]](list), list[float]()
     for row in own:
+        if row.use == "range":
+            print(range_line(row, constants), flush=True)
+            continue
         ours = predict(row, constants).of(row)
         error = ours / row.value - 1
         note = "fitted to" if fitted and row.use == "fit" else f"over {OFF:.0%}" if abs(error) > OFF else ""
@@ -103,6 +117,7 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
     if len(speeds) > 1:
         judged["all speeds"] = [error for found in speeds for error in found]
     if with_scores:
+        print("Peak memory is that of torch's fused attention, which is captured and keeps no scores; in brackets, with them.")
         judged[f"{MEMORY}, with attention's scores"] = with_scores
     for what, found in judged.items():
         print(f"{what}: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} rows that are judged")

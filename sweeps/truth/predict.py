@@ -145,23 +145,39 @@ def predict(row: Row, constants: Constants, samples: int | None = None) -> Predi
     return _predicted(row.run, constants, samples or row.samples)
 
 
-@cache
-def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
+def _posed(row: Row, constants: Constants, samples: int) -> tuple[Problem, Plan]:
+    """The row's problem and its plan for micro-batches of so many samples on one replica."""
     problem = problem_of(row, constants)
     if row.tensor > 1 and row.recompute != "none":
         problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples, row.tensor))
-    plan = laid_out(row, problem, samples=samples)
-    strategy = strategy_of(row)
+    return problem, laid_out(row, problem, samples=samples)
+
+
+@cache
+def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
+    (problem, plan), strategy = _posed(row, constants, samples), strategy_of(row)
     if row.schedule != "gpipe":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
     return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
 
 
+def stage_range(row: Row, constants: Constants, samples: int) -> tuple[Predicted, Predicted]:
+    """A row whose devices have an unknown number of stages: with one, which is plain 1F1B, and with so many that none is ever idle.
+
+    Then the work of the busiest device is the step: more stages only divide what fills and drains the pipeline.
+    """
+    plain = replace(row.run, schedule="1f1b")
+    (problem, plan), count = _posed(plain, constants, samples), row.minibatch // (samples * row.data)
+    bills = plan.bills(strategy_of(plain).posed(problem))
+    work_s = max(count * (bill.forward_s + bill.backward_s) + bill.update_s for bill in bills)
+    slow = predict(plain, constants, samples)
+    return slow, replace(slow, step_s=work_s)
+
+
 def scored_bytes(row: Row, constants: Constants) -> float:
     """Bytes of the fullest device over the predicted order of passes, if attention kept its scores."""
-    problem, strategy = problem_of(row.run, constants), strategy_of(row)
-    plan = laid_out(row, problem)
+    (problem, plan), strategy = _posed(row.run, constants, row.samples), strategy_of(row)
     scored = replace(problem, graph=with_scores(row, problem.graph))
     return max(device_peaks(strategy.lower(plan, problem), plan.bills(strategy.posed(scored))).values())
 

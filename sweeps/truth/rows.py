@@ -15,7 +15,6 @@ SOURCES = {
     "megatron_2": "Narayanan et al., arXiv 2104.04473, Table 2",
 }
 LEFT_OUT = {
-    "Megatron, interleaved 1F1B (6 rows of Table 1)": "TODO",
     "Megatron, ZeRO-3 (6 rows of Table 2)": "parameters that are sharded over data-parallel replicas are not built here",
 }
 """Rows of the same tables that are not predicted, and why."""
@@ -45,7 +44,8 @@ class Row:
         microbatch: samples a replica; None where the source does not say.
         minibatch: samples between two updates, over all replicas.
         metric, value: what was measured.
-        use: whether constants are fitted to it, or judged by it.
+        use: whether constants are fitted to it, or judged by it; `range` where the source does not say how many stages a device
+            has, so that it is neither.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Row:
     minibatch: int
     metric: Literal["samples/s", "samples/s a GPU", "TFLOP/s a GPU", "peak memory, GB"]
     value: float
-    use: Literal["fit", "judge"]
+    use: Literal["fit", "judge", "range"]
 
     @property
     def samples(self) -> int:
