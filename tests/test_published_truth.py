@@ -16,7 +16,7 @@ from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
-from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards
+from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards, with_split_head
 from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes, stage_range
 from sweeps.truth.rows import Row, rows
 from tests.support.graphs import chain, cluster
@@ -78,6 +78,15 @@ def test_a_recomputed_shard_runs_its_forward_once_more() -> None:
     outside = StageCost.of(problem, replace(plain, ops=rest))
     assert after.forward_s == pytest.approx(before.forward_s)
     assert after.backward_s - before.backward_s == pytest.approx(before.forward_s - outside.forward_s, rel=1e-6)
+
+
+def test_a_split_head_runs_on_its_share_and_sums_the_gradient_of_its_input() -> None:
+    plain = problem_of(GPT, HALF).graph
+    split = with_split_head(GPT, plain)
+    head = next(i for i, op in enumerate(plain.ops) if op.name == "head")
+    assert list(plain.shares(2)[head:]) == [1.0, 1.0] and list(split.shares(2)[head:]) == [0.5, 0.5]
+    way = next(v for v in split.ops[head].variants if v.degree == 2)
+    assert way.params == 0.5 and way.backward_sums.num_bytes == 2 * SIZES["hidden"] * SIZES["sequence"]
 
 
 def test_a_wider_team_is_faster_and_a_slower_card_slower() -> None:

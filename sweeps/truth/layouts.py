@@ -9,7 +9,7 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
-from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.graph.op_graph import OpGraph, Sums, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -94,6 +94,29 @@ def recomputed(row: Row, graph: OpGraph) -> frozenset[int]:
     if row.recompute == "none":
         return frozenset()
     return frozenset(i for i, op in enumerate(graph.ops[:-1]) if row.recompute != "layers" or op.name.startswith("layers."))
+
+
+def with_split_head(row: Row, graph: OpGraph) -> OpGraph:
+    """The graph of a GPT whose head and loss are split over the vocabulary, as Megatron's are; ours run whole on every device.
+
+    Forwards the devices sum three numbers in float32 for each token (the largest logit, the exponentials and the target's logit),
+    backwards the gradient of the head's input.
+
+    Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3.
+    """
+    head, loss = (next(i for i, op in enumerate(graph.ops) if op.name == name) for name in ("head", "loss"))
+    entering = next(tensor for tensor in graph.tensors if head in tensor.consumers)
+    sums = {
+        head: {"backward_sums": Sums(count=1, num_bytes=entering.bytes_per_sample)},
+        loss: {"forward_sums": Sums(count=3, num_bytes=3 * 4 * int(row.words["model.sequence"]))},
+    }
+    ops = list(graph.ops)
+    for i, own in sums.items():
+        share = 1 / row.tensor
+        split = {"share": share, "params": share, "saved_bytes": ops[i].saved_bytes * share, **own}
+        ways = (replace(v, **split) if v.degree == row.tensor else v for v in ops[i].variants)
+        ops[i] = replace(ops[i], variants=tuple(ways))
+    return replace(graph, ops=tuple(ops))
 
 
 def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degree: int) -> OpGraph:
