@@ -21,6 +21,7 @@ from statistics import mean, stdev
 
 from scipy.stats import t
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.experiment import Experiment
 from gpp.errors import NonFinite
 from gpp.runtime.job import Job

@@ -31,6 +31,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.experiment import Experiment
 from gpp.cost.problem import Problem
 from gpp.errors import GppError

@@ -61,6 +61,14 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     Sweep(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
 
 
+def test_scripts_that_compose_know_the_functions_that_yaml_files_call() -> None:
+    """Alone in a process, too: in this one every test has registered them."""
+    scripts = [path for path in (ROOT / "sweeps").rglob("*.py") if "initialize_config_dir(" in path.read_text()]
+    assert scripts
+    for path in scripts:
+        assert "import gpp.app.multirun" in path.read_text(), path
+
+
 def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
     with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
         words = [f"hydra.searchpath=[file://{CONF}]", "name=test", "cluster=summit_8x4", "strategy=graphpipe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
-from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards
-from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of
+from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards, with_split_head
+from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes, stage_range
 from sweeps.truth.rows import Row, rows
 from tests.support.graphs import chain, cluster
 
@@ -79,14 +80,71 @@ def test_a_recomputed_shard_runs_its_forward_once_more() -> None:
     assert after.backward_s - before.backward_s == pytest.approx(before.forward_s - outside.forward_s, rel=1e-6)
 
 
+def test_a_split_head_runs_on_its_share_and_sums_the_gradient_of_its_input() -> None:
+    plain = problem_of(GPT, HALF).graph
+    split = with_split_head(GPT, plain)
+    head = next(i for i, op in enumerate(plain.ops) if op.name == "head")
+    assert list(plain.shares(2)[head:]) == [1.0, 1.0] and list(split.shares(2)[head:]) == [0.5, 0.5]
+    way = next(v for v in split.ops[head].variants if v.degree == 2)
+    assert way.params == 0.5 and way.backward_sums.num_bytes == 2 * SIZES["hidden"] * SIZES["sequence"]
+
+
 def test_a_wider_team_is_faster_and_a_slower_card_slower() -> None:
     one, two = replace(GPT, tensor=1, data=4), replace(GPT, tensor=1, data=4, recompute="none")
     assert predict(two, HALF).step_s < predict(one, HALF).step_s < predict(one, replace(HALF, compute=0.1, memory=0.1)).step_s
 
 
+ORDERS = {"1f1b": (1, 2, 2, 1), "interleaved_1f1b": (0, *[1] * 6, 0), "zb_1p": (1, 2, 2, 1), "zb_2p": (1, 2, 2, 1)}
+
+
+def row_of(order: str) -> Row:
+    """Zero bubble's layout, small: 6 layers on 4 devices, one fewer on the first and on the last."""
+    settings = tuple(re.sub(r"num_layers=\d+", "num_layers=6", word) for word in GPT.settings)
+    shape = replace(GPT, source="zero_bubble", settings=settings, data=1, tensor=1, pipeline=4, recompute="none", minibatch=24)
+    return replace(shape, balance=ORDERS[order], schedule=order)  # pyright: ignore[reportArgumentType]
+
+
+def test_interleaved_stages_are_one_layer_each_round_and_round() -> None:
+    problem = problem_of(row_of("interleaved_1f1b").run, HALF)
+    plan = laid_out(row_of("interleaved_1f1b"), problem)
+    names = [{problem.graph.ops[op].name.rsplit(".", 1)[0] for op in stage.ops} for stage in plan.stages]
+    layers = [{name.split(".")[1] for name in found if name.startswith("layers.")} for found in names]
+    assert layers == [set(), *({str(i)} for i in range(6)), set()]
+    assert [stage.devices for stage in plan.stages] == [(s % 4,) for s in range(8)]
+
+
+def test_zero_bubbles_schedules_are_faster_than_1f1b_and_keep_their_caps() -> None:
+    found = {order: predict(row_of(order), HALF) for order in ORDERS}
+    assert found["zb_2p"].step_s < found["zb_1p"].step_s < found["1f1b"].step_s > found["interleaved_1f1b"].step_s
+    assert found["1f1b"].peak_bytes < found["interleaved_1f1b"].peak_bytes < found["zb_2p"].peak_bytes
+
+
+def test_scores_are_those_of_the_micro_batches_that_the_fullest_device_holds() -> None:
+    """5 a s^2 bytes of each of 2 samples and 2 layers, for 3 micro-batches on the second of 4 stages."""
+    row = row_of("1f1b")
+    more = scored_bytes(row, HALF) - predict(row, HALF).peak_bytes
+    assert more == pytest.approx(5 * SIZES["num_heads"] * SIZES["sequence"] ** 2 * 2 * 2 * 3)
+
+
+def test_any_number_of_stages_is_faster_than_one_and_slower_than_no_idle_time() -> None:
+    few, many = stage_range(row_of("1f1b"), HALF, 2)
+    assert many.step_s < predict(row_of("interleaved_1f1b"), HALF).step_s < few.step_s == predict(row_of("1f1b"), HALF).step_s
+
+
+def test_published_layouts_have_all_layers() -> None:
+    """Qi et al.: a layer fewer on the first and on the last stage, and a layer a chunk where chunks are interleaved."""
+    found = [row for row in rows() if row.source == "zero_bubble"]
+    assert len(found) == 96
+    for row in found:
+        layers = int(row.words["model.num_layers"])
+        each = 1 if row.schedule == "interleaved_1f1b" else (layers + 2) // row.pipeline
+        assert row.balance == (each - 1, *[each] * (len(row.balance) - 2), each - 1) and sum(row.balance) == layers
+        assert row.per_device * row.pipeline * each == layers + 2
+
+
 def test_rows_name_their_fit_and_what_they_measure() -> None:
     found = rows()
-    assert len(found) == 41 and {row.cluster for row in found} == {"p40_8", "dgx_a100"}
+    assert len(found) == 131 and {row.cluster for row in found} == {"p40_8", "dgx_a100"}
     for row in found:
         assert row.data * row.tensor * row.pipeline == row.devices
     for card in ("p40_8", "dgx_a100"):

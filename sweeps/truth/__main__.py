@@ -5,18 +5,21 @@
 
 Rows, sources and what is left out: sweeps/truth/rows.py and published.csv. A card has up to four constants: the shares of its data
 sheet that matrix products, memory and all-reduces reach, and the least time of a kernel. They are fitted to three rows of a
-card by least squares of the logarithm, on a grid that is narrowed around its best point.
+card by least squares of the logarithm, on a grid that is narrowed around its best point. A second table has what zero bubble's
+schedules are to 1F1B. Models are captured once, and kept in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections import defaultdict
 from itertools import product
+from operator import attrgetter
 from statistics import median
 
-from sweeps.truth.predict import Constants, cluster_of, errors, predict
-from sweeps.truth.rows import LEFT_OUT, SOURCES, Row, rows
+from sweeps.truth.predict import Constants, cluster_of, errors, predict, scored_bytes, stage_range
+from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SOURCES, Row, rows
 
 STARTS: dict[str, dict[str, tuple[float, ...]]] = {
     "p40_8": {"compute": (0.35, 0.5, 0.7, 1.0), "memory": (0.3, 0.42, 0.6, 0.85)},
@@ -71,6 +74,16 @@ def cell(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
+def range_line(row: Row, constants: Constants) -> str:
+    """A row that is not judged, since its devices may have any number of stages."""
+    ends = {samples: [end.of(row) for end in stage_range(row, constants, samples)] for samples in (row.samples, 1)}
+    low, high = ends[row.samples]
+    said = {samples: " to ".join(cell(end) for end in found) for samples, found in ends.items()}
+    error = f"{low / row.value - 1:+.1%} to {high / row.value - 1:+.1%}"
+    note = f"1 stage a device to ever so many ({said[1]} with 1 sample)"
+    return f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {said[row.samples]} | {error} | {note} |"
+
+
 def show(cluster: str, constants: Constants, fitted: bool) -> None:
     """The table of one card, and the medians over the rows that it is judged by."""
     own = [row for row in rows() if row.cluster == cluster]
@@ -79,24 +92,56 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
         f"{constants.kernel_s * 1e6:.3g} us a kernel, {constants.sums:.3g} of a link's in an all-reduce\n"
     )
     print("| model | layout; micro-batches | measured | published | predicted | error | |\n|---|---|---|---|---|---|---|")
-    judged: dict[bool, list[float]] = {True: [], False: []}
+    judged, with_scores = defaultdict[str, list[float]](list), list[float]()
     for row in own:
+        if row.use == "range":
+            print(range_line(row, constants), flush=True)
+            continue
         ours = predict(row, constants).of(row)
         error = ours / row.value - 1
         note = "fitted to" if fitted and row.use == "fit" else f"over {OFF:.0%}" if abs(error) > OFF else ""
+        if row.metric == MEMORY:
+            scored = scored_bytes(row, constants) / 1e9
+            note += f" ({cell(scored)} with attention's scores)"
+            with_scores.append(abs(scored / row.value - 1))
         if row.microbatch is None:
             ends = [predict(row, constants, samples).of(row) for samples in (1, row.minibatch // row.data)]
             note += f" ({cell(ends[0])} with 1 sample, {cell(ends[1])} with all at once)"
         if not (fitted and row.use == "fit"):
-            judged[row.metric == "peak memory, GB"].append(abs(error))
+            judged[row.metric].append(abs(error))
         print(
             f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(ours)} | {error:+.1%} | {note.strip()} |",
             flush=True,
         )
-    for memory, found in judged.items():
-        if found:
-            what = "peak memory" if memory else "speed"
-            print(f"{what}: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} rows that are judged")
+    speeds = [found for metric, found in judged.items() if metric != MEMORY]
+    if len(speeds) > 1:
+        judged["all speeds"] = [error for found in speeds for error in found]
+    if with_scores:
+        print("Peak memory is that of torch's fused attention, which is captured and keeps no scores; in brackets, with them.")
+        judged[f"{MEMORY}, with attention's scores"] = with_scores
+    for what, found in judged.items():
+        print(f"{what}: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} rows that are judged")
+
+
+def show_ratios(constants: Constants) -> None:
+    """What each of zero bubble's schedules is to 1F1B: ratios of neighbouring rows, in which the error of 1F1B's level is not."""
+    own = [row for row in rows() if row.source == "zero_bubble"]
+    key = attrgetter("model", "minibatch", "metric")
+    others = {(key(row), row.schedule): row for row in own if row.schedule != "1f1b"}
+    orders = list(dict.fromkeys(order for _, order in others))
+    print("\nTimes 1F1B, published, predicted\n")
+    print(f"| model | micro-batches | measured | {' | '.join(NAMES[order] for order in orders)} |\n|{'---|' * (3 + len(orders))}")
+    errors: dict[str, list[float]] = defaultdict(list)
+    for base in (row for row in own if row.schedule == "1f1b"):
+        cells, one = list[str](), predict(base, constants).of(base)
+        for order in orders:
+            row = others[key(base), order]
+            published, ours = row.value / base.value, predict(row, constants).of(row) / one
+            errors[row.metric].append(abs(ours / published - 1))
+            cells.append(f"{published:.3f}, {ours:.3f} ({ours / published - 1:+.1%})")
+        print(f"| {base.model} | {base.count} | {base.metric} | {' | '.join(cells)} |", flush=True)
+    for what, found in errors.items():
+        print(f"{what} times 1F1B: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} ratios")
 
 
 def main() -> None:
@@ -106,7 +151,10 @@ def main() -> None:
     bare = parser.parse_args().sheet
     for cluster in STARTS:
         used = tuple(row for row in rows() if row.cluster == cluster and row.use == "fit")
-        show(cluster, sheet(cluster) if bare else fit(cluster, used), not bare)
+        constants = sheet(cluster) if bare else fit(cluster, used)
+        show(cluster, constants, not bare)
+        if any(row.source == "zero_bubble" for row in rows() if row.cluster == cluster):
+            show_ratios(constants)
     print("\nSources: " + "; ".join(f"{SOURCES[name]}" for name in SOURCES))
     print("Left out: " + "; ".join(f"{what}: {why}" for what, why in LEFT_OUT.items()))
 

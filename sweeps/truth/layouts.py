@@ -9,7 +9,7 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
-from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.graph.op_graph import OpGraph, Sums, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -19,6 +19,10 @@ from sweeps.truth.rows import Row
 
 RESNET_101 = (3, 4, 23, 3)
 UNET_HEIGHTS, UNET_CONVS = 5, 5
+SCORE_BYTES = 5
+HEAD = ("norm", "head")
+ENDS = 2
+"""What a GPT has beside its layers: the embedding before them, and the head behind."""
 
 
 @settings("strategy.schedule")
@@ -55,27 +59,31 @@ def flat_layers(row: Row, graph: OpGraph) -> list[int]:
 
 
 def gpt_layers(graph: OpGraph) -> list[int]:
-    """Operators of each layer of a GPT; the embedding is with the first, the head and its norm with the last."""
-    place = 0
-    counts: list[int] = []
-    for op in graph.ops[:-1]:
-        parts = op.name.split(".")
-        place = int(parts[1]) if parts[0] == "layers" else place
-        counts += [0] * (place + 1 - len(counts))
+    """Operators of a GPT's embedding, of each of its layers, and of its last norm and head; the loss is left over."""
+    names = [op.name.split(".") for op in graph.ops[:-1]]
+    last = 1 + max(int(parts[1]) for parts in names if parts[0] == "layers")
+    place, counts = 0, [0] * (last + 2)
+    for parts in names:
+        place = int(parts[1]) + 1 if parts[0] == "layers" else last + 1 if parts[0] in HEAD else place
         counts[place] += 1
     return counts
 
 
 def stage_masks(row: Row, graph: OpGraph) -> list[int]:
-    """The operators of each stage; the loss is in the last one.
+    """The operators of each stage; the loss is in the last one, and of a GPT the embedding in the first and the head in the last.
 
     Raises:
         ValueError: the row's layers are not those of the model.
     """
-    counts = gpt_layers(graph) if row.settings[0] == "model=gpt" else flat_layers(row, graph)
-    balance = row.balance or (len(counts) // row.pipeline,) * row.pipeline
-    if sum(balance) != len(counts) or sum(counts) != graph.num_ops - 1:
-        raise ValueError(f"{row.model}: {len(counts)} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
+    is_gpt = row.settings[0] == "model=gpt"
+    counts = gpt_layers(graph) if is_gpt else flat_layers(row, graph)
+    layers = len(counts) - ENDS * is_gpt
+    balance = list(row.balance or (layers // row.pipeline,) * row.pipeline)
+    if sum(balance) != layers or sum(counts) != graph.num_ops - 1:
+        raise ValueError(f"{row.model}: {layers} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
+    if is_gpt:
+        balance[0] += 1
+        balance[-1] += 1
     ends = np.cumsum([0, *counts])[np.cumsum([0, *balance])]
     ends[-1] += 1
     return [mask_of(range(a, b)) for a, b in pairwise(ends)]
@@ -86,6 +94,29 @@ def recomputed(row: Row, graph: OpGraph) -> frozenset[int]:
     if row.recompute == "none":
         return frozenset()
     return frozenset(i for i, op in enumerate(graph.ops[:-1]) if row.recompute != "layers" or op.name.startswith("layers."))
+
+
+def with_split_head(row: Row, graph: OpGraph) -> OpGraph:
+    """The graph of a GPT whose head and loss are split over the vocabulary, as Megatron's are; ours run whole on every device.
+
+    Forwards the devices sum three numbers in float32 for each token (the largest logit, the exponentials and the target's logit),
+    backwards the gradient of the head's input.
+
+    Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3.
+    """
+    head, loss = (next(i for i, op in enumerate(graph.ops) if op.name == name) for name in ("head", "loss"))
+    entering = next(tensor for tensor in graph.tensors if head in tensor.consumers)
+    sums = {
+        head: {"backward_sums": Sums(count=1, num_bytes=entering.bytes_per_sample)},
+        loss: {"forward_sums": Sums(count=3, num_bytes=3 * 4 * int(row.words["model.sequence"]))},
+    }
+    ops = list(graph.ops)
+    for i, own in sums.items():
+        share = 1 / row.tensor
+        split = {"share": share, "params": share, "saved_bytes": ops[i].saved_bytes * share, **own}
+        ways = (replace(v, **split) if v.degree == row.tensor else v for v in ops[i].variants)
+        ops[i] = replace(ops[i], variants=tuple(ways))
+    return replace(graph, ops=tuple(ops))
 
 
 def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degree: int) -> OpGraph:
@@ -112,8 +143,23 @@ def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degre
     return replace(graph, ops=tuple(ops))
 
 
+def with_scores(row: Row, graph: OpGraph) -> OpGraph:
+    """The graph with what attention keeps that is not fused: for each head and two tokens the softmax (2 bytes), its dropout's mask
+    (1) and what that leaves (2).
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198: the 5 a s^2 b of
+    a layer.
+    """
+    words = row.words
+    scores = SCORE_BYTES * int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
+    fused = "scaled_dot_product_attention"
+    ops = (replace(op, saved_bytes=op.saved_bytes + scores) if op.name.endswith(fused) else op for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
+
+
 def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
-    """The row's plan; replicas and the devices that share one are neighbours, stages follow each other.
+    """The row's plan; replicas and the devices that share one are neighbours, stages follow each other, round and round where a
+    device has several.
 
     Args:
         samples: of a micro-batch on one replica; None for the row's.
@@ -121,7 +167,9 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
     masks = stage_masks(row, problem.graph)
     width = row.data * row.tensor
     microbatch = (samples or row.samples) * row.data
-    plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True)
+    devices = [tuple(range(d * width, (d + 1) * width)) for d in range(row.pipeline)]
+    placement = [devices[s % row.pipeline] for s in range(len(masks))]
+    plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement)
     again = recomputed(row, problem.graph)
     stages = [
         replace(stage, tensor_parallel=row.tensor, recompute=tuple(op for op in stage.ops if op in again)) for stage in plan.stages

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -17,12 +18,15 @@ from gpp.graph.captured import Captured
 from gpp.graph.sharding.declare import with_variants
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
+from gpp.program.held import device_peaks
 from gpp.program.kinds import BACKWARD, PASS
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
-from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards
-from sweeps.truth.rows import Row
+from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards, with_scores, with_split_head
+from sweeps.truth.rows import MEMORY, Row
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -62,7 +66,7 @@ class Predicted:
 
     def of(self, row: Row) -> float:
         """The value of the row's metric."""
-        if row.metric == "peak memory, GB":
+        if row.metric == MEMORY:
             return self.peak_bytes / 1e9
         rate = row.minibatch / self.step_s
         if row.metric == "samples/s":
@@ -74,8 +78,7 @@ class Predicted:
 
 def flops(row: Row) -> float:
     """FLOPs of a sample by equation 3 of Narayanan et al., recomputation included: 96 s l h^2 (1 + s / 6h + V / 16lh)."""
-    words = {name: value for name, _, value in (word.partition("=") for word in row.settings)}
-    layers, h, s, v = (int(words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
+    layers, h, s, v = (int(row.words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
     return 96 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
 
@@ -126,23 +129,59 @@ def problem_of(row: Row, constants: Constants) -> Problem:
     )
 
 
-@cache
+def strategy_of(row: Row) -> Strategy:
+    """The row's schedule, by the settings that stand for it."""
+    ours = {"gpipe": Torchgpipe(), "1f1b": OneFOneB(), "zb_1p": ZeroBubbleAuto(cap=1.0), "zb_2p": ZeroBubbleAuto(cap=2.0)}
+    schedule = ours[row.schedule] if row.schedule in ours else Interleaved1F1B(k=row.per_device)
+    return Strategy(name="published", planner=Single(), schedule=schedule)
+
+
 def predict(row: Row, constants: Constants, samples: int | None = None) -> Predicted:
     """The prediction of a row.
 
     Args:
         samples: of a micro-batch on one replica; None for the row's.
     """
+    return _predicted(row.run, constants, samples or row.samples)
+
+
+def _posed(row: Row, constants: Constants, samples: int) -> tuple[Problem, Plan]:
+    """The row's problem and its plan for micro-batches of so many samples on one replica."""
     problem = problem_of(row, constants)
+    if row.tensor > 1:
+        problem = replace(problem, graph=with_split_head(row, problem.graph))
     if row.tensor > 1 and row.recompute != "none":
-        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples or row.samples, row.tensor))
-    plan = laid_out(row, problem, samples=samples)
-    schedule = Torchgpipe() if row.schedule == "gpipe" else OneFOneB()
-    strategy = Strategy(name="published", planner=Single(), schedule=schedule)
-    if row.schedule == "1f1b":
+        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples, row.tensor))
+    return problem, laid_out(row, problem, samples=samples)
+
+
+@cache
+def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
+    (problem, plan), strategy = _posed(row, constants, samples), strategy_of(row)
+    if row.schedule != "gpipe":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
     return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
+
+
+def stage_range(row: Row, constants: Constants, samples: int) -> tuple[Predicted, Predicted]:
+    """A row whose devices have an unknown number of stages: with one, which is plain 1F1B, and with so many that none is ever idle.
+
+    Then the work of the busiest device is the step: more stages only divide what fills and drains the pipeline.
+    """
+    plain = replace(row.run, schedule="1f1b")
+    (problem, plan), count = _posed(plain, constants, samples), row.minibatch // (samples * row.data)
+    bills = plan.bills(strategy_of(plain).posed(problem))
+    work_s = max(count * (bill.forward_s + bill.backward_s) + bill.update_s for bill in bills)
+    slow = predict(plain, constants, samples)
+    return slow, replace(slow, step_s=work_s)
+
+
+def scored_bytes(row: Row, constants: Constants) -> float:
+    """Bytes of the fullest device over the predicted order of passes, if attention kept its scores."""
+    (problem, plan), strategy = _posed(row.run, constants, row.samples), strategy_of(row)
+    scored = replace(problem, graph=with_scores(row, problem.graph))
+    return max(device_peaks(strategy.lower(plan, problem), plan.bills(strategy.posed(scored))).values())
 
 
 def as_torchgpipe(strategy: Strategy, plan: Plan, problem: Problem, *, keeps_last: bool) -> Predicted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -15,11 +15,13 @@ SOURCES = {
     "megatron_2": "Narayanan et al., arXiv 2104.04473, Table 2",
 }
 LEFT_OUT = {
-    "zero bubble, interleaved 1F1B and ZB (36 rows)": "no interleaved schedule and no split backward is built here",
-    "Megatron, interleaved 1F1B (6 rows of Table 1)": "no interleaved schedule is built here; the table does not give its chunks",
     "Megatron, ZeRO-3 (6 rows of Table 2)": "parameters that are sharded over data-parallel replicas are not built here",
 }
 """Rows of the same tables that are not predicted, and why."""
+
+MEMORY = "peak memory, GB"
+NAMES = {"interleaved_1f1b": "interleaved 1F1B", "zb_1p": "ZB-1p", "zb_2p": "ZB-2p"}
+"""Schedules that a layout is said with, as their authors call them."""
 
 ASSUMED_MICROBATCH = 4
 """Samples a replica where a source does not say; the report shows how far 1 and all would be from it."""
@@ -35,13 +37,15 @@ class Row:
         settings: words that compose it here.
         cluster: configuration of the hardware.
         devices, data, tensor, pipeline: devices in all, and along each dimension.
-        balance: layers of each stage; torchgpipe's flat layers, or a GPT's; empty for equal shares.
+        balance: layers of each stage; torchgpipe's flat layers, or a GPT's, which may be none where there is the embedding or the
+            head; empty for equal shares. With interleaving there are several times as many stages as devices along the pipeline.
         recompute: what is computed again in a backward: nothing, a GPT's `layers`, or as torchgpipe's `checkpoint`.
-        schedule: of the micro-batches.
+        schedule: of the micro-batches; zb_1p and zb_2p split backwards, in the memory of 1F1B and in twice as much.
         microbatch: samples a replica; None where the source does not say.
         minibatch: samples between two updates, over all replicas.
         metric, value: what was measured.
-        use: whether constants are fitted to it, or judged by it.
+        use: whether constants are fitted to it, or judged by it; `range` where the source does not say how many stages a device
+            has, so that it is neither.
     """
 
     source: str
@@ -54,12 +58,12 @@ class Row:
     pipeline: int
     balance: tuple[int, ...]
     recompute: Literal["none", "layers", "always", "except_last"]
-    schedule: Literal["gpipe", "1f1b"]
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zb_1p", "zb_2p"]
     microbatch: int | None
     minibatch: int
     metric: Literal["samples/s", "samples/s a GPU", "TFLOP/s a GPU", "peak memory, GB"]
     value: float
-    use: Literal["fit", "judge"]
+    use: Literal["fit", "judge", "range"]
 
     @property
     def samples(self) -> int:
@@ -67,12 +71,32 @@ class Row:
         return self.microbatch or ASSUMED_MICROBATCH
 
     @property
+    def words(self) -> dict[str, str]:
+        """The settings by name."""
+        return dict(word.split("=", 1) for word in self.settings)
+
+    @property
+    def per_device(self) -> int:
+        """Stages of a device."""
+        return len(self.balance) // self.pipeline if self.balance else 1
+
+    @property
+    def run(self) -> Row:
+        """The training that was measured: the same for all that was measured of it."""
+        return replace(self, metric="samples/s", value=0.0, use="judge")
+
+    @property
+    def count(self) -> int:
+        """Micro-batches between two updates."""
+        return -(-self.minibatch // (self.samples * self.data))
+
+    @property
     def layout(self) -> str:
         """Devices along each dimension, stages and micro-batches in a few words."""
         parts = [f"{name} {count}" for name, count in (("pp", self.pipeline), ("tp", self.tensor), ("dp", self.data)) if count > 1]
-        count = -(-self.minibatch // (self.samples * self.data))
         again = {"none": "", "layers": ", recomputed", "always": ", recomputed", "except_last": ", recomputed but the last"}
-        return f"{' x '.join(parts) or '1 device'}; {count} x {self.samples}{again[self.recompute]}"
+        how = f", {NAMES[self.schedule]}" if self.schedule in NAMES else ""
+        return f"{' x '.join(parts) or '1 device'}{how}; {self.count} x {self.samples}{again[self.recompute]}"
 
 
 @cache
