@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import partial
 from typing import Literal, NamedTuple
 
 from gpp.cost.problem import Problem
@@ -41,6 +42,10 @@ ROOMS, OVER = 6, 1.2
 
 NARROW, NEARLY = 32, 0.02
 """Partial choices for each operator of such a stage, and the share of its seconds that a search is worth."""
+
+
+ROUGH = 1e6
+"""Share from which on a stage of more than `SMALL` operators is solved as if it were a chain, whatever its form."""
 
 
 class Fit(NamedTuple):
@@ -92,8 +97,8 @@ def fit(
         depth: of the pipeline, for weight policies whose versions depend on it.
         period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
         again: operators that may be computed again; None for all.
-        within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. Infinite for the
-            first choice that fits, of stages of any form.
+        within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. From `ROUGH` on
+            stages of any form are solved sooner; infinite for the first choice that fits.
 
     Raises:
         InvalidConfig: `ways` or `selection` is unknown.
@@ -149,8 +154,9 @@ def _least(choices: Choices, limit: float, within: float) -> Judged | None:
     if program.parts.exact and n <= CHAIN:
         marking = program.solve(within)
         return None if marking is None else choices.judge(marking)
-    if math.isinf(within) and n > SMALL:
-        return _as_chain(choices, limit) or program.first_fit()
+    if within >= ROUGH and n > SMALL:
+        as_chain, first = partial(_as_chain, choices, limit), program.first_fit
+        return (first() or as_chain()) if math.isinf(within) else (as_chain() or first())
     starts = [_as_chain(choices, limit), program.first_fit(), capuchin(choices, limit) if n <= GREEDY else None]
     if n > SMALL:
         return exchanged(choices, limit, *starts)

@@ -122,14 +122,16 @@ class DawnPiper(AbstractPlanner):
         Args:
             problem: of one mini-batch (`gpp.planners.chains.fitted.one_minibatch`).
         """
-        best: Chain | None = None
+        best, first = None, self.search == "first"
         for depth in depths(problem):
-            stages = FittedStages(problem, order, microbatch_size, self.fits_by, depth)
-            search = Halving(stages) if self.search == "binary" else FurthestEnds(stages, first=self.search == "first")
+            stages = FittedStages(problem, order, microbatch_size, self.fits_by, depth, first=first)
+            search = Halving(stages) if self.search == "binary" else FurthestEnds(stages, first=first)
             found = search.solve(min(below_s, best.seconds if best else below_s))
-            plan = None if found is None else stages.plan("dawnpiper", found[1], stages.within if self.search == "first" else 0.0)
+            plan = None if found is None else stages.plan("dawnpiper", found[1], stages.within if first else 0.0)
             if found is not None and plan is not None and (best is None or found[0] < best.seconds * MARGIN):
                 best = Chain(found[0], tuple(found[1]), plan, search.proven)
+                if first:
+                    break
         return best
 
     def _climbed(self, run: Problem, start: Plan, seconds: float, memory: AbstractMemory, predict: Predict) -> Plan | None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.memory.fit import ROUGH
 from gpp.memory.policy import AbstractMemory, Question, repeatable_ops
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -59,10 +60,17 @@ class FittedStages:
     Args:
         problem: of one mini-batch (`one_minibatch`).
         depth: the number of stages; None for any (`depths`).
+        first: whether any marks do with which a stage fits.
     """
 
     def __init__(
-        self, problem: Problem, order: Sequence[int], microbatch_size: int, memory: AbstractMemory, depth: int | None
+        self,
+        problem: Problem,
+        order: Sequence[int],
+        microbatch_size: int,
+        memory: AbstractMemory,
+        depth: int | None,
+        first: bool = False,
     ) -> None:
         self.problem, self.order, self.b, self.memory, self.depth = problem, tuple(order), microbatch_size, memory, depth
         self.n = len(self.order)
@@ -78,7 +86,7 @@ class FittedStages:
             self._prefix_s[device] = np.concatenate([[0.0], np.cumsum((times.forward_s + times.backward_s)[index])])
         backwards = [problem.graph.differentiated >> op & 1 for op in index]
         self._backwards = np.concatenate([[0], np.cumsum(backwards)])
-        self.within = float("inf") if self.n > LARGE else 0.0
+        self.within = float("inf") if first else ROUGH if self.n > LARGE else 0.0
 
     def _device(self, position: int) -> int:
         return 0 if self.depth is None else self.depth - position
