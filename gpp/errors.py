@@ -43,8 +43,9 @@ def printable(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, as `1 stage` and `2 stages`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """A number of things, as `1 stage`, `2 stages` and `2 strategies`."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{count} {noun if count == 1 else many}"
 
 
 def written(value: object) -> str:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from gpp.analysis.max_batch import Boundary
+from gpp.errors import counted
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, Table
 from gpp.report.run.console import new_table, show_heading
@@ -88,7 +89,7 @@ def ends(boundaries: Sequence[Boundary]) -> list[str]:
 
 def show_boundaries(console: Console, run: RunRecord) -> None:
     """Print heading, table, and why each strategy's next size is refused."""
-    show_heading(console, run.result, f"largest micro-batches of {len(run.boundaries)} strategies")
+    show_heading(console, run.result, f"largest micro-batches of {counted(len(run.boundaries), 'strategy')}")
     names, rows = _rows(run.boundaries)
     table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
     for row in rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpp.errors import counted
 from gpp.report.compare.boundaries import boundary_table, ends
 from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
 from gpp.report.draw import text
@@ -30,7 +31,7 @@ def compare_report(run: RunRecord) -> str:
     return problem_page(
         "strategies.html",
         run,
-        title=f"{result.get('model')} · {len(found)} strategies · {result.get('cluster')}",
+        title=f"{result.get('model')} · {counted(len(found), 'strategy')} · {result.get('cluster')}",
         facts=_facts(run),
         reason="\n".join(reason_lines(run.compared)) or str(result.get("reason") or ""),
         files=_files(run),

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from gpp.errors import counted
 from gpp.report.compare.strategies import best_lines, columns, reason_lines, strategy_lines
 from gpp.report.draw import text
 from gpp.report.run.console import new_table, show_heading
@@ -43,10 +44,12 @@ def compare_table(run: RunRecord, width: int) -> Table:
 def show_comparison(console: Console, run: RunRecord) -> None:
     """Print heading, table, the reasons for missing plans, and the certificate of the best plan."""
     result = run.result
-    show_heading(console, result, f"{len(run.compared)} strategies")
+    show_heading(console, result, counted(len(run.compared), "strategy"))
     if run.graph is not None and run.cluster is not None:
         batch = f", mini-batch {run.plan.minibatch_size}" if run.plan else ""
-        console.print(f"{run.graph.num_ops} operators on {run.cluster.num_devices} devices{batch}", style="dim")
+        console.print(
+            f"{counted(run.graph.num_ops, 'operator')} on {counted(run.cluster.num_devices, 'device')}{batch}", style="dim"
+        )
     console.print(compare_table(run, console.width))
     for line in reason_lines(run.compared):
         console.print(Text(line, style="yellow"))
