@@ -219,9 +219,12 @@ class _Linear(torch.autograd.Function):
         # Whichever is not needed is not kept: rows for the weight, the weight for the rows.
         ctx.save_for_backward(rows if weight.requires_grad else None, frozen if anchor is None else None)
         ctx.by_columns = rows.stride(0) == 1 and _by_columns(rows)
-        out = torch.mm(rows, frozen.t()) if bias is None else torch.addmm(bias, rows, frozen.t())
+        # `linear` adds the bias of rows that lie apart behind the product, and sums its gradient as it comes: that rounds otherwise.
+        ctx.apart = bias is not None and rows is not input and not input.is_contiguous()
+        out = torch.mm(rows, frozen.t()) if bias is None or ctx.apart else torch.addmm(bias, rows, frozen.t())
         # Not as a view, into which nobody may write behind a function like this one.
-        return out if rows is input else torch.ops.aten._unsafe_view.default(out, [*input.shape[:-1], out.shape[1]])
+        out = out if rows is input else torch.ops.aten._unsafe_view.default(out, [*input.shape[:-1], out.shape[1]])
+        return out if bias is None or not ctx.apart else out.add(bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
@@ -235,10 +238,10 @@ class _Linear(torch.autograd.Function):
             needs_bias = True
             targets.append(_target(bias))
         by_columns = _by_columns(weight.t())
-        operands = (flat,) if rows is None else (flat, rows)
+        operands, own = (flat,) if rows is None else (flat, rows), gradient if ctx.apart else flat
         site.late.queue.add(
             targets,
-            lambda: linear_gradients(flat, rows, needs_bias, by_columns),
+            lambda: linear_gradients(own, rows, needs_bias, by_columns),
             fresh=True,
             node=site.node,
             operands=operands,
@@ -278,14 +281,14 @@ def linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, by
     """Of a linear operator.
 
     Args:
-        gradient: of its output, by rows, [N, M].
+        gradient: of its output, [N, M] or [.., M].
         rows: its input, [N, K]; None where the weight is not trained.
         by_columns: whether the weight's transpose lies by columns.
     """
-    made = []
+    made, flat = list[Tensor](), gradient.reshape(-1, gradient.shape[-1])
     if rows is not None:
-        made.append(gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t())
-    return [*made, gradient.sum(0)] if needs_bias else made
+        made.append(flat.t().mm(rows) if by_columns else rows.t().mm(flat).t())
+    return [*made, gradient.sum(tuple(range(gradient.dim() - 1)))] if needs_bias else made
 
 
 def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:

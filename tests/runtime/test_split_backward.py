@@ -70,6 +70,32 @@ def test_every_way_to_read_weights(use: str) -> None:
         assert mine.grad is None or theirs.grad is None or torch.equal(mine.grad, theirs.grad), name
 
 
+class Apart(torch.nn.Module):
+    """A linear layer whose rows lie apart in memory: torch adds its bias behind the product, where it else adds it within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.stack([x, x.sin(), x.cos()]).transpose(0, 1)).sum(1)
+
+
+def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
+    torch.manual_seed(0)
+    model, shapes = Apart().double(), ((4, 64), (4, 24))
+    x, y = (torch.randn(*shape).double() for shape in shapes)
+    captured = capture(model, (x,), y, torch.nn.functional.mse_loss, name="apart")
+    whole, split = whole_and_split(captured, torch.float64, initial_state(model, captured))
+    losses = [module(4, dict(zip(captured.inputs, (x, y), strict=True)))["loss"] for module in (whole, split)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    assert split.late is not None
+    split.late.take().deliver()
+    assert all(torch.equal(*(p.grad for p in pair)) for pair in zip(whole.parameters(), split.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("name", ["gpt_small", "ThreeOutputs", "dlrm_small"])
 def test_the_bill_of_what_is_late(name: str) -> None:
     """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second.
