@@ -70,7 +70,7 @@ def serving_strategy(strategy: Strategy) -> Strategy:
         raise InvalidConfig("strategy.memory", strategy.memory.name, rule, "set strategy/memory=keep")
     if not isinstance(strategy.schedule, OneFOneB | ForwardOnly):
         rule = "orders backwards, and mode=inference has forwards only: it runs every micro-batch once, in order"
-        raise InvalidConfig("strategy.schedule", type(strategy.schedule).__name__, rule, "leave strategy/schedule out")
+        raise InvalidConfig("strategy.schedule", strategy.schedule.name, rule, "leave strategy/schedule out")
     return replace(strategy, schedule=ForwardOnly(), memory=Keep())
 
 

@@ -211,7 +211,7 @@ class AbstractEngine(ABC):
         if schedule.holds.splits:
             rule = f"engine={self.name} runs backwards whole"
             fix = "set strategy/schedule=1f1b, or use engine=distributed, emulate or simulate"
-            raise InvalidConfig("strategy.schedule", type(schedule).__name__, rule, fix)
+            raise InvalidConfig("strategy.schedule", schedule.name, rule, fix)
         if optimizer.log_gradient_norm:
             rule = f"engine={self.name} does not say the norm"
             fix = "set optimizer.log_gradient_norm=false, or use engine=distributed"
