@@ -40,7 +40,7 @@ from gpp.replan import Replan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.refused import check_schedule
+from gpp.schedules.refused import check_count, check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
@@ -105,6 +105,7 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
+        check_count(self.schedule, problem, self.planner)
         if self.replicas == ROUND_ROBIN:
             own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
             check_turns(problem, problem.microbatch_size or own)

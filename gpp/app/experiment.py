@@ -271,6 +271,10 @@ class Experiment:
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
         autocast = self.engine.worker_settings.get("autocast")
+        if fixed and captured.batch and self.minibatch_size % captured.batch:
+            rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
+            nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
+            raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
         posed = Problem(
             graph=graph,
             cluster=self.cluster,

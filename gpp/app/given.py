@@ -12,14 +12,15 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
     """Prove that a plan from a file can run under a strategy, to the end of its program.
 
     Raises:
-        InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file.
+        InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file, and a fix.
     """
     try:
         strategy.check(plan, problem)
         strategy.lower(plan, problem)
     except Infeasible as error:
-        raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
+        raise Infeasible(f"plan={path}: {error.constraint}", error.remedy) from None
     except InvalidConfig as error:
-        raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
+        raise InvalidFile(path, error.field, error.rule, error.fix, [error.value], "plan") from None
     except (InvalidPlan, MalformedProgram) as error:
-        raise InvalidPlan(f"{path}: {error}") from None
+        fix = "" if "Fix: " in str(error) else ". Fix: correct the file, or leave plan out"
+        raise InvalidPlan(f"plan={path}: {error}{fix}") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import ticks

@@ -21,12 +21,10 @@ def check_schedule(
     """Refuse a problem, and a planner, that a schedule is not for, and a memory policy beside a planner that marks stages itself.
 
     Raises:
-        InvalidConfig: a loss on whole mini-batches, a norm over all stages, more stages than operators, a k above 1, or a proof for
-            other schedules.
+        InvalidConfig: a loss on whole mini-batches, a norm over all stages, a k above 1, or a proof for other schedules.
     """
     _check_losses(schedule, problem, weights)
     _check_norm(schedule, problem, weights)
-    _check_size(schedule, problem, planner)
     alternates, name = schedule.holds.splits or schedule.per_device > 1, f"strategy.schedule={schedule.name}"
     if alternates and planner.proves:
         rule = f"what it proves is about whole backwards of one stage a device, and {name} has others"
@@ -69,8 +67,12 @@ def _check_norm(schedule: AbstractSchedule, problem: Problem, weights: AbstractW
     raise InvalidConfig(field, value, rule, f"{fix}, or {other}")
 
 
-def _check_size(schedule: AbstractSchedule, problem: Problem, planner: AbstractPlanner) -> None:
-    """Refuse more stages than operators: on one device, or on all of them where the planner uses all."""
+def check_count(schedule: AbstractSchedule, problem: Problem, planner: AbstractPlanner) -> None:
+    """Refuse to plan more stages than there are operators: for one device, or for all of them where the planner uses all.
+
+    Raises:
+        InvalidConfig: names the schedule, or the number of devices.
+    """
     each, ops, devices = schedule.per_device, problem.graph.num_ops, problem.cluster.num_devices
     if each > ops:
         rule = f"a device would run {each} stages, and there are {ops} operators"

@@ -99,12 +99,13 @@ class AbstractV(RankedSchedule, ABC):
         for device, stages in plan.stages_of_device.items():
             far, near = sorted((plan.distance_to_sink[s] for s in stages), reverse=True)
             if far + near != plan.depth + 1:
-                rule = f"the stages {list(stages)} of device {device} do not pair up to a V of {plan.depth}, as {name} needs them to"
+                rule = f"{name} needs stages that pair up to a V of {plan.depth}, and {list(stages)} of device {device} do not"
                 return rule, other
-        b = max(sizes)
-        if -(-count // b) < 2 * line:
-            rule = f"{name} needs two micro-batches for each of the V's {line} devices, and a mini-batch of {count} has {-(-count // b)}"
-            return rule, f"microbatch_size={max(count // (2 * line), 1)} or less that divides it, a larger minibatch_size, or {other}"
+        found = -(-count // max(sizes))
+        if found < 2 * line:
+            rule = f"{name} needs two micro-batches for each of the V's {line} devices, and a mini-batch of {count} has {found}"
+            most = max(count // (2 * line), 1)
+            return rule, f"microbatch_size={most} or less that divides it, a larger minibatch_size, or {other}"
         return None
 
     def _candidates(self, flow: Flow, plan: Plan) -> Iterator[list[list[int]]]:
