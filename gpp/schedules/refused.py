@@ -35,9 +35,9 @@ def check_schedule(
     if planner.marks and memory.ways:
         rule = f"strategy.planner={planner.name} decides itself which operators are kept"
         raise InvalidConfig("strategy.memory", memory.name, rule, "set strategy/memory=keep, and the planner's own settings")
-    if alternates and planner.varies_k:
+    if planner.varies_k and (alternates or not schedule.drains):
         rule = f"stages may get a k above 1, and under {name} each runs one forward and one backward in turn"
-        raise InvalidConfig("strategy.planner.per_stage", True, rule, "set it to false, or strategy/schedule=1f1b")
+        raise InvalidConfig("strategy.planner.per_stage", True, rule, f"set it to false, or {DRAINING}")
 
 
 def _check_losses(schedule: AbstractSchedule, problem: Problem, weights: AbstractWeights) -> None:

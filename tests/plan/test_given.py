@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpp.app.given import check_given
-from gpp.errors import GppError, Infeasible
+from gpp.errors import GppError, Infeasible, InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -43,6 +43,15 @@ def test_a_wrong_plan_names_its_file_and_a_fix(plan: Plan, schedule: AbstractSch
     with pytest.raises(GppError, match=rf"^plan=mine\.json: .*{message}") as caught:
         check_given(Strategy(name="test", planner=Even(), schedule=schedule), "mine.json", plan, PROBLEM)
     assert str(caught.value).count("Fix:") == 1 and caught.value.exit_code == 2
+
+
+def test_a_size_that_the_plan_has_not_is_refused() -> None:
+    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+    with pytest.raises(
+        InvalidConfig, match=r"microbatch_size=4: stage 0 of plan=mine\.json .* of 2 samples. Fix: set microbatch_size=2"
+    ):
+        check_given(strategy, "mine.json", PLAN, replace(PROBLEM, microbatch_size=4))
+    check_given(strategy, "mine.json", PLAN, replace(PROBLEM, microbatch_size=2))
 
 
 def test_a_plan_that_does_not_fit_is_infeasible() -> None:

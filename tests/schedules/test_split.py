@@ -208,6 +208,8 @@ def test_what_split_schedules_cannot_give_is_refused() -> None:
     own = Strategy(name="test", planner=GraphPipe(per_stage=True), schedule=ZeroBubbleH1())
     with pytest.raises(InvalidConfig, match=r"per_stage=true: .* set it to false"):
         own.plan(posed)
+    with pytest.raises(InvalidConfig, match=r"per_stage=true: .*schedule=no_flush each .*strategy/weights=flush"):
+        replace(own, schedule=NoFlush(), weights=Stash()).plan(posed)
     with pytest.raises(InvalidConfig, match=r"strategy.planner=optimal: .* whole backwards"):
         replace(own, planner=Optimal()).plan(posed)
     with pytest.raises(InvalidConfig, match=r"loss\.scope=minibatch"):
