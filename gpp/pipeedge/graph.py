@@ -51,8 +51,7 @@ def cluster(*, types: str, devices: str, name: str = "pipeedge", latency_s: NotN
         latency_s: of a message; the files have none.
 
     Raises:
-        InvalidFile: a file is none, names an unknown type, or no host.
-        InvalidFile: a type that is used has no memory or no rate.
+        InvalidFile: a file is none, names an unknown type, or no host; a type that is used has no memory or no rate.
     """
     known = read_types(types, setting="cluster.types")
     hosts = read_hosts(devices, known, types)
