@@ -4,7 +4,7 @@ import pytest
 
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even, even_cut
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -38,3 +38,9 @@ def test_more_devices_than_operators_are_refused():
         strategy.plan(problem)
     # A plan for fewer of them is not the planner's.
     strategy.check(make_plan(problem, "test", [(1, 1), (2, 1)], 1), problem)
+
+
+def test_no_memory_at_all_lacks_what_the_plan_needs():
+    problem = Problem(graph=towers(2, 4), cluster=cluster(2, 1e-30), cost=Constant(), minibatch_size=4)
+    with pytest.raises(Infeasible, match=r"no plan fits the 0 B .* lacks .*memory_bytes="):
+        run(Even(), problem)

@@ -34,7 +34,7 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
 def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
     have = problem.memory_limit_bytes
     low, high, fits = 1.0, 1.0, None
-    while fits is None and high < 2.0**60:
+    while fits is None and (high < 2.0**20 or have * high < 2.0**60):
         low, high = high, high * 2
         fits = attempt(_with_memory(problem, have * high), 1.0)
     if fits is None:
