@@ -9,7 +9,7 @@ from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even, even_cut
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.support.graphs import chain
+from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import cluster, run, towers
 
 
@@ -41,6 +41,5 @@ def test_more_devices_than_operators_are_refused():
 
 
 def test_no_memory_at_all_lacks_what_the_plan_needs():
-    problem = Problem(graph=towers(2, 4), cluster=cluster(2, 1e-30), cost=Constant(), minibatch_size=4)
     with pytest.raises(Infeasible, match=r"no plan fits the 0 B .* lacks .*memory_bytes="):
-        run(Even(), problem)
+        Even().plan(problem(with_weights(chain(4)), 2, 4, memory_bytes=1e-30), lambda plan: pytest.fail("nothing fits"))
