@@ -71,7 +71,17 @@ class AbstractOptimizer(ABC):
 
     def needs_norm(self, autocast: str | None) -> bool:
         """Whether an update needs the norm of all gradients: to clip by it, to log it, or to see whether float16 has overflowed."""
-        return self.clips_model or self.log_gradient_norm or autocast == "float16"
+        return self.norm_for(autocast) is not None
+
+    def norm_for(self, autocast: str | None) -> tuple[str, object, str] | None:
+        """The first setting that needs that norm, its value, and what to set instead; None if nothing does."""
+        if self.clips_model:
+            return "optimizer.clip_scope", "model", "set optimizer.clip_scope=stage to clip each stage by its own norm"
+        if self.log_gradient_norm:
+            return "optimizer.log_gradient_norm", True, "set optimizer.log_gradient_norm=false"
+        if autocast == "float16":
+            return "engine.autocast", autocast, "set engine.autocast=bfloat16, which needs no loss scale"
+        return None
 
     @property
     def clips_model(self) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import CoreConfig, SchemaValidator, ValidationError
@@ -68,23 +68,35 @@ def to_json(value: object) -> str:
     return _adapter(type(value)).dump_json(value, indent=1).decode()
 
 
-def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT) -> T:
+def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT, setting: str = "") -> T:
     """The value of class `cls` that `text` describes.
 
     Args:
         source: the file, or another name of the text, for messages.
         fix: what a user can do if the text is wrong.
+        setting: the setting that names the file; empty where none does.
 
     Raises:
         InvalidFile: the text is no JSON, or does not describe a `cls`.
     """
-    text = text if isinstance(text, str) else _decoded(text, source)
-    content = _content(text, source, fix)
+    text, wrong = text if isinstance(text, str) else _decoded(text, source, setting), _Wrong(source, fix, setting)
+    content = _content(text, wrong)
     try:
         return _reader(cls).validate_json(text)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    raise _refusal(content, found, source, fix)
+    raise _refusal(content, found, wrong)
+
+
+class _Wrong(NamedTuple):
+    """What is wrong with a text, at a place: an `InvalidFile`."""
+
+    source: object
+    fix: str
+    setting: str
+
+    def at(self, place: str, rule: str, value: Sequence[object] = (), fix: str = "") -> InvalidFile:
+        return InvalidFile(self.source, place, rule, fix or self.fix, value, self.setting)
 
 
 def read_json(cls: type[T], path: str | Path, *, setting: str = "", fix: str = CORRECT) -> T:
@@ -97,7 +109,7 @@ def read_json(cls: type[T], path: str | Path, *, setting: str = "", fix: str = C
     Raises:
         InvalidFile: the file cannot be read, is no JSON, or does not describe a `cls`.
     """
-    return from_json(cls, read_text(path, setting=setting), path, fix)
+    return from_json(cls, read_text(path, setting=setting), path, fix, setting)
 
 
 def read_text(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYTES) -> str:
@@ -197,7 +209,7 @@ def _digest(text: str, purpose: str) -> str:
     return hashlib.sha256(f"{purpose}\n{text}".encode()).hexdigest()
 
 
-def _content(text: str, source: object, fix: str) -> Any:
+def _content(text: str, wrong: _Wrong) -> Any:
     """The plain content of JSON in which nothing is said twice.
 
     Raises:
@@ -209,7 +221,7 @@ def _content(text: str, source: object, fix: str) -> Any:
         line, column, rule = error.lineno, error.colno, f"is no JSON: {error.msg[:1].lower()}{error.msg[1:]}"
     except (ValueError, RecursionError):
         line, column, rule = _first_fault(text)
-    raise InvalidFile(source, f":{line}:{column}", rule, fix)
+    raise wrong.at(f":{line}:{column}", rule)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -254,29 +266,28 @@ def _first_fault(text: str) -> tuple[int, int, str]:
     return 1, 1, "is no JSON that can be read"
 
 
-def _refusal(content: Any, found: Sequence[Mapping[str, Any]], source: object, fix: str) -> InvalidFile:
+def _refusal(content: Any, found: Sequence[Mapping[str, Any]], wrong: _Wrong) -> InvalidFile:
     """The first of pydantic's errors, in the file's terms."""
     first = found[0]
     kind, rule, context = first["type"], first["msg"], first.get("ctx") or {}
     if kind == "json_invalid":
         words, _, at = str(context.get("error", rule)).partition(" at line ")
         line, _, column = at.partition(" column ")
-        return InvalidFile(source, f":{line}:{column}" if column else "", f"is no JSON: {words}", fix)
+        return wrong.at(f":{line}:{column}" if column else "", f"is no JSON: {words}")
     place, values = _place(content, first["loc"], kind)
     inner = context.get("error")
     if isinstance(inner, InvalidConfig):
         *_, name = inner.field.split(".")
-        place = f"{place}.{name}".lstrip(".")
-        return InvalidFile(source, place, inner.rule, f"{fix}: {inner.fix}", value=[inner.value])
+        return wrong.at(f"{place}.{name}".lstrip("."), inner.rule, [inner.value], f"{wrong.fix}: {inner.fix}")
     if isinstance(inner, GppError):
-        return InvalidFile(source, place, str(inner).removesuffix("."), fix)
+        return wrong.at(place, str(inner).removesuffix("."))
     if kind == "missing":
-        return InvalidFile(source, place, "is missing", fix)
+        return wrong.at(place, "is missing")
     if kind == "unexpected_keyword_argument":
         known = sorted({str(error["loc"][-1]) for error in found if error["type"] == "missing"})
         near = get_close_matches(str(first["loc"][-1]), known, n=1)
-        return InvalidFile(source, place, f"is no field{f'; {near[0]} is missing' if near else ''}", fix)
-    return InvalidFile(source, place, _in_our_words(rule), fix, value=values)
+        return wrong.at(place, f"is no field{f'; {near[0]} is missing' if near else ''}")
+    return wrong.at(place, _in_our_words(rule), values)
 
 
 _WORDS = (

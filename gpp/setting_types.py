@@ -30,6 +30,7 @@ class Kind:
         many: the description of several values, as in `integers of at least 1`.
         near: a wrong value -> values that may have been meant, the nearest first; not all of them are allowed.
         examples: allowed values.
+        remedy: a wrong value -> what mends it, where that is no value; empty where nothing better is known.
         part: key or position -> the kind of the value there; None where it has no name of its own.
     """
 
@@ -38,6 +39,7 @@ class Kind:
     many: str = "values"
     near: Callable[[object], Iterable[object]] = lambda value: ()
     examples: tuple[object, ...] = ()
+    remedy: Callable[[object], str] = lambda value: ""
     part: Callable[[int | str], Kind | None] = lambda key: None
 
     def allows(self, value: object) -> bool:
@@ -138,9 +140,13 @@ def _ranged(noun: str, value: object, bounds: Mapping[str, Any]) -> str:
     """A noun with its range; an end that only guards against typing errors is named if the value is beyond it."""
 
     def beyond(bound: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and (value > bound if bound > 0 else value < bound)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return 0 < value < bound if _tiny(bound) else value > bound if bound > 0 else value < bound
 
-    named = {name: bound for name, bound in bounds.items() if -MOST < bound < MOST or beyond(bound)}
+    named = {name: bound for name, bound in bounds.items() if not _guards(bound) or beyond(bound)}
+    if "ge" in named:
+        named.pop("gt", None)
     if named.keys() == {"gt"} and named["gt"] == 0 and " " in noun:
         return re.sub(r"^an? ", "a positive ", noun)
     if named.keys() == {"ge", "le"}:
@@ -148,6 +154,15 @@ def _ranged(noun: str, value: object, bounds: Mapping[str, Any]) -> str:
     words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
     ends = [f"{words[name]} {named[name]}" for name in ("ge", "gt", "le", "lt") if name in named]
     return f"{noun} {' and '.join(ends).replace('and of at', 'and at')}" if ends else noun
+
+
+def _tiny(bound: Any) -> bool:
+    return 0 < bound <= 1 / MOST
+
+
+def _guards(bound: Any) -> bool:
+    """Whether an end of a range only guards against typing errors."""
+    return not -MOST < bound < MOST or _tiny(bound)
 
 
 def _near_number(value: object, *, whole: bool, bounds: Mapping[str, Any]) -> Iterable[object]:
@@ -161,7 +176,7 @@ def _near_number(value: object, *, whole: bool, bounds: Mapping[str, Any]) -> It
         return
     yield number
     for name, nearest in (("ge", max), ("le", min)):
-        if name in bounds and -MOST < bounds[name] < MOST:
+        if name in bounds and not _guards(bounds[name]):
             number = nearest(number, bounds[name])
     yield number
 
@@ -329,5 +344,10 @@ def _record(parts: Mapping[str, Kind], required: Iterable[str]) -> Kind:
 
 def _instance(cls: type) -> Kind:
     """An object of a class, which is passed on as it is."""
-    words = f"of the class {cls.__module__}.{cls.__qualname__}"
-    return Kind(schema=core_schema.is_instance_schema(cls), rule=lambda value: f"an object {words}", many=f"objects {words}")
+    path = f"{cls.__module__}.{cls.__qualname__}"
+
+    def remedy(value: object) -> str:
+        return f"write _target_: {path} beside its other settings" if isinstance(value, Mapping) else ""
+
+    rule, many = f"an object of the class {path}", f"objects of the class {path}"
+    return Kind(schema=core_schema.is_instance_schema(cls), rule=lambda value: rule, many=many, remedy=remedy)

@@ -36,8 +36,10 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """The seeds that numpy and torch both take."""
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+LEAST, LARGEST = 1e-36, 1e36
+"""The ends of what an amount may be, other than 0: beyond are typing errors, whose products are no numbers any more."""
+Positive = Annotated[float, Field(gt=0, ge=LEAST, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Seconds = Annotated[float, Field(gt=0, le=MOST)]
 """A time to wait for something; clocks cannot take thirty years and more."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -157,7 +159,7 @@ class Fields:
         if is_dataclass(meant) or (isinstance(meant, Mapping) and any(map(is_dataclass, meant.values()))):
             fix = f"leave {named} out"
         elif meant is MISSING:
-            fix = f"give {rule}"
+            fix = kind.remedy(value) or f"give {rule}"
         return InvalidConfig(named, value, f"must be {rule}", fix)
 
 

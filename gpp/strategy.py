@@ -35,13 +35,13 @@ from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
-from gpp.program.steady_state import check_asked, check_stream, window
+from gpp.program.steady_state import check_stream, window
 from gpp.program.stream import check_served
 from gpp.replan import Replan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.refused import check_schedule
+from gpp.schedules.refused import check_count, check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
@@ -87,7 +87,7 @@ class Strategy:
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
             raise InvalidConfig(
                 "strategy.schedule",
-                type(self.schedule).__name__,
+                self.schedule.name,
                 f"{does}, and strategy.weights={self.weights.name} needs {needs}",
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
@@ -106,6 +106,7 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
+        check_count(self.schedule, problem, self.planner)
         if self.replicas == ROUND_ROBIN:
             own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
             check_turns(problem, problem.microbatch_size or own)
@@ -413,7 +414,5 @@ class Strategy:
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:
-        if not self.schedule.drains:
-            check_asked(problem, self.weights)
-        check_schedule(self.schedule, problem, self.planner, self.memory)
+        check_schedule(self.schedule, problem, self.planner, self.weights, self.memory)
         check_edges(self.edges, serves=problem.regime.serves)

@@ -78,8 +78,8 @@ def plan_text(**changes: str) -> str:
 def test_what_is_wrong_in_a_plan_is_said_with_its_place(tmp_path: Path, text: Callable[[], str], message: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text())
-    with pytest.raises(InvalidFile, match=rf"plan\.json.*{message}") as caught:
-        read_json(Plan, path)
+    with pytest.raises(InvalidFile, match=rf"^plan=.*plan\.json.*{message}") as caught:
+        read_json(Plan, path, setting="plan")
     assert str(caught.value).count("Fix:") == 1 and "\n" not in str(caught.value)
 
 

@@ -262,6 +262,8 @@ class Example:
     counts: tuple[Count, ...] = ()
     peaks: Mapping[str, Positive] | None = None
     note: Text = ""
+    amount: Positive = 1.0
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         if self.count == 5:
@@ -278,6 +280,15 @@ class Example:
         ("count", 5, "example.count=5: must not be five. Fix: set example.count=6."),
         ("count", 10**10, "example.count=10000000000: must be an integer from 1 to 1000000000. Fix: set example.count=6."),
         ("rate", math.nan, "example.rate=nan: must be a positive finite number. Fix: set example.rate=1.0."),
+        ("amount", -1, "example.amount=-1: must be a positive number. Fix: set example.amount=1.0."),
+        ("amount", 1e-300, "example.amount=1e-300: must be a number of at least 1e-36. Fix: set example.amount=1.0."),
+        ("amount", 1e300, "example.amount=1e+300: must be a number above 0 and at most 1e+36. Fix: set example.amount=1.0."),
+        (
+            "links",
+            [{"latency_s": 0}],
+            "example.links[0]={latency_s:0}: must be an object of the class gpp.links.Link. Fix: write _target_: gpp.links.Link "
+            "beside its other settings.",
+        ),
         ("share", 1, "example.share=1: must be a number above 0 and below 1. Fix: set example.share=0.5."),
         ("word", "plam", "example.word=plam: must be one of train, plan, compare. Fix: set example.word=plan."),
         ("either", 1, "example.either=1: must be one of false, true, auto. Fix: set example.either=false."),

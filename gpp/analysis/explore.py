@@ -85,12 +85,16 @@ class Grid:
         """(strategy, schedule) -> the strategy with that schedule in place of its own.
 
         Raises:
-            InvalidConfig: a strategy's weights do not go with a schedule.
+            InvalidConfig: a strategy's weights do not go with a schedule; names both.
         """
-        return {
-            (strategy.name, name): replace(strategy, schedule=schedule)
-            for strategy, (name, schedule) in product(strategies, self.schedules.items())
-        }
+        found = dict[tuple[str, str], Strategy]()
+        for strategy, (name, schedule) in product(strategies, self.schedules.items()):
+            try:
+                found[strategy.name, name] = replace(strategy, schedule=schedule)
+            except InvalidConfig as error:
+                rule = f"is planned with every schedule of explore.schedules, and {name} {error.rule}"
+                raise InvalidConfig("strategies", strategy.name, rule, "leave it out, or plan it with mode=compare") from None
+        return found
 
 
 class Setting(NamedTuple):

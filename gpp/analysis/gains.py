@@ -17,6 +17,8 @@ from gpp.strategy import Strategy
 from gpp.timeline import Metrics
 
 CHAIN, ONE_DEVICE = "the best chain", "one device"
+ROUNDING = 1e-9
+"""Share by which equal predictions may differ: other plans add the same seconds up in another order."""
 
 
 @final
@@ -70,12 +72,12 @@ class Gain:
     @property
     def surely_faster(self) -> bool:
         """Whether every round was faster than the rival."""
-        return self.low is not None and self.low > 1.0
+        return self.low is not None and self.low > 1.0 + ROUNDING
 
     @property
     def surely_slower(self) -> bool:
         """Whether every round was slower than the rival."""
-        return self.high is not None and self.high < 1.0
+        return self.high is not None and self.high < 1.0 - ROUNDING
 
 
 @final

@@ -107,6 +107,7 @@ def problem(
         optimizer_state_factor=optimizer.state_factor,
         shares_state=optimizer.shard == "replicas",
         global_norm=optimizer.needs_norm(None),
+        norm_for=optimizer.norm_for(None),
         extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )

@@ -270,6 +270,11 @@ class Experiment:
         if isinstance(cost, Profiled):
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
+        autocast = self.engine.worker_settings.get("autocast")
+        if fixed and captured.batch and self.minibatch_size % captured.batch:
+            rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
+            nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
+            raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
         posed = Problem(
             graph=graph,
             cluster=self.cluster,
@@ -280,7 +285,8 @@ class Experiment:
             optimizer_state_factor=self.optimizer.state_factor,
             shares_state=self.optimizer.shard == "replicas",
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
-            global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
+            global_norm=self.optimizer.needs_norm(autocast),
+            norm_for=self.optimizer.norm_for(autocast),
             extrapolation=self.optimizer.extrapolation,
             refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )

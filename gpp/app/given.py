@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
 from gpp.strategy import Strategy
 
@@ -12,14 +13,23 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
     """Prove that a plan from a file can run under a strategy, to the end of its program.
 
     Raises:
-        InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file.
+        InvalidConfig: its micro-batches have another size than the one that was asked for.
+        InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file, and a fix.
     """
+    if (b := problem.microbatch_size) is not None:
+        for s, stage in enumerate(plan.stages):
+            # A loss on the whole mini-batch stands in a stage of its own.
+            if stage.microbatch_size != b and not mask_of(stage.ops) & problem.minibatch_ops:
+                rule = f"stage {s} of plan={path} has micro-batches of {stage.microbatch_size} samples"
+                fix = f"set microbatch_size={stage.microbatch_size}, or leave microbatch_size or plan out"
+                raise InvalidConfig("microbatch_size", b, rule, fix)
     try:
         strategy.check(plan, problem)
         strategy.lower(plan, problem)
     except Infeasible as error:
-        raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
+        raise Infeasible(f"plan={path}: {error.constraint}", error.remedy) from None
     except InvalidConfig as error:
-        raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
+        raise InvalidFile(path, error.field, error.rule, error.fix, [error.value], "plan") from None
     except (InvalidPlan, MalformedProgram) as error:
-        raise InvalidPlan(f"{path}: {error}") from None
+        fix = "" if "Fix: " in str(error) else ". Fix: correct the file, or leave plan out"
+        raise InvalidPlan(f"plan={path}: {error}{fix}") from None

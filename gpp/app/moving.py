@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
-from gpp.errors import GppError, InvalidConfig
+from gpp.errors import GppError, InvalidConfig, written
 from gpp.graph.captured import Captured
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
@@ -126,7 +126,9 @@ def _check_training(strategy: Strategy, engine: Distributed, cluster: Cluster, r
         refuse("moves layers between workers on processors: of communicators that change nothing is proved", "use cluster=local")
     for name, usual in (("compile", None), ("enforce_memory", False)):
         if (value := getattr(engine, name)) != usual:
-            rule = f"makes stages anew in workers that run, and engine.{name}={value} is bound to those that they began with"
+            rule = (
+                f"makes stages anew in workers that run, and engine.{name}={written(value)} is bound to those that they began with"
+            )
             refuse(rule, f"leave engine.{name} out")
 
 

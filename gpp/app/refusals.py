@@ -199,6 +199,10 @@ class Refusal:
             return _refused(key, text, "there is no such option", self.vocabulary.choose(key, text))
         if not re.search(r"is not in struct|not in '|No match in the defaults|does not exist", self._text):
             return _refused(key, text, plain(self._text), "give it a value of the right type")
+        inner = re.search(r"full_key: (\S+)", self._text)
+        if text.lstrip().startswith("{") and inner is not None and inner.group(1).startswith(f"{key}."):
+            rule = f"has no {inner.group(1).removeprefix(f'{key}.')}, and a mapping changes what is there alone"
+            return _refused(key, text, rule, f"write +{inner.group(1)}=VALUE to add it")
         rule = f"there is no such {'group' if '/' in key else 'setting'}"
         return _refused(key, text, rule, self.vocabulary.meant(key, text))
 

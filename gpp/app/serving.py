@@ -70,7 +70,7 @@ def serving_strategy(strategy: Strategy) -> Strategy:
         raise InvalidConfig("strategy.memory", strategy.memory.name, rule, "set strategy/memory=keep")
     if not isinstance(strategy.schedule, OneFOneB | ForwardOnly):
         rule = "orders backwards, and mode=inference has forwards only: it runs every micro-batch once, in order"
-        raise InvalidConfig("strategy.schedule", type(strategy.schedule).__name__, rule, "leave strategy/schedule out")
+        raise InvalidConfig("strategy.schedule", strategy.schedule.name, rule, "leave strategy/schedule out")
     return replace(strategy, schedule=ForwardOnly(), memory=Keep())
 
 
@@ -85,8 +85,16 @@ def check_inference(e: Asked) -> None:
             raise InvalidConfig(
                 "load_weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
             )
+        rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None
+        if rate is not None:
+            rule = f"is the rate of requests, and mode={e.mode} answers none"
+            raise InvalidConfig("engine.arrival_rate", rate, rule, "set mode=inference, or leave it out")
         for strategy in (e.strategy, *e.strategies):
             check_edges(strategy.edges, serves=False)
+            if strategy.objective != "throughput":
+                rule = f"is what plans for requests minimise, and mode={e.mode} answers none"
+                fix = "set mode=inference (engine=simulate only predicts), or leave it out"
+                raise InvalidConfig("strategy.objective", strategy.objective, rule, fix)
         return
     if not isinstance(e.engine, AbstractServer):
         rule = f"engine={e.engine.name} trains only"

@@ -137,18 +137,20 @@ class Vocabulary:
     def meant(self, key: str, value: str | None = None) -> str:
         """The fix for a key that is none: the nearest group or setting with its value, or where to look.
 
-        A group counts as nearer where the value is one of its options; so `modle=mmt` means `model`, not `mode`.
+        A group counts as nearer where the value is one of its options; so `modle=mmt` means `model`, not `mode`. A setting that is
+        a list counts as farther where the value is none; so `devices=3` means `cluster.num_devices`, not `explore.devices`.
         """
-        groups = self.groups
+        groups, single = self.groups, value is not None and not value.startswith("[")
+        lists = {name for name in self.settings if single and isinstance(_at(self.config(), name), list)}
 
         def cost(name: str) -> tuple[float, bool, str]:
             tails = [name.replace("/", ".").split(".")[i:] for i in range(1, len(name.replace("/", ".").split(".")))]
             apart = [_distance(key, name)] + [_distance(key.replace("/", "."), ".".join(tail)) + 0.5 for tail in tails]
             # A whole word of a name counts as near, nearer in a name without sections.
             last = re.split(r"[./]", name)[-1]
-            part = (1.0 + 0.5 * bool(tails)) if key in last.split("_") else len(key)
+            part = (0.9 + 0.5 * bool(tails)) if key in last.split("_") else len(key)
             fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
-            return min(*apart, part) - fits, sorted(key) != sorted(name), name
+            return min(*apart, part) - fits + 2.0 * (name in lists), sorted(key) != sorted(name), name
 
         # A word with + may have made the setting that it names.
         known = {name for name in (*groups, *self.settings) if name != key or value is None}
@@ -208,6 +210,13 @@ def paths(node: Any, prefix: str = "") -> list[str]:
         if not str(key).startswith("_"):
             out += [f"{prefix}{key}", *paths(inner, f"{prefix}{key}.")]
     return out
+
+
+def _at(node: Any, path: str) -> Any:
+    """What stands at a dotted name of a plain configuration; None where there is nothing."""
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
 
 
 def help_text(vocabulary: Vocabulary) -> str:

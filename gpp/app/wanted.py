@@ -118,8 +118,8 @@ class Wanted:
             cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss_scope,
         )
-        norm = self.optimizer.needs_norm(self.engine.worker_settings["autocast"])
-        return replace(made, global_norm=norm, max_replicas=1 if captured.batch else None)
+        norm_for = self.optimizer.norm_for(self.engine.worker_settings["autocast"])
+        return replace(made, global_norm=norm_for is not None, norm_for=norm_for, max_replicas=1 if captured.batch else None)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""

@@ -69,6 +69,7 @@ class Problem:
         optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
         shares_state: whether a stage's replicas share the optimizer's state (`gpp.cost.shares`).
         global_norm: whether all devices meet before the update, for the norm of all gradients (to clip by it, or to log it).
+        norm_for: what asks for that norm, for messages: setting, value, and what to set instead.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.
@@ -86,6 +87,7 @@ class Problem:
     max_replicas: int | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
+    norm_for: tuple[str, object, str] | None = None
     extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
     refuses: Callable[[Any], str | None] = field(default=_nothing, repr=False, compare=False)

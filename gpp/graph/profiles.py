@@ -57,9 +57,9 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
     if not text.lstrip().startswith("{"):
         draft = _graph_txt(text, path)
     elif _PIPER.search(text):
-        draft = _piper(from_json(PiperProfile, text, path), path, seconds)
+        draft = _piper(from_json(PiperProfile, text, path, setting=SETTING), path, seconds)
     else:
-        draft = _plain(from_json(PlainProfile, text, path), path)
+        draft = _plain(from_json(PlainProfile, text, path, setting=SETTING), path)
     name = path.name.removesuffix(".graph.txt").removesuffix(".json").removesuffix(".txt")
     try:
         return draft.build(name)

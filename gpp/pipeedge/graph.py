@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpp.cluster import Cluster, Device, Link
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidFile
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.pipeedge.files import MB, WIDTH, ModelEntry, read_hosts, read_types
 from gpp.settings import NotNegative, arguments
@@ -51,17 +51,17 @@ def cluster(*, types: str, devices: str, name: str = "pipeedge", latency_s: NotN
         latency_s: of a message; the files have none.
 
     Raises:
-        InvalidFile: a file is none, names an unknown type, or no host.
-        InvalidConfig: a type that is used has no memory or no rate.
+        InvalidFile: a file is none, names an unknown type, or no host; a type that is used has no memory or no rate.
     """
     known = read_types(types, setting="cluster.types")
     hosts = read_hosts(devices, known, types)
     made = dict[str, Device]()
     for kind in hosts:
         entry = known[kind]
-        if not entry.bw_mbps or not entry.mem_mb:
-            rule = f"of type {kind} in {Path(types).name} has hosts, and needs a rate and memory above 0"
-            raise InvalidConfig("cluster.types", types, rule, "give bw_Mbps and mem_MB")
+        for field, value in (("bw_Mbps", entry.bw_mbps), ("mem_MB", entry.mem_mb)):
+            if not value:
+                rule = f"must be above 0 for a type that has hosts in {Path(devices).name}"
+                raise InvalidFile(types, f"{kind}.{field}", rule, "correct the file", [value], "cluster.types")
         made[kind] = Device(
             kind="cpu",
             name=kind,

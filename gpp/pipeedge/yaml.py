@@ -37,7 +37,7 @@ def read_yaml(cls: type[T], path: str | Path, *, setting: str, fix: str = CORREC
         InvalidFile: the file cannot be read, is no YAML of this kind, or does not describe a `cls`.
     """
     text = read_text(path, setting=setting)
-    return from_json(cls, json.dumps(_content(text, path, setting, fix)), path, fix)
+    return from_json(cls, json.dumps(_content(text, path, setting, fix)), path, fix, setting)
 
 
 def _content(text: str, path: str | Path, setting: str, fix: str) -> Any:

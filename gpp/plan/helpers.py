@@ -193,13 +193,12 @@ def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, 
     total = sum(share for _, share in stage.input_share)
     if any(share <= 0.0 for _, share in stage.input_share) or total > 1.0 + ROUNDING:
         yield "input_share", shares, f"has shares above 0 that add up to 1 at most, not {total:g}", "give each helper its part of 1"
-    alone = "helpers help stages of one device that keep what they make: "
-    for field, value, fits in (
-        ("devices", list(stage.devices), len(stage.devices) == 1),
-        ("k", stage.k, stage.k == 1),
-        ("recompute", list(stage.recompute[:8]), not stage.recompute),
-        ("offload", list(stage.offload[:8]), not stage.offload),
+    keep = "leave it out (strategy/memory=keep)"
+    for field, value, fits, fix in (
+        ("devices", list(stage.devices), len(stage.devices) == 1, "one device a stage"),
+        ("k", stage.k, stage.k == 1, "k=1"),
+        ("recompute", list(stage.recompute[:8]), not stage.recompute, keep),
+        ("offload", list(stage.offload[:8]), not stage.offload, keep),
     ):
         if not fits:
-            rule = f"{alone}one device, k=1, nothing recomputed or on the host"
-            yield field, value, rule, "leave it out of plans with helpers (strategy/memory=keep, strategy.replicas=split)"
+            yield field, value, "has no place in a plan with helpers: each stage has one device, k=1, and keeps what it makes", fix

@@ -248,7 +248,12 @@ class Plan:
                 f"{self.graph_fingerprint}, this one is {problem.graph.fingerprint}). Fix: plan again"
             )
         if self.minibatch_size != problem.minibatch_size:
-            raise InvalidPlan(f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}")
+            raise InvalidPlan(
+                f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}. Fix: set "
+                f"minibatch_size={self.minibatch_size}, or plan again"
+            )
+        if problem.regime.weights.flushes:
+            refuse_drained(self.stages)
         self.check_stages(problem.graph, problem.cluster.num_devices)
         for s, stage in enumerate(self.stages):
             whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1
@@ -257,8 +262,6 @@ class Plan:
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
-        if problem.regime.weights.flushes:
-            refuse_drained(self.stages)
         self._check_sharding(problem)
         self._check_memory(problem, peaks)
 
@@ -280,11 +283,10 @@ class Plan:
             if not graph.is_convex(mask_of(stage.ops)):
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
             t = stage.tensor_parallel
-            if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
-                raise InvalidPlan(
-                    f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
-                    f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
-                )
+            if t < 1 or len(stage.devices) % t:
+                raise InvalidPlan(f"stage {s}: tensor_parallel={t} must divide its {len(stage.devices)} devices")
+            if others := sorted(set(stage.recompute) - set(stage.ops)):
+                raise InvalidPlan(f"stage {s}: recompute={others[:8]} names operators that are not its own")
             check_marks(s, stage, backward=self.runs_backward(s, graph))
             self._check_sizes(s)
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)

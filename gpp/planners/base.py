@@ -54,6 +54,13 @@ class AbstractPlanner(ABC):
     """Whether it says how far any other plan's time is from that of its own."""
     marks: ClassVar[bool] = False
     """Whether it decides itself which operators are computed again or on the host, so that no memory policy does."""
+    fills: ClassVar[bool] = False
+    """Whether it makes a stage for every device, so that there must be an operator for each."""
+
+    @property
+    def name(self) -> str:
+        """The word that chooses it (`strategy/planner=even`): the name of its file, unless it says another."""
+        return type(self).__module__.rpartition(".")[2]
 
     @property
     def fits_by(self) -> AbstractMemory | None:

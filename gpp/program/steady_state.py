@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import ticks
@@ -121,24 +120,6 @@ def moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: in
         return Action(kind, stage, microbatch + by)
     samples = by * minibatch_size if peer_stage >= 0 else 0
     return Action(kind, stage, microbatch + by * counts[stage], peer_stage, peer_device, lo + samples, hi + samples)
-
-
-def check_asked(problem: Problem, weights: AbstractWeights) -> None:
-    """Refuse what a pipeline that does not drain cannot give.
-
-    Raises:
-        InvalidConfig: a loss over whole mini-batches, or a norm over all stages.
-    """
-    if problem.minibatch_ops:
-        rule = f"strategy.weights={weights.name} keeps the pipeline full, and a loss on whole mini-batches empties it"
-        raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch, or strategy/weights=flush")
-    if problem.global_norm:
-        rule = f"the norm over all stages needs every gradient of a mini-batch, and strategy.weights={weights.name} never drains"
-        fix = (
-            "set optimizer.clip_scope=stage to clip each stage by its own norm (optimizer.log_gradient_norm=false, "
-            "engine.autocast=bfloat16 in place of float16: both need a norm too), or strategy/weights=flush"
-        )
-        raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
 
 
 def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:

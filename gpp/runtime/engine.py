@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import is_loss
-from gpp.settings import Count, Positive
+from gpp.settings import LARGEST, Count
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
@@ -211,7 +213,10 @@ class AbstractEngine(ABC):
         if schedule.holds.splits:
             rule = f"engine={self.name} runs backwards whole"
             fix = "set strategy/schedule=1f1b, or use engine=distributed, emulate or simulate"
-            raise InvalidConfig("strategy.schedule", type(schedule).__name__, rule, fix)
+            raise InvalidConfig("strategy.schedule", schedule.name, rule, fix)
+        if schedule.per_device > 1 and self.planner is not None:
+            rule = f"engine={self.name} runs the model in one piece, and there are {schedule.per_device} stages for each device"
+            raise InvalidConfig("strategy.schedule", schedule.name, rule, "leave strategy/schedule out, or use engine=distributed")
         if optimizer.log_gradient_norm:
             rule = f"engine={self.name} does not say the norm"
             fix = "set optimizer.log_gradient_norm=false, or use engine=distributed"
@@ -290,6 +295,6 @@ class AbstractServer(AbstractEngine):
 
     serves: ClassVar[bool] = True
     buffers: Count = 2
-    arrival_rate: Positive | None = None
+    arrival_rate: Annotated[float, Field(gt=0, ge=1e-9, le=LARGEST)] | None = None
     arrivals: Literal["deterministic", "poisson"] = "deterministic"
     answers: bool = True

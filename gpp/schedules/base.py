@@ -36,6 +36,11 @@ class AbstractSchedule(ABC):
     """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 
     @property
+    def name(self) -> str:
+        """The word that chooses it (`strategy/schedule=gpipe`): the name of its file, unless it says another."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
     def per_device(self) -> int:
         """Stages of a device. A plan is made for so many times the devices; then its stages are put together (`arranged`)."""
         return 1

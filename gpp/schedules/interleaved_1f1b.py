@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
+
+from pydantic import Field
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.errors import InvalidConfig, MalformedProgram
+from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.program.program import Task
@@ -25,7 +27,7 @@ from gpp.schedules.exact import value_of
 from gpp.schedules.flow import Bytes, Flow, Work, flow_of
 from gpp.schedules.folded import check_folded, folded, unfolded
 from gpp.schedules.greedy import Rule, greedy
-from gpp.settings import Count, settings
+from gpp.settings import settings
 
 
 @final
@@ -39,11 +41,7 @@ class Interleaved1F1B(RankedSchedule):
 
     holds: ClassVar[Holding] = Holding()
 
-    k: Count = 2
-
-    def __post_init__(self) -> None:
-        if self.k < 2:
-            raise InvalidConfig("strategy.schedule.k", self.k, "interleaving needs 2 stages a device at least", "set it to 2")
+    k: Annotated[int, Field(ge=2)] = 2
 
     @property
     def per_device(self) -> int:

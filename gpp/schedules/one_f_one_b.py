@@ -24,6 +24,10 @@ class OneFOneB(StageSchedule):
 
     holds: ClassVar[Holding] = DEPTH
 
+    @property
+    def name(self) -> str:
+        return "1f1b"
+
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         return self._ahead(plan.stages[stage], num_microbatches) if plan.stages[stage].k == 1 else None
 

@@ -25,7 +25,7 @@ class AbstractSplit(StageSchedule, ABC):
         own = plan.stages[stage]
         if own.k != 1:
             raise InvalidPlan(
-                f"stage {stage} alternates {own.k} forwards and backwards, and a schedule that splits backwards needs k=1. Fix: "
+                f"stage {stage}: k={own.k} passes of one direction in a row, and a schedule that splits backwards needs k=1. Fix: "
                 "plan with strategy.planner.per_stage=false, or use strategy/schedule=1f1b"
             )
         ahead, late = min(own.ahead, num_microbatches), plan.late(stage, self.holds)

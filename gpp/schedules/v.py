@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
-from gpp.errors import InvalidPlan
+from gpp.errors import Infeasible, InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.program import Task
@@ -52,7 +52,7 @@ class AbstractV(RankedSchedule, ABC):
     holds: ClassVar[Holding] = Holding(splits=True)
     share: ClassVar[float]
     """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
-    long."""
+    long; 0: there are none beside the published order."""
 
     @abstractmethod
     def published(self, place: Place) -> list[Task] | None:
@@ -67,6 +67,8 @@ class AbstractV(RankedSchedule, ABC):
 
     def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
         found = folded(plan, seconds, V, num_devices, back=True)
+        if why := self._why_unpublished(found):
+            raise Infeasible(*why)
         held = {s: count for order in (self._published(found) or {}).values() for s, count in _held(order).items()}
         stages = (
             replace(stage, in_flight=held.get(s, stage.ahead) * stage.microbatch_size) for s, stage in enumerate(found.stages)
@@ -79,12 +81,32 @@ class AbstractV(RankedSchedule, ABC):
         flow = flow_of(work, splits=True)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
-            raise InvalidPlan(
-                f"{type(self).__name__} has no order for this plan: its stages do not pair up to a V, or a mini-batch of "
-                f"{plan.minibatch_size} samples has too few micro-batches, or a device has too little memory. Fix: use "
-                "strategy/schedule=zero_bubble_auto"
+            rule, fix = self._why_unpublished(plan) or (
+                f"no order of strategy.schedule={self.name} fits the devices' memory",
+                "a smaller microbatch_size, or strategy/schedule=zero_bubble_auto",
             )
+            raise InvalidPlan(f"{rule}. Fix: {fix}")
         return [flow.orders(by_lane) for by_lane in found]
+
+    def _why_unpublished(self, plan: Plan) -> tuple[str, str] | None:
+        """Why there is no order for a plan whatever its devices have, and a fix, where the published one is all there is."""
+        if self.share:
+            return None
+        name, other = f"strategy.schedule={self.name}", "strategy/schedule=zero_bubble_v"
+        sizes, count, line = {stage.microbatch_size for stage in plan.stages}, plan.minibatch_size, -(-plan.depth // V)
+        if len(sizes) > 1:
+            return f"micro-batches have {len(sizes)} sizes, and {name} is for one", f"one microbatch_size for all, or {other}"
+        for device, stages in plan.stages_of_device.items():
+            far, near = sorted((plan.distance_to_sink[s] for s in stages), reverse=True)
+            if far + near != plan.depth + 1:
+                rule = f"{name} needs stages that pair up to a V of {plan.depth}, and {list(stages)} of device {device} do not"
+                return rule, other
+        found = -(-count // max(sizes))
+        if found < 2 * line:
+            rule = f"{name} needs two micro-batches for each of the V's {line} devices, and a mini-batch of {count} has {found}"
+            most = max(count // (2 * line), 1)
+            return rule, f"microbatch_size={most} or less that divides it, a larger minibatch_size, or {other}"
+        return None
 
     def _candidates(self, flow: Flow, plan: Plan) -> Iterator[list[list[int]]]:
         unit = max(flow.ahead_bytes([-(-plan.depth // V)] * len(plan.stages)))

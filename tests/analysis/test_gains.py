@@ -59,6 +59,11 @@ def test_why_nothing_was_gained() -> None:
     assert gain_lines(Gains(gains=())) == []
 
 
+def test_equal_predictions_are_equal_but_for_rounding() -> None:
+    equal = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=1.0 + 1e-15, low=1.0 + 1e-15, high=1.0 + 1e-15)
+    assert "as fast as one device" in gain_lines(Gains(gains=(equal,)))[0]
+
+
 def test_one_device_needs_no_micro_batches() -> None:
     posed = replace(problem(two_towers(3), 2, 4, fixed_s=0.5), microbatch_size=1)
     strategy = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())

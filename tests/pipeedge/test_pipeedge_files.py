@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,12 +107,21 @@ def test_wrong_hosts_are_refused(files, text, said):
         cluster(types=str(files / "types.yml"), devices=str(files / "devices.yml"))
 
 
+@pytest.mark.parametrize(("given", "said"), [("bw_Mbps: 8", "board.bw_Mbps=0.0"), ("mem_MB: 100", "board.mem_MB=0.0")])
+def test_a_type_with_hosts_needs_a_rate_and_memory(files, given, said):
+    (files / "types.yml").write_text(TYPES.replace(given, given.partition(":")[0] + ": 0"))
+    with pytest.raises(InvalidFile, match=rf"cluster\.types=.*{said}: must be above 0"):
+        cluster(types=str(files / "types.yml"), devices=str(files / "devices.yml"))
+
+
 def test_a_type_that_was_not_timed_is_refused_with_its_hosts(files):
     (files / "devices.yml").write_text("plain: [c]")
     found = cluster(types=str(files / "types.yml"), devices=str(files / "devices.yml"))
     own = model(files)
     with pytest.raises(InvalidConfig, match=r"cluster\.devices=plain: is a type of which types\.yml has no times"):
         own.times.op_times(own.captured().graph, 2, found.devices[0])
+    with pytest.raises(InvalidConfig, match=r"cluster\.device\.name=null: .*use cluster=pipeedge, or name one of board"):
+        own.times.op_times(own.captured().graph, 2, replace(found.devices[0], name=None))
 
 
 def test_what_is_measured_is_read_back(tmp_path):

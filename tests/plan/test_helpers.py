@@ -113,8 +113,11 @@ def test_helpers_hold_what_they_are_sent() -> None:
         ({"input_share": ((4, 0.6), (5, 0.6))}, "add up to 1 at most, not 1.2. Fix: give each helper its part of 1"),
         ({"input_share": ((4, 0.0),)}, "has shares above 0"),
         ({"input_share": ((4, 0.1), (4, 0.1))}, "names a device twice"),
-        ({"weight_device": 4, "devices": (1, 5)}, r"stage 1: devices=\[1, 5\] helpers help stages of one device"),
-        ({"weight_device": 4, "recompute": (1,)}, r"stage 1: recompute=\[1\] helpers help"),
+        (
+            {"weight_device": 4, "devices": (1, 5)},
+            r"stage 1: devices=\[1, 5\] has no place in a plan with helpers.* Fix: one device",
+        ),
+        ({"weight_device": 4, "recompute": (1,)}, r"stage 1: recompute=\[1\] has no place.*Fix: leave it out"),
     ],
 )
 def test_helpers_that_cannot_help_are_refused(of_stage: dict[str, object], message: str) -> None:

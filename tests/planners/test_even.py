@@ -4,9 +4,12 @@ import pytest
 
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even, even_cut
-from tests.support.graphs import chain
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import cluster, run, towers
 
 
@@ -28,5 +31,15 @@ def test_one_stage_for_each_device_and_the_best_microbatch_that_fits():
 
 def test_more_devices_than_operators_are_refused():
     problem = Problem(graph=chain(2), cluster=cluster(3), cost=Constant(), minibatch_size=4)
-    with pytest.raises(InvalidConfig, match="num_devices"):
-        Even().plan(problem, lambda plan: pytest.fail("nothing to predict"))
+    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+    with pytest.raises(
+        InvalidConfig, match=r"cluster\.num_devices=3: .*planner=even.* 2 operators are enough for 2\..*num_devices=2"
+    ):
+        strategy.plan(problem)
+    # A plan for fewer of them is not the planner's.
+    strategy.check(make_plan(problem, "test", [(1, 1), (2, 1)], 1), problem)
+
+
+def test_no_memory_at_all_lacks_what_the_plan_needs():
+    with pytest.raises(Infeasible, match=r"no plan fits the 0 B .* lacks .*memory_bytes="):
+        Even().plan(problem(with_weights(chain(4)), 2, 4, memory_bytes=1e-30), lambda plan: pytest.fail("nothing fits"))

@@ -253,16 +253,44 @@ def test_refusals() -> None:
         refused(ZeroBubbleAuto(cap=0.1)).predict(plan, made)
     with pytest.raises(InvalidConfig, match=r"max_tasks=300: the step has 384 passes"):
         refused(OptimalOrder(max_tasks=300)).predict(plan, made)
-    with pytest.raises(InvalidConfig, match=r"strategy.schedule.k=1: .*2 stages"):
+    with pytest.raises(InvalidConfig, match=r"strategy.schedule.k=1: .*at least 2. Fix: set strategy.schedule.k=2"):
         Interleaved1F1B(k=1)
     with pytest.raises(Infeasible, match=r"3 stages are no multiple of the 2"):
         folded(make_plan(problem(chain(3), 3, 8), "test", [(1, 1), (2, 1), (4, 1)], 1), [1.0] * 3, 2, 2, back=True)
     for schedule in (ZeroBubbleV(), Interleaved1F1B()):
         with pytest.raises(InvalidPlan, match=r"device 0 runs stages \[0\], and the schedule needs 2"):
             refused(schedule).predict(plan, made)
-    with pytest.raises(InvalidPlan, match=r"DualPipeV has no order for this plan"):
-        few = problem(equal(chain(8)), 4, 4, microbatch_size=1)
+    few = problem(equal(chain(8)), 4, 4, microbatch_size=1)
+    why = r"schedule=dualpipe_v needs two micro-batches for each of the V's 4 devices, and a mini-batch of 4 has 4"
+    with pytest.raises(Infeasible, match=why):
         refused(DualPipeV()).plan(few)
+    v = replace(ZeroBubbleV().arranged(refused(ZeroBubbleV()).plan(few), [1.0] * 8, 4), minibatch_size=16)
+    sixteen = replace(few, minibatch_size=16)
+    with pytest.raises(InvalidPlan, match=r"a mini-batch of 4 has 4.*Fix: .*zero_bubble_v"):
+        refused(DualPipeV()).predict(replace(v, minibatch_size=4), few)
+    apart = tuple(replace(stage, devices=devices) for stage, devices in zip(v.stages, [(0,), (1,), (2,), (3,)] * 2, strict=True))
+    with pytest.raises(InvalidPlan, match=r"pair up to a V of 8, and \[0, 4\] of device 0 do not"):
+        refused(DualPipeV()).predict(replace(v, stages=apart), sixteen)
+
+
+def test_dualpipe_takes_the_micro_batches_that_it_needs() -> None:
+    """Where the planner chooses their size, sizes with too few of them are no candidates."""
+    made = problem(equal(chain(4)), 2, 16)
+    plan = Strategy(name="test", planner=Even(), schedule=DualPipeV()).plan(made)
+    assert 16 // plan.stages[0].microbatch_size >= 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "message"),
+    [
+        (Interleaved1F1B(k=9), 2, r"schedule=interleaved_1f1b: a device would run 9 stages, and there are 8 operators"),
+        (Interleaved1F1B(k=3), 3, r"num_devices=3: .*makes 3 stages for each device, and 8 operators are enough for 2"),
+        (ZeroBubbleV(), 5, r"num_devices=5: .*makes 2 stages for each device.* Fix: set cluster.num_devices=4"),
+    ],
+)
+def test_more_stages_than_operators_are_refused(schedule: AbstractSchedule, devices: int, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        Strategy(name="test", planner=Even(), schedule=schedule).plan(problem(equal(chain(8)), devices, 16))
 
 
 def test_a_frozen_stage_has_forwards_only() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ from gpp.program.program import Program, check_program, reduce_groups
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.engines.emulate import Emulate
 from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
+from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.split_1f1b import Split1F1B
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
@@ -35,6 +38,7 @@ from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
 from gpp.weights.flush import Flush
+from gpp.weights.stash import Stash
 from tests.oracle.split_orders import most_held, step_ends
 from tests.support.graphs import chain, graph, problem, with_weights
 from tests.support.programs import lower
@@ -204,7 +208,9 @@ def test_what_split_schedules_cannot_give_is_refused() -> None:
     own = Strategy(name="test", planner=GraphPipe(per_stage=True), schedule=ZeroBubbleH1())
     with pytest.raises(InvalidConfig, match=r"per_stage=true: .* set it to false"):
         own.plan(posed)
-    with pytest.raises(InvalidConfig, match=r"strategy.planner=Optimal: .* whole backwards"):
+    with pytest.raises(InvalidConfig, match=r"per_stage=true: .*schedule=no_flush each .*strategy/weights=flush"):
+        replace(own, schedule=NoFlush(), weights=Stash()).plan(posed)
+    with pytest.raises(InvalidConfig, match=r"strategy.planner=optimal: .* whole backwards"):
         replace(own, planner=Optimal()).plan(posed)
     with pytest.raises(InvalidConfig, match=r"loss\.scope=minibatch"):
         replace(own, planner=Even()).plan(replace(posed, minibatch_ops=8))
@@ -216,12 +222,39 @@ def test_what_split_schedules_cannot_give_is_refused() -> None:
         replace(own, planner=Even()).lower(plan, posed)
 
 
+@pytest.mark.parametrize(
+    ("asked", "autocast", "message"),
+    [
+        ({"clip_norm": 1.0}, None, r"optimizer\.clip_scope=model: .*Fix: set optimizer\.clip_scope=stage"),
+        ({"log_gradient_norm": True}, None, r"optimizer\.log_gradient_norm=true: .*log_gradient_norm=false"),
+        ({"clip_norm": 1.0, "clip_scope": "stage"}, "float16", r"engine\.autocast=float16: .*autocast=bfloat16"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("order", "other"),
+    [
+        ({"schedule": ZeroBubbleH2()}, "strategy/schedule=zero_bubble_h1"),
+        ({"schedule": NoFlush(), "weights": Stash()}, "never drains.*strategy/schedule=1f1b strategy/weights=flush"),
+    ],
+)
+def test_a_norm_over_all_stages_is_refused_by_the_setting_that_needs_it(
+    asked: dict[str, Any], autocast: str | None, message: str, order: dict[str, Any], other: str
+) -> None:
+    optimizer = SGD(lr=0.1, **asked)
+    posed = problem(with_weights(chain(4)), 4, 8, global_norm=optimizer.needs_norm(autocast), norm_for=optimizer.norm_for(autocast))
+    with pytest.raises(InvalidConfig, match=f"(?=.*{message}).*{other}"):
+        Strategy(name="test", planner=Even(), **order).plan(posed)
+
+
 @pytest.mark.parametrize("engine", [TorchPipelining(), DeepSpeed(), Single()], ids=lambda engine: engine.name)
 def test_engines_of_others_refuse_halves(engine: AbstractEngine) -> None:
     engine.refuse_settings(Flush(), SGD(lr=0.1), OneFOneB())
     with pytest.raises(InvalidConfig, match=r"strategy\.schedule.*runs backwards whole.*strategy/schedule=1f1b"):
         engine.refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
     Emulate().refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
+    if engine.planner is not None:
+        with pytest.raises(InvalidConfig, match=r"strategy\.schedule=interleaved_1f1b: .*in one piece"):
+            engine.refuse_settings(Flush(), SGD(lr=0.1), Interleaved1F1B())
 
 
 def test_a_plan_whose_late_bytes_do_not_fit_is_refused() -> None:

@@ -290,6 +290,8 @@ def test_plans_that_no_stream_runs_through_are_refused() -> None:
     first, *others = plan.stages
     with pytest.raises(InvalidPlan, match="recomputes operators"):
         check_served(replace(plan, stages=(replace(first, recompute=first.ops), *others)))
+    with pytest.raises(InvalidPlan, match=r"devices \[1\] help with its backward.*Fix: leave weight_device"):
+        check_served(replace(plan, stages=(replace(first, weight_device=1), *others)))
     with pytest.raises(InvalidPlan, match="must be the same in all stages"):
         check_served(replace(plan, stages=(replace(first, microbatch_size=2), *others)))
     assert StageCost.of(problem, first).backward_s == 0.0

@@ -38,6 +38,11 @@ class TimesByType(AbstractCostModel):
             InvalidConfig: no device of that type has been timed, or no micro-batch of that size.
         """
         known = self.seconds.get(device.name or "")
+        if device.name is None:
+            rule = f"the times in {self.source} are found by the types of devices, and this device has none"
+            raise InvalidConfig(
+                "cluster.device.name", None, rule, f"use cluster=pipeedge, or name one of {', '.join(self.seconds)}"
+            )
         if known is None:
             rule = (
                 f"is a type of which {self.source} has no times for this model, batch and dtype; it has {', '.join(self.seconds)}"

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import final
+from typing import ClassVar, final
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -37,15 +36,10 @@ from gpp.settings import settings
 class Even(AbstractPlanner):
     """A chain of `num_devices` stages of about equal time."""
 
+    fills: ClassVar[bool] = True
+
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        devices, ops = problem.cluster.num_devices, problem.graph.num_ops
-        if devices > ops:
-            raise InvalidConfig(
-                "cluster.num_devices",
-                devices,
-                f"must be at most the number of operators, here {ops}",
-                f"use {ops} devices or fewer, or raise graph.max_ops",
-            )
+        devices = problem.cluster.num_devices
         incumbent = Incumbent(Assessor(StageCosts(problem, replication=False)), "even", predict)
         candidates = even_candidates(incumbent.assessor)
         incumbent.simulate_all(candidates)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile
+from gpp.errors import Infeasible, InvalidFile
 from gpp.memory.tail import Tail, tail_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -41,7 +41,7 @@ from gpp.planners.chains.residual_blocks import residual_blocks
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.serialization import read_json
-from gpp.settings import Count, settings
+from gpp.settings import Count, Natural, settings
 
 Counts = tuple[int, ...]
 """Blocks of each stage."""
@@ -78,15 +78,13 @@ class VPipe(AbstractPlanner):
     moves: Count = 3
     swap: bool = True
     path: str | None = None
-    sums_before: int = 0
+    sums_before: Natural = 0
 
     @property
     def fits_by(self) -> Tail:
         return Tail(swap=self.swap)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        if not isinstance(self.sums_before, int) or self.sums_before < 0:
-            raise InvalidConfig("strategy.planner.sums_before", self.sums_before, "must be an integer of at least 0", "set it to 0")
         run = one_minibatch(problem)
         order = depth_first_order(run.graph)
         blocks = residual_blocks(run.graph, order)

@@ -77,7 +77,7 @@ def _least_memory(problem: Problem, attempt: Callable[[Problem], Found | None], 
     """The least factor on the memory of every device with which something is found, to a precision, and what; None for none."""
     have = problem.memory_limit_bytes
     low, high, fits = 1.0, 1.0, None
-    while fits is None and high < 2.0**60:
+    while fits is None and (high < 2.0**20 or have * high < 2.0**60):
         low, high = high, high * 2
         fits = attempt(_with_memory(problem, have * high))
     if fits is None:

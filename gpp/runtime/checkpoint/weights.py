@@ -41,15 +41,19 @@ def read_weights(source: str, built: Mapping[str, torch.Tensor], captured: Captu
         rule = "must be a run directory with checkpoints/final, or a safetensors file"
         raise InvalidConfig(FIELD, source, rule, "name one, as in load_weights=outputs/latest, or leave it out")
     found: dict[str, torch.Tensor] = {}
-    try:
-        for file in files:
+    for file in files:
+        try:
             found.update(load_file(file))
-    except (SafetensorError, OSError) as error:
-        raise InvalidConfig(FIELD, source, f"is no whole safetensors file ({error})", "name another file") from None
+        except (SafetensorError, OSError) as error:
+            which = "" if file == path else f"has {file.name}, which "
+            raise InvalidConfig(FIELD, source, f"{which}is no whole safetensors file ({error})", "name another file") from None
     unknown = sorted(found.keys() - built.keys())
     if unknown:
         raise InvalidConfig(FIELD, source, f"has {unknown[0]}, which the model does not", "name weights of this model")
     for name, tensor in found.items():
+        if tensor.is_floating_point() != built[name].is_floating_point():
+            rule = f"has {name} of {tensor.dtype}, and the model's is of {built[name].dtype}"
+            raise InvalidConfig(FIELD, source, rule, "name weights of this model")
         if tensor.shape != built[name].shape:
             rule = f"has {name} of shape {tuple(tensor.shape)}, and the model's is {tuple(built[name].shape)}"
             raise InvalidConfig(FIELD, source, rule, "name weights of this model")
