@@ -219,7 +219,7 @@ class _Linear(torch.autograd.Function):
         # Whichever is not needed is not kept: rows for the weight, the weight for the rows.
         ctx.save_for_backward(rows if weight.requires_grad else None, frozen if anchor is None else None)
         ctx.by_columns = rows.stride(0) == 1 and _by_columns(rows)
-        # `linear` adds the bias of rows that lie apart behind the product, and sums its gradient as it comes: that rounds otherwise.
+        # With rows that lie apart `linear` adds the bias behind the product and sums its gradient as it is: other roundings.
         ctx.apart = bias is not None and rows is not input and not input.is_contiguous()
         out = torch.mm(rows, frozen.t()) if bias is None or ctx.apart else torch.addmm(bias, rows, frozen.t())
         # Not as a view, into which nobody may write behind a function like this one.

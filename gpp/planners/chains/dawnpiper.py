@@ -27,6 +27,7 @@ search are ours.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
@@ -80,8 +81,11 @@ class DawnPiper(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         run, memory = one_minibatch(problem), self.fits_by
         best, best_s = None, float("inf")
-        for b in run.microbatch_sizes():
-            found = self._chain(run, b, memory, best_s / (problem.minibatch_size // b))
+        # Where a search for the best ends without a chain, that for any chain may still find one.
+        for searching, b in product((self, self.fitting), run.microbatch_sizes()):
+            if searching is not self and (best is not None or searching == self):
+                break
+            found = searching._chain(run, b, memory, best_s / (problem.minibatch_size // b))
             if found is None:
                 continue
             seconds = predict(found.plan).metrics.iteration_s
