@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from gpp.errors import InvalidConfig
 from gpp.runtime.serve import answers
+from gpp.runtime.serve.worker import stay
 from tests.support.cli import run
 from tests.support.conf import option
 from tests.support.long import long
@@ -119,6 +122,19 @@ def test_settings_of_a_training_are_refused(
     assert code == 2, out
     for name in names:
         assert name in out
+
+
+def test_workers_that_wait_for_requests_stay_on_processors_of_their_own() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    for workers, threads in ((len(cores), 1), (len(cores) + 1, 1), (1, 2)):
+        for rank in range(workers):
+            found: list[set[int]] = []
+            # In a thread of its own, since it is the thread that stays.
+            thread = threading.Thread(target=lambda: (stay(rank, workers, threads), found.append(os.sched_getaffinity(0))))  # noqa: B023
+            thread.start()
+            thread.join()
+            assert found == [{cores[rank]} if workers <= len(cores) and threads == 1 else {*cores}]
+    assert sorted(os.sched_getaffinity(0)) == cores
 
 
 def test_answers_for_which_the_disk_has_no_room_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
