@@ -75,7 +75,7 @@ class DawnPiper(AbstractPlanner):
         return MEMORY[self.ways]
 
     @property
-    def fitting(self) -> AbstractPlanner:
+    def fitting(self) -> DawnPiper:
         return replace(self, search="first")
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
