@@ -72,7 +72,7 @@ def test_what_is_said_to_fit_does_and_little_less_does_not(of: Strategy) -> None
         return True
 
     def asked(memory_bytes: float, size: int) -> Problem:
-        return replace(residual_chain(2, memory_bytes=memory_bytes, minibatch_size=48), microbatch_size=size)
+        return replace(residual_chain(1, memory_bytes=memory_bytes, minibatch_size=24), microbatch_size=size)
 
     with pytest.raises(Infeasible, match=r"micro-batch 12\) takes .* for the stage of .* and a device has 20 B") as caught:
         of.plan(asked(20.0, 12))
@@ -95,8 +95,10 @@ def test_a_stage_that_lacks_memory_is_marked_and_one_that_does_not_is_left_alone
 
 def test_nothing_fits() -> None:
     for planner in (DawnPiper(), DawnPiper(search="binary"), VPipe()):
-        with pytest.raises(Infeasible, match="on every device"):
+        with pytest.raises(Infeasible) as caught:
             strategy(planner).plan(residual_chain(2, memory_bytes=5.0))
+        # What would fit takes a search, which nobody asks for here.
+        assert "fits" in caught.value.short
 
 
 def test_refused_beside_a_memory_policy_and_under_schedules_that_split() -> None:
