@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from gpp.app.private import refuse_secrets
+
 from gpp.errors import InvalidConfig, printable
 from tests.support import machines
 from tests.support.cli import ROOT, run

@@ -150,7 +150,8 @@ def train(
         WorkerFailed: a worker died, and its own traceback is in the error; or a loss was not finite.
     """
     from gpp.capture.stage import initial_state
-    from gpp.runtime.checkpoint.state import copy_into, load_final
+    from gpp.runtime.checkpoint.final import load_final
+    from gpp.runtime.checkpoint.state import copy_into
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()

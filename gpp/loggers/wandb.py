@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlparse
 
+from gpp.files import folder
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
 from gpp.report.run.result import finite
@@ -177,7 +178,7 @@ class Wandb(AbstractLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        run.run_dir.mkdir(parents=True, exist_ok=True)
+        folder(run.run_dir / "wandb")  # in which wandb makes all that it writes
         settings = wandb.Settings(
             silent=True,
             console="off",

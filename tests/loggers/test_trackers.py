@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from gpp.app.private import masked
 
 from gpp.app.experiment import Experiment
-from gpp.app.private import masked
 from gpp.app.recording import Recorder
 from gpp.app.stopping import Stopped
 from gpp.app.sweep_tracking import track_sweep

@@ -22,6 +22,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
+from gpp.runtime.checkpoint.final import drop_final
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
 from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, Run, run_of, steps_in, under_way
@@ -324,7 +325,8 @@ def _last(target: str) -> str:
 
 
 def drop_halves(run_dir: Path) -> None:
-    """Before workers start: remove checkpoints that an earlier run did not write to their end."""
+    """Before workers start: remove checkpoints and final weights that an earlier run did not write to their end."""
+    drop_final(run_dir)
     for half in (run_dir / CHECKPOINTS).glob(".step_*"):
         shutil.rmtree(half)
 

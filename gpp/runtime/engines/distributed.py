@@ -155,6 +155,7 @@ class Distributed(AbstractServer):
                 self.slurm.refuse_uneven(counts)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.checkpoint.final import finish_final
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
         from gpp.runtime.controller.stream import collect as collect_stream
@@ -177,6 +178,7 @@ class Distributed(AbstractServer):
                 logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
             else:
                 logs = follow.run_external(job, run_dir, progress, counts, self.master_addr or "127.0.0.1", self.master_port)
+        finish_final(logs.job or job, run_dir)  # of workers that others have started
         return collect(logs.job or job, run_dir, logs)
 
     def _check_machines(self, counts: tuple[int, ...]) -> None:
