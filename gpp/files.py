@@ -39,11 +39,10 @@ _numbers = itertools.count()
 def folder(path: str | Path) -> Path:
     """Make a folder, and those above it, as far as they are missing."""
     path = Path(path)
+    if not path.parent.exists():
+        folder(path.parent)
     try:
         os.mkdir(path, FOLDER)
-    except FileNotFoundError:
-        folder(path.parent)
-        return folder(path)
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -39,7 +39,8 @@ _FORM = re.compile(
 )
 """Keys of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack; signed tokens; private keys."""
 
-_BEGINNINGS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "AKIA", "ASIA", "xox", "eyJ", "-----BEGIN ")
+_OF_GIT = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-")
+_BEGINNINGS = (*_OF_GIT, "hf_", "sk-", "AKIA", "ASIA", "xox", "eyJ", "-----BEGIN ")
 """One of these is in every text that `_FORM` finds; to look for them is ten times as fast."""
 
 _URL = re.compile(r"(://[^\s/?#:@'\"<>\\]*:)(?!\*\*\*@)([^\s/@'\"<>\\]+)@")

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpp.app.private import refuse_secrets
 
-from gpp.errors import InvalidConfig, printable
+from gpp.errors import printable
 from tests.support import machines
 from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
@@ -112,23 +111,3 @@ def test_names_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     (tmp_path / "evil.json").write_text(json.dumps({**profile, "edges": [[0, EVIL, 1]]}))
     refused = run(tmp_path / "refused", *words, "mode=plan")
     assert refused.code == 2 and printable(refused.out) == refused.out
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"logger": {"api_key": KEY}},
-        {"model": {"arguments": {"hf_token": "x"}}},
-        {"model": {"arguments": {"name": ["hf_" + "a" * 34]}}},
-        {"data": {"url": "https://me:ghp_" + "a" * 36 + "@github.com"}},
-        {"data": {"password": "hunter2"}},
-    ],
-)
-def test_secrets_are_no_settings(setting: dict[str, object]) -> None:
-    with pytest.raises(InvalidConfig, match="looks like a secret") as caught:
-        refuse_secrets(setting)
-    assert KEY not in str(caught.value) and "hunter2" not in str(caught.value)
-
-
-def test_ordinary_words_are_no_secrets() -> None:
-    refuse_secrets({"model": {"num_tokens": "4", "pad_token": "<pad>", "arguments": {"key": "k", "tokens": "t"}}, "password": None})

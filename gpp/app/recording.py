@@ -57,7 +57,7 @@ from gpp.report.run.result import Status, finite, result_dict, write_json
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Outcome, Progress
-from gpp.runtime.run_dir import ANSWERS, RunDir, is_locked
+from gpp.runtime.run_dir import RunDir, is_locked
 from gpp.serialization import to_json, write_value
 from gpp.timeline import Metrics, Timeline
 
@@ -292,11 +292,6 @@ class Recorder:
         with held_back():
             if error is not None:
                 self._failed(error)
-            if (count := self.answers) and count["answered"] < count["samples"]:
-                self.warn(
-                    f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others "
-                    "are NaN, and 0 where the type has no NaN; answered.NAME in the file says which"
-                )
             try:
                 if self._refused:
                     print(f"error: {self.reason}", file=sys.stderr)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +26,7 @@ from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
 from gpp.files import copy
 from gpp.replan import Pace, Replaced, Replan, Switch, at_speeds, without
+from gpp.runtime.run_dir import ANSWERS
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
 from gpp.serialization import write_value
@@ -55,26 +56,25 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
-    from gpp.runtime.serve.answers import check_room, finish
+    from gpp.runtime.serve.answers import finish
 
     try:
-        return _execute(experiment, captured, problem, plan, job, recorder, check_room)
+        return _execute(experiment, captured, problem, plan, job, recorder)
     finally:
         # Whatever has ended the stream.
         if job.settings.serving is not None:
             with held_back():
-                recorder.answers = finish(recorder.run_dir)
+                recorder.answers = count = finish(recorder.run_dir)
+                if count and count["answered"] < count["samples"]:
+                    recorder.warn(
+                        f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others are "
+                        "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
+                    )
 
 
-def _execute(
-    experiment: Experiment,
-    captured: Captured,
-    problem: Problem,
-    plan: Plan,
-    job: Job,
-    recorder: Recorder,
-    check_room: Callable[[Job, Path], None],
-) -> Outcome:
+def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
+    from gpp.runtime.serve.answers import check_room
+
     engine, progress, run_dir, settings = experiment.engine, recorder.progress(), recorder.run_dir, experiment.strategy.replan
     if engine.needs_weights:
         check_room(job, run_dir)

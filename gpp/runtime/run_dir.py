@@ -49,7 +49,6 @@ CONTENTS = (
     "slurm",
     "forms",
     "confirmed",
-    "tensorboard",
     "run.log",
     *ENDS,
     "config.yaml",

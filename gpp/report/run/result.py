@@ -96,8 +96,7 @@ def result_dict(
         more["versions"] = asdict(versions)
     if gains:
         more["gains"] = [dict(gain) for gain in gains]
-    if answers is not None:
-        more["answers"] = dict(answers)
+    more |= {"answers": dict(answers)} if answers else {}
     if replaced:
         more["replaced"] = [asdict(one) for one in replaced]
     return finite(
