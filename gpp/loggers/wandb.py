@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,6 +20,7 @@ from urllib.parse import urlparse
 from gpp.files import folder
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
+from gpp.private import masked
 from gpp.report.run.result import finite
 from gpp.settings import NotNegative, Positive, settings
 
@@ -191,21 +194,32 @@ class Wandb(AbstractLogger):
             finish_timeout=self.finish_s,
         )
         facts = {key: value for key, value in run.facts.items() if value is not None}
-        opened = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            mode=mode,
-            name=run.name,
-            group=self.group or run.group,
-            job_type=self.job_type or run.kind,
-            tags=[*self.tags, *run.tags] or None,
-            config=finite({**run.config, **facts}),
-            dir=str(run.run_dir),
-            reinit="create_new",
-            settings=settings,
-        )
+        with masked_words():
+            opened = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=mode,
+                name=run.name,
+                group=self.group or run.group,
+                job_type=self.job_type or run.kind,
+                tags=[*self.tags, *run.tags] or None,
+                config=finite({**run.config, **facts}),
+                dir=str(run.run_dir),
+                reinit="create_new",
+                settings=settings,
+            )
         opened.define_metric("*", step_metric="step")
         return opened
+
+
+@contextmanager
+def masked_words() -> Iterator[None]:
+    """wandb takes the command line from `sys.argv`."""
+    words, sys.argv = sys.argv, list(map(masked, sys.argv))
+    try:
+        yield
+    finally:
+        sys.argv = words
 
 
 def has_key() -> bool:
