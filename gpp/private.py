@@ -232,6 +232,11 @@ def hidden(text: str) -> str:
     return text
 
 
+def apart(value: Any) -> Any:
+    """A value of JSON's types with *** in place of each text that is a secret setting; alike in every run with these settings."""
+    return json.loads(_PLACE.sub(f'"{MASK}"', hidden(json.dumps(value))))
+
+
 def shown(text: str) -> str:
     """A job's JSON with the secrets of GPP_SECRETS in place of their tokens.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from gpp import files
 from gpp.errors import InvalidConfig
-from gpp.private import SECRETS, hidden, keep, masked, masked_json, masked_value, secret_settings, shown
+from gpp.private import SECRETS, apart, hidden, keep, masked, masked_json, masked_value, secret_settings, shown
 
 GPP = Path(files.__file__).parent
 
@@ -233,10 +234,12 @@ def test_secret_settings_are_held_apart_and_put_back(environment: pytest.MonkeyP
         "dsn": "***",
         **{k: SETTINGS["data"]["arguments"][k] for k in ("pad_token", "num_tokens")},
     }
-    apart = hidden(text)
+    text_apart, known = hidden(text), json.loads(os.environ[SECRETS])
+    environment.setenv(SECRETS, json.dumps(known[::-1]))
+    assert apart(SETTINGS)["data"]["mirror"] == "***" and apart(SETTINGS) == json.loads(re.sub(r"secret \d\*\*\*", "", text_apart))
     environment.delenv(SECRETS)
     with pytest.raises(InvalidConfig, match=r"GPP_SECRETS.*start workers from the run's own command"):
-        shown(apart)
+        shown(text_apart)
 
 
 def test_a_setting_with_a_form_of_a_secret_is_one() -> None:

@@ -22,7 +22,7 @@ from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
 from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, invocation, nearest, paths
 from gpp.errors import GppError, InvalidConfig
-from gpp.private import keep
+from gpp.private import keep, masked
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
@@ -276,7 +276,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     except GppError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return refused.exit_code
-    return run_together(engine, sys.argv[1:], lambda: _tell(story, cfg, held_back))
+    return run_together(engine, [masked(word) for word in sys.argv[1:]], lambda: _tell(story, cfg, held_back))
 
 
 def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpp.private import SECRETS
+from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.job import Job
 from tests.support.cli import TOWERS, Finished, run
 from tests.support.secret_data import DSN, KEY, TOKEN
@@ -52,9 +53,9 @@ def test_an_exception_that_quotes_secrets_puts_them_nowhere(tmp_path: Path) -> N
 @pytest.mark.dist
 def test_a_run_with_secret_settings_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = f"data.args={{{ARGS}, quotes: false}}"
-    done = run(tmp_path / "run", *WORDS, quiet, "logger=none", WANDB_API_KEY=KEY)
+    done = run(tmp_path / "run", *WORDS, quiet, "logger=none", "checkpoint.every=1", WANDB_API_KEY=KEY)
     assert done.code == 0, done.out
-    assert leaks(done) == []
+    assert leaks(done) == [] and find(done.run_dir, 3).manifest.step == 2
     monkeypatch.setenv(SECRETS, json.dumps([TOKEN, DSN]))
     assert Job.load(done.run_dir).settings.data["args"] == {"github_token": TOKEN, "dsn": DSN, "quotes": False}
     monkeypatch.delenv(SECRETS)
