@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 
@@ -53,14 +52,8 @@ def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secr
     for path in (tmp_path / "run").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert not any(secret.encode() in content for secret in (KEY, secrets["HF_TOKEN"])), path
-        # Others may read as the umask lets them; nobody else may write.
-        assert path.is_symlink() or not path.lstat().st_mode & ~_umask() & (stat.S_IWGRP | stat.S_IWOTH), path
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return 0o777 & found
+        closed = "wandb" in path.relative_to(tmp_path / "run").parts[:-1]  # wandb's own files lie in a closed folder
+        assert path.is_symlink() or closed or not path.stat().st_mode & 0o077, path
 
 
 FORMS = {
