@@ -105,7 +105,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     follow.poll()
     if result.is_failed():
         raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
-    finish_final(job, run_dir)
+    finish_final(follow.job or job, run_dir)
     return follow
 
 

@@ -136,7 +136,7 @@ def finish(run_dir: Path) -> dict[str, int] | None:
             if name.startswith(MARK):
                 marks = os.pread(file, samples, 8 + length + entry["data_offsets"][0])
                 _mark(file, 8 + length, table[name.removeprefix(MARK)], marks)
-                whole = bytes(a & b for a, b in zip(whole, marks, strict=True)) if marks != whole else whole
+                whole = (int.from_bytes(whole) & int.from_bytes(marks)).to_bytes(samples)
         table["__metadata__"]["answered"] = str(whole.count(1))
         os.pwrite(file, _packed(table, length), 0)
         os.fsync(file)
