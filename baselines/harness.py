@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 
 from gpp.errors import NonFinite
+from gpp.files import write_text
 from gpp.graph.captured import is_loss
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
+from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
-from gpp.runtime.checkpoint.state import save_final
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
 from gpp.runtime.worker.allocator import MemoryEvents, states
@@ -179,7 +180,7 @@ class Harness:
         on_cpu = self.device.type == "cpu"
         peak = memory.peak_bytes + share.buffer_bytes() if on_cpu else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
-        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        write_text(ranks / f"device_{self.device_id}.json", json.dumps(result), exact=True)
         if settings.final_weights:
             for stage, state in share.final_state().items():
                 save_final(self.run_dir, stage, state)

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -27,6 +26,8 @@ from pydantic import TypeAdapter
 from pydantic_core import CoreConfig, SchemaValidator, ValidationError
 
 from gpp.errors import GppError, InvalidConfig, InvalidFile
+from gpp.files import write_text
+from gpp.private import hidden
 
 T = TypeVar("T")
 
@@ -66,6 +67,11 @@ def _strict(schema: Any) -> Any:
 def to_json(value: object) -> str:
     """JSON text of a value; `from_json(type(value), to_json(value)) == value`."""
     return _adapter(type(value)).dump_json(value, indent=1).decode()
+
+
+def write_value(path: str | Path, value: object) -> None:
+    """Write a value that `read_json` reads back equal."""
+    write_text(path, to_json(value), exact=True)
 
 
 def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT, setting: str = "") -> T:
@@ -183,15 +189,8 @@ def seal(path: Path, value: object, purpose: str) -> None:
         OSError: the folder cannot be written to.
     """
     text = to_json(value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{_digest(text, purpose)}\n{text}")
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    if hidden(text) == text:  # a cache outlives the run, and no secret is to
+        write_text(path, f"{_digest(text, purpose)}\n{text}", exact=True)
 
 
 def unseal(cls: type[T], path: Path, purpose: str) -> T | None:

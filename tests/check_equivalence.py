@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import load_final
 
 LOSS, WEIGHT = 1e-9, 1e-8
 

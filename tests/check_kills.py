@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 
 from gpp.errors import InvalidConfig
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import find, steps_in
-from gpp.runtime.checkpoint.state import load_final
 from tests.support.cli import start
 
 WORKERS = 4

@@ -34,7 +34,7 @@ import torch
 from gpp.errors import GppError
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.replan import Moved
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.hang_detection.watch import said_pids
 from gpp.runtime.job import Job
 from gpp.runtime.worker.announced import announced

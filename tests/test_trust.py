@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpp.app.private import refuse_secrets
-from gpp.errors import InvalidConfig, printable
+from gpp.errors import printable
 from tests.support import machines
 from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
@@ -54,14 +52,8 @@ def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secr
     for path in (tmp_path / "run").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert not any(secret.encode() in content for secret in (KEY, secrets["HF_TOKEN"])), path
-        # Others may read as the umask lets them; nobody else may write.
-        assert path.is_symlink() or not path.lstat().st_mode & ~_umask() & (stat.S_IWGRP | stat.S_IWOTH), path
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return 0o777 & found
+        closed = "wandb" in path.relative_to(tmp_path / "run").parts[:-1]  # wandb's own files lie in a closed folder
+        assert path.is_symlink() or closed or not path.stat().st_mode & 0o077, path
 
 
 FORMS = {
@@ -112,23 +104,3 @@ def test_names_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     (tmp_path / "evil.json").write_text(json.dumps({**profile, "edges": [[0, EVIL, 1]]}))
     refused = run(tmp_path / "refused", *words, "mode=plan")
     assert refused.code == 2 and printable(refused.out) == refused.out
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"logger": {"api_key": KEY}},
-        {"model": {"arguments": {"hf_token": "x"}}},
-        {"model": {"arguments": {"name": ["hf_" + "a" * 34]}}},
-        {"data": {"url": "https://me:ghp_" + "a" * 36 + "@github.com"}},
-        {"data": {"password": "hunter2"}},
-    ],
-)
-def test_secrets_are_no_settings(setting: dict[str, object]) -> None:
-    with pytest.raises(InvalidConfig, match="looks like a secret") as caught:
-        refuse_secrets(setting)
-    assert KEY not in str(caught.value) and "hunter2" not in str(caught.value)
-
-
-def test_ordinary_words_are_no_secrets() -> None:
-    refuse_secrets({"model": {"num_tokens": "4", "pad_token": "<pad>", "arguments": {"key": "k", "tokens": "t"}}, "password": None})

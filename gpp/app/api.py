@@ -150,7 +150,7 @@ def train(
         WorkerFailed: a worker died, and its own traceback is in the error; or a loss was not finite.
     """
     from gpp.capture.stage import initial_state
-    from gpp.runtime.checkpoint.state import copy_into, load_final
+    from gpp.runtime.checkpoint import final, state
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
@@ -199,7 +199,7 @@ def train(
                 _write(run_dir / "data", split, batch)
         job.save(run_dir, initial_state(model, captured))
         outcome = engine.execute(job, run_dir, progress)
-        copy_into(model, load_final(run_dir))
+        state.copy_into(model, final.load_final(run_dir))
     return outcome
 
 

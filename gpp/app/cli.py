@@ -22,6 +22,7 @@ from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
 from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, invocation, nearest, paths
 from gpp.errors import GppError, InvalidConfig
+from gpp.private import keep, masked
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
@@ -263,6 +264,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
 
     from gpp.app.launch import ENV, refuse_start, run_together
 
+    keep(_plain(cfg))  # before its words are printed; what they refer to follows
     launch = cfg.engine.get("launch") if hasattr(cfg.engine, "get") else None
     try:
         refuse_start(launch, sweep=False)
@@ -274,7 +276,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     except GppError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return refused.exit_code
-    return run_together(engine, sys.argv[1:], lambda: _tell(story, cfg, held_back))
+    return run_together(engine, [masked(word) for word in sys.argv[1:]], lambda: _tell(story, cfg, held_back))
 
 
 def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None]:
@@ -344,14 +346,12 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     """
     from omegaconf import OmegaConf, open_dict
 
-    from gpp.app.private import refuse_secrets
-
     def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
-        refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
+        keep(OmegaConf.to_container(cfg, resolve=True))
 
     return _made(cfg, choices, overrides, prepare=prepare)
 

@@ -32,6 +32,8 @@ from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.app.vocabulary import CONF, invocation
 from gpp.errors import InvalidConfig, InvalidFile
+from gpp.files import link
+from gpp.private import keep
 from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.controller.place import world_of
 from gpp.runtime.run_dir import RunDir
@@ -257,6 +259,7 @@ def _job(config: Any, number: int, overrides: list[str]) -> Asked:
 
 
 def _asked(config: Any, overrides: list[str]) -> Asked:
+    keep(OmegaConf.to_container(config))  # its words go into the files of the sweep
     return Asked(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
 
 
@@ -327,10 +330,7 @@ def latest(run_dir: Path) -> None:
     outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
     if outputs is None:
         return
-    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
-    os.replace(new, link)
+    link(outputs / "latest", os.path.relpath(run_dir.resolve(), outputs))
 
 
 def metric_of(name: str) -> float:

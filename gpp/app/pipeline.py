@@ -26,6 +26,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.problem import Problem
 from gpp.errors import GppError, InvalidConfig
+from gpp.files import write_text
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
 from gpp.optimizers import AbstractOptimizer
@@ -33,8 +34,9 @@ from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import result_dict, write_json, write_text
+from gpp.report.run.result import result_dict, write_json
 from gpp.report.run.terminal import show_plan
+from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.controller.controller import Follower, clear, collect
 from gpp.runtime.controller.place import Place, world_of
 from gpp.runtime.engine import Outcome, Progress
@@ -330,6 +332,8 @@ class Pipeline:
                 copy_into(self.model, self.state_dict())
             self._workers = None
             workers.end()
+            if self._first:
+                finish_final(self._job, self.run_dir)
             if self._usual and self._first:
                 logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress())
                 logs.poll()

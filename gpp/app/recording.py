@@ -34,11 +34,13 @@ from gpp.app.tracking import Tracking
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
+from gpp.files import LateFile, write_text
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.pipeedge.written import measured_files
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
+from gpp.private import masked, masked_value
 from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
@@ -51,12 +53,12 @@ from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.profile import show_profile
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status, finite, result_dict, write_json, write_text
+from gpp.report.run.result import Status, finite, result_dict, write_json
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.run_dir import RunDir, is_locked
-from gpp.serialization import to_json
+from gpp.serialization import to_json, write_value
 from gpp.timeline import Metrics, Timeline
 
 LOG_RECORDS = 1000
@@ -123,6 +125,7 @@ class Recorder:
     boundaries: tuple[Boundary, ...] = ()
     explored: Explored | None = None
     planning_peak_bytes: int | None = None
+    answers: Mapping[str, int] | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _tracking: Tracking = field(init=False)
     _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
@@ -131,6 +134,7 @@ class Recorder:
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.config = masked_value(self.config)
         about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
         self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
 
@@ -167,7 +171,7 @@ class Recorder:
         self.claim()
         self.directory.begin(joins=self.experiment.engine.joins)
         if self._log.target is None:
-            self._log.setTarget(logging.FileHandler(self.run_dir / "run.log", delay=True, encoding="utf-8"))
+            self._log.setTarget(logging.StreamHandler(LateFile(self.run_dir / "run.log")))
         write_text(self.run_dir / "config.yaml", yaml.safe_dump(finite(dict(self.config)), sort_keys=False, allow_unicode=True))
 
     def warn(self, *warnings: str) -> None:
@@ -209,7 +213,7 @@ class Recorder:
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
         self.begin()
-        write_text(self.run_dir / "job" / "plan.json", to_json(plan))
+        write_value(self.run_dir / "job" / "plan.json", plan)
 
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
@@ -312,7 +316,7 @@ class Recorder:
         error = Exhausted.of(error) or error
         self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
         self.exit_code = error.exit_code if isinstance(error, GppError | Stopped) else 1
-        self.reason = str(error) or type(error).__name__
+        self.reason = masked(str(error)) or type(error).__name__
         if isinstance(error, WorkerFailed):
             if error.traceback:
                 self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
@@ -322,7 +326,7 @@ class Recorder:
             self.console.print(Text(self.reason), soft_wrap=True)
         elif not isinstance(error, GppError | Stopped):
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
-            self.reason = f"{type(error).__name__}: {error}"
+            self.reason = masked(f"{type(error).__name__}: {error}")
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
 
     def _unwritten(self, problem: Exception) -> None:
@@ -368,6 +372,7 @@ class Recorder:
             versions=self.outcome.versions,
             replaced=self.outcome.replaced,
             gains=gain_dicts(self.gains) if self.gains else (),
+            answers=self.answers,
         )
 
     def _run(self) -> RunRecord:
@@ -400,7 +405,7 @@ class Recorder:
         write_json(self.run_dir / "result.json", run.result)
         for found in run.compared:
             if found.plan is not None:
-                write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
+                write_value(self.run_dir / "plans" / f"{found.strategy}.json", found.plan)
         if run.explanation is not None:
             write_text(self.run_dir / "explanation.json", to_json(run.explanation))
         timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)

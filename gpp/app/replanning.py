@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.app.moving import better, changes, transfer_s
+from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
+from gpp.files import copy
 from gpp.replan import Pace, Replaced, Replan, Switch, at_speeds, without
+from gpp.runtime.run_dir import ANSWERS
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
-from gpp.serialization import to_json
+from gpp.serialization import write_value
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
@@ -53,6 +56,23 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
+    from gpp.runtime.serve.answers import finish
+
+    try:
+        return _execute(experiment, captured, problem, plan, job, recorder)
+    finally:
+        # Whatever has ended the stream.
+        if job.settings.serving is not None:
+            with held_back():
+                recorder.answers = count = finish(recorder.run_dir)
+                if count and count["answered"] < count["samples"]:
+                    recorder.warn(
+                        f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others are "
+                        "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
+                    )
+
+
+def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
     from gpp.runtime.serve.answers import check_room
 
     engine, progress, run_dir, settings = experiment.engine, recorder.progress(), recorder.run_dir, experiment.strategy.replan
@@ -346,8 +366,7 @@ class _Training(_Run):
         first, old = taken.job.settings.first_step, self.plan
         self._restart_s = max(0.0, taken.pause_s - announced.transfer_s)
         folder = self._run_dir / REPLACED / str(len(self.replaced))
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "plan.json").write_text(to_json(old))
+        write_value(folder / "plan.json", old)
         self.plan, self.job = announced.found.plan, replace(taken.job, settings=self.job.settings)
         self.job.save(self._run_dir)
         shutil.rmtree(announced_at(self._run_dir, taken.number))
@@ -386,6 +405,5 @@ def _sent(old: Job, new: Job, state_factor: float) -> dict[tuple[int, int], floa
 def _set_aside(run_dir: Path, number: int) -> None:
     """Keep the plan that is replaced, and what its workers wrote."""
     folder = run_dir / REPLACED / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(run_dir / "job" / "plan.json", folder / "plan.json")
-    shutil.copytree(run_dir / "ranks", folder / "ranks", dirs_exist_ok=True)
+    copy(run_dir / "job" / "plan.json", folder / "plan.json")
+    copy(run_dir / "ranks", folder / "ranks")

@@ -7,9 +7,11 @@ import os
 import sys
 from typing import IO, Any
 
+from gpp.private import masked
+
 
 class _Steady:
-    """A standard stream that swallows what it cannot write: nobody reads on, or the terminal is gone."""
+    """A standard stream without secrets, that swallows what it cannot write: nobody reads on, or the terminal is gone."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._gone = stream, False
@@ -17,7 +19,7 @@ class _Steady:
     def write(self, words: str) -> int:
         if not self._gone:
             try:
-                return self._stream.write(words)
+                return self._stream.write(masked(words))
             except (OSError, ValueError):
                 self._gone = True
         return len(words)

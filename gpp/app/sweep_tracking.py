@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpp.app.private import masked
 from gpp.app.tracking import commit_of
 from gpp.loggers.base import AbstractLogger, End, RunInfo
+from gpp.loggers.masked import start
 from gpp.report.draw.svg import standalone
 from gpp.report.sweep.files import result_rows, summarise
 from gpp.report.sweep.jobs import SETUP, Job, flatten
@@ -29,7 +29,7 @@ def track_sweep(
     """
     hints, warnings = list[str](), list[str]()
     told = {name: sorted({str(job.result.get(name)) for job in jobs}) for name in SETUP}
-    facts = {**{f"{name}_name": ", ".join(values) for name, values in told.items()}, "command": masked(command)}
+    facts = {**{f"{name}_name": ", ".join(values) for name, values in told.items()}, "command": command}
     config = {"jobs": len(jobs), "overrides": sorted({key for job in jobs for key in job.overrides})}
     info = RunInfo(
         run_dir=folder,
@@ -42,7 +42,7 @@ def track_sweep(
         commit=commit_of(Path.cwd()) if loggers else None,
     )
     for logger in loggers.values():
-        with logger.start(info) as record:
+        with start(logger, info) as record:
             for name, columns, rows in (jobs_table(jobs), groups_table(jobs)):
                 record.log_table(name, columns, rows)
             for name, svg in figures(folder, jobs).items():

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpp.app.private import masked
 from gpp.app.several import SEVERAL
 from gpp.app.tracked import drawings, summary, tables
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.loggers.jsonl import Jsonl
+from gpp.loggers.masked import start
 from gpp.report.run.record import RunRecord
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class Tracking:
             name=e.name,
             kind="simulate" if simulates else e.mode,
             config=self.config,
-            facts={**{f"{name}_name": value for name, value in names.items()}, "command": masked(self.command)},
+            facts={**{f"{name}_name": value for name, value in names.items()}, "command": self.command},
             group=self.group,
             tags=tuple(dict.fromkeys((e.model.name, e.mode if e.mode in SEVERAL else e.strategy.name, e.cluster.name))),
             commit=commit_of(Path.cwd()) if e.logger else None,
         )
-        self._records = [logger.start(info) for logger in loggers]
+        self._records = [start(logger, info) for logger in loggers]
         for words in self._early:
             self.heard(words)
         self._early.clear()
@@ -91,7 +91,7 @@ class Tracking:
         if not self._opened:
             self._early.append(words)
         for record in self._records:
-            record.log_console(masked(words))
+            record.log_console(words)
 
     def step(self, step: int, values: Mapping[str, float | None]) -> None:
         """Tell the values of a step (0-based); the learning rate of a training is added.
@@ -132,9 +132,8 @@ class Tracking:
         """Close the records with the run's summary and end."""
         records, self._records = self._records, []
         values = {} if run is None or not records else summary(run)
-        values |= {name: masked(value) for name, value in values.items() if isinstance(value, str)}
         for record in records:
-            record.finish(values, End(exit_code=exit_code, reason=None if reason is None else masked(reason)))
+            record.finish(values, End(exit_code=exit_code, reason=reason))
         self._records = records
         self._listen()
         self._records = []

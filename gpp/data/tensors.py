@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gpp.data.base import AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
+from gpp.files import write_tensors
 from gpp.models.base import AbstractModel
 from gpp.settings import settings
 
@@ -43,12 +44,9 @@ def write(folder: Path, split: str, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         InvalidConfig: the tensors differ in their number of samples.
     """
-    from safetensors.torch import save_file
-
     counts = {name: len(tensor) for name, tensor in tensors.items()}
     if len(set(counts.values())) > 1:
         raise InvalidConfig(
             f"data ({split})", counts, "all tensors must hold the same number of samples", "give one row per sample"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / f"{split}.safetensors")
+    write_tensors(folder / f"{split}.safetensors", {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpp.files import folder, open_lines
 from gpp.loggers.base import AbstractLogger, End, PartialRecord, RunInfo
 from gpp.report.run.result import finite
 from gpp.settings import settings
@@ -19,9 +20,9 @@ class JsonlRecord(PartialRecord):
         self._warnings: list[str] = []
         self._file = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folder(path.parent)
             kept = _before(path, first_step)
-            self._file = path.open("w", buffering=1, encoding="utf-8")
+            self._file = open_lines(path)
             self._file.writelines(kept)
         except OSError as error:
             self._warnings.append(f"metrics are not written: {error}")

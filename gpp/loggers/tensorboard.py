@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gpp.files import folder, open_binary
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
 from gpp.loggers.base import AbstractLogger, End, RunInfo
 from gpp.settings import settings
@@ -44,10 +45,10 @@ class TensorBoardRecord(BackEndRecord):
 
     def _writer(self) -> Any:
         writer_of = _module("summary.writer.record_writer").RecordWriter
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder(self._folder)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         # Not by tensorboard's EventFileWriter: that writes in a thread, whose errors come late, and with a traceback.
-        writer = writer_of((self._folder / name).open("wb"))
+        writer = writer_of(open_binary(self._folder / name))
         event = _module("compat.proto.event_pb2").Event
         writer.write(event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         return writer

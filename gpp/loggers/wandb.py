@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlparse
 
+from gpp.files import folder
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
+from gpp.private import masked
 from gpp.report.run.result import finite
 from gpp.settings import NotNegative, Positive, settings
 
@@ -177,7 +181,7 @@ class Wandb(AbstractLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        run.run_dir.mkdir(parents=True, exist_ok=True)
+        folder(run.run_dir / "wandb")  # in which wandb makes all that it writes
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -190,21 +194,32 @@ class Wandb(AbstractLogger):
             finish_timeout=self.finish_s,
         )
         facts = {key: value for key, value in run.facts.items() if value is not None}
-        opened = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            mode=mode,
-            name=run.name,
-            group=self.group or run.group,
-            job_type=self.job_type or run.kind,
-            tags=[*self.tags, *run.tags] or None,
-            config=finite({**run.config, **facts}),
-            dir=str(run.run_dir),
-            reinit="create_new",
-            settings=settings,
-        )
+        with masked_words():
+            opened = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=mode,
+                name=run.name,
+                group=self.group or run.group,
+                job_type=self.job_type or run.kind,
+                tags=[*self.tags, *run.tags] or None,
+                config=finite({**run.config, **facts}),
+                dir=str(run.run_dir),
+                reinit="create_new",
+                settings=settings,
+            )
         opened.define_metric("*", step_metric="step")
         return opened
+
+
+@contextmanager
+def masked_words() -> Iterator[None]:
+    """wandb takes the command line from `sys.argv`."""
+    words, sys.argv = sys.argv, list(map(masked, sys.argv))
+    try:
+        yield
+    finally:
+        sys.argv = words
 
 
 def has_key() -> bool:

@@ -25,6 +25,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
+from gpp.files import write_tensors, write_text
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
@@ -33,12 +34,13 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.pipeedge.written import schedule_of
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
+from gpp.private import keep, shown
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_checks import check_clipping, check_derived, check_weights
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.runtime.sharded_state import check_shares
-from gpp.serialization import from_json, read_json, read_text, to_json
+from gpp.serialization import from_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -186,18 +188,16 @@ class Job:
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
         folder = run_dir / "job"
-        folder.mkdir(parents=True, exist_ok=True)
+        keep(dataclasses.asdict(self.settings))
         for name in FILES:
-            (folder / FILES[name]).write_text(to_json(getattr(self, name)))
-        (folder / "program.txt").write_text(self.program.to_text())
+            write_value(folder / FILES[name], getattr(self, name))
+        write_text(folder / "program.txt", self.program.to_text(), exact=True)
         if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
-            (folder / "schedule.yml").write_text(schedule)
+            write_text(folder / "schedule.yml", schedule, exact=True)
         if self.evaluation:
-            (folder / "evaluation.txt").write_text(self.evaluation.to_text())
+            write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
         if weights is not None:
-            from safetensors.torch import save_file
-
-            save_file(dict(weights), folder / "weights.safetensors")
+            write_tensors(folder / "weights.safetensors", weights)
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:
@@ -216,7 +216,8 @@ class Job:
             "plan": Plan,
             "costs": tuple[StageCost, ...],
         }
-        values: dict[str, Any] = {name: read_json(kind, folder / FILES[name], fix=AGAIN) for name, kind in types.items()}
+        texts = {name: shown(read_text(folder / FILES[name])) for name in types}
+        values: dict[str, Any] = {name: from_json(kind, texts[name], folder / FILES[name], AGAIN) for name, kind in types.items()}
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)

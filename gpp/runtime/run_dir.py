@@ -22,10 +22,17 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from gpp.errors import InvalidConfig, InvalidFile
+from gpp.files import close_to_others, descriptor, drop_unfinished, folder, write_text
+from gpp.private import masked_json
 from gpp.serialization import read_json, to_json
 
 LOCK, RUN, EARLIER = ".lock", "run.json", "earlier"
 CHECKPOINTS = "checkpoints"
+FINAL = "final"
+"""Folder of the last weights, below that of the checkpoints."""
+
+ANSWERS = "answers.safetensors"
+ANSWERS_UNDER_WAY = f".{ANSWERS}"
 
 ENDS = ("explanation.json", "trace.json", "timeline.json", "report.html", "result.json")
 """Files that tell how a run ended."""
@@ -33,12 +40,15 @@ ENDS = ("explanation.json", "trace.json", "timeline.json", "report.html", "resul
 CONTENTS = (
     CHECKPOINTS,
     "metrics.jsonl",
+    ANSWERS_UNDER_WAY,
+    ANSWERS,
     "ranks",
     "replaced",
     "plans",
     "pipeedge",
     "slurm",
     "forms",
+    "confirmed",
     "run.log",
     *ENDS,
     "config.yaml",
@@ -158,7 +168,7 @@ class RunDir:
         )
         try:
             self._left = os.pread(self._handle, 1 << 16, 0)
-            self._write(to_json(run).encode())
+            self._write(masked_json(to_json(run)).encode())
         except OSError as error:
             self.release()
             raise self._unwritable(error) from error
@@ -178,9 +188,10 @@ class RunDir:
             self.run = before
         elif not joins:
             self._set_aside(self._others())
-        new = self.path / f".{RUN}"
-        new.write_text(to_json(self.run), encoding="utf-8")
-        new.rename(self.path / RUN)
+        drop_unfinished(self.path)
+        for name in CONTENTS:
+            close_to_others(self.path / name)  # of a run by an earlier version, which this one goes on with
+        write_text(self.path / RUN, to_json(self.run))
 
     def release(self) -> None:
         """Let other runs in; a run that did not begin leaves the directory as it was."""
@@ -207,7 +218,7 @@ class RunDir:
         path = self.path
         missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
         self._made = missing
-        path.mkdir(parents=True, exist_ok=True)
+        folder(path)
 
     def _remove(self) -> None:
         """Remove the folders that this run made, as far as they are empty."""
@@ -219,7 +230,7 @@ class RunDir:
     def _lock(self) -> int:
         file = self.path / LOCK
         while True:
-            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = descriptor(file, os.O_RDWR)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -270,18 +281,17 @@ class RunDir:
             return list(CONTENTS) if any((self.path / name).exists() for name in (RUN, "result.json", "job/settings.json")) else []
         later = [f"{CHECKPOINTS}/{folder.name}" for step, folder in steps_in(self.path) if step > self._step]
         # What a run left that was killed says nothing more; a result is a result, though its run goes on.
-        return [*later, *([f"{CHECKPOINTS}/final", *ENDS] if _is_ok(self.path) else [])]
+        return [*later, *([f"{CHECKPOINTS}/{FINAL}", *ENDS] if _is_ok(self.path) else [])]
 
     def _set_aside(self, names: Iterable[str]) -> None:
         found = [name for name in names if os.path.lexists(self.path / name)]
         if not found:
             return
-        earlier = self.path / EARLIER
-        earlier.mkdir(exist_ok=True)
+        earlier = folder(self.path / EARLIER)
         number = max((int(path.name) for path in earlier.iterdir() if path.name.isdigit()), default=0) + 1
         for name in found:
             target = earlier / str(number) / name
-            target.parent.mkdir(parents=True, exist_ok=True)
+            folder(target.parent)
             (self.path / name).rename(target)
 
 

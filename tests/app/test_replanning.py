@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from gpp.app.replanning import _Stream
 from gpp.cluster import Cluster
@@ -185,3 +186,22 @@ def test_a_killed_worker_costs_no_answer(tmp_path: Path) -> None:
     assert replaced["lost"] == [1] and replaced["devices"] == [0] and 20 <= replaced["first"] <= 300
     assert "killed by SIGKILL" in replaced["reason"] and found.result["plan"]["num_devices"] == 1
     assert (found.run_dir / "replaced" / "0" / "plan.json").is_file()
+
+
+def test_a_stopped_stream_in_a_used_directory_leaves_no_answers_of_the_run_before(tmp_path: Path) -> None:
+    """The second run has other weights, and a worker of it is killed after some of the requests."""
+    words = (*STREAM, "steps=300", "cluster.num_devices=2")
+    first = answers(run(tmp_path, *words))
+    (tmp_path / "ranks" / "rank_1.jsonl").unlink()
+    killer = threading.Thread(target=kill_when_answered, args=(tmp_path, 20, 2))
+    killer.start()
+    found = run(tmp_path, *words, "seed=1")
+    killer.join()
+    assert found.code == 1, found.out
+    assert (tmp_path / "earlier" / "1" / "answers.safetensors").read_bytes() == first
+    rows, before = load_file(tmp_path / "answers.safetensors"), load_file(tmp_path / "earlier" / "1" / "answers.safetensors")
+    (name,) = (name for name in rows if not name.startswith("answered."))
+    there, count = rows[f"answered.{name}"], found.result["answers"]
+    assert count == {"samples": len(there), "answered": int(there.sum())} and 0 < count["answered"] < len(there)
+    assert rows[name][~there].isnan().all() and not (rows[name] == before[name]).all(-1).any()
+    assert f"{count['answered']} of {count['samples']} samples" in found.out

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from gpp.app.experiment import Experiment
-from gpp.app.private import masked
 from gpp.app.recording import Recorder
 from gpp.app.stopping import Stopped
 from gpp.app.sweep_tracking import track_sweep
@@ -28,6 +27,7 @@ from gpp.loggers.tensorboard import TensorBoard, markdown
 from gpp.loggers.wandb import Wandb
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
+from gpp.private import masked
 from gpp.program.kinds import COMPUTE
 from gpp.report.run.console import make_console
 from gpp.report.sweep.files import write_sweep

@@ -26,10 +26,10 @@ from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.program.program import reduce_groups
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
-from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport

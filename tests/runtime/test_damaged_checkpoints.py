@@ -16,6 +16,7 @@ import torch
 from gpp.errors import InvalidConfig, NonFinite
 from gpp.optimizers import LearningRate
 from gpp.runtime.checkpoint.manifest import Manifest, read_manifest
+from gpp.runtime.checkpoint.manifest import sealed as manifest_text
 from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.run_dir import RUN, Run
 from gpp.serialization import to_json
@@ -50,7 +51,7 @@ def sealed(folder: Path, **fields: Any) -> None:
     """Other fields in a manifest, with a digest that fits."""
     manifest = read_manifest(folder)
     assert isinstance(manifest, Manifest)
-    (folder / MANIFEST).write_text(replace(manifest, **fields).sealed())
+    (folder / MANIFEST).write_text(manifest_text(replace(manifest, **fields)))
 
 
 def json_with(folder: Path, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import Adam
 from gpp.plan.plan import Plan
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import load_final
 from gpp.serialization import read_json
 from tests.support import inprocess
 from tests.support.cli import Finished, run

@@ -20,7 +20,7 @@ import gpp
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.reference import worker as reference_worker

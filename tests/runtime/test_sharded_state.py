@@ -19,8 +19,8 @@ from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
 from gpp.plan.build import make_plan
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import Checkpoints, find
-from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.weights.stash import Stash

@@ -18,7 +18,7 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.job import Job, restore

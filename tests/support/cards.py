@@ -18,7 +18,7 @@ from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard, Communicator, Work
 from gpp.runtime.cards.model.card import ModelCard, run
 from gpp.runtime.cards.model.machine import Machine
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive, channels_of
@@ -93,6 +93,7 @@ def train(
                 found[name] = found.get(name, 0.0) + value
         else:
             losses[record["step"] - job.settings.first_step] += sum(value for name, value in record.items() if is_loss(name))
+    finish_final(job, run_dir)
     return Trained(losses=losses, evaluations=evaluations, weights=load_final(run_dir), machine=machine)
 
 

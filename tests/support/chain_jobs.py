@@ -17,7 +17,7 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
@@ -100,6 +100,7 @@ def one_device(case: Case, run_dir: Path) -> None:
     state, default = torch.get_rng_state(), torch.get_default_dtype()
     harness = Harness(Job.load(run_dir), run_dir, rank=0, device_id=0, device=torch.device("cpu"))
     harness.run(WholeModel(harness, 1))
+    finish_final(harness.job, run_dir)
     torch.set_rng_state(state)
     assert torch.get_default_dtype() == default
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpp.graph.captured import LOSS, with_total
-from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
@@ -55,6 +55,7 @@ def train_all(jobs: dict[str, tuple[Job, dict[str, Tensor]]], folder: Path) -> d
 def _read(job: Job, run_dir: Path) -> Trained:
     logs = Follower(run_dir / "ranks", WORLD, job.settings.minibatch_size, Progress())
     logs.poll()
+    finish_final(job, run_dir)
     return Trained(
         [with_total(logs.losses[step])[LOSS] for step in sorted(logs.losses)],
         [{"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())],

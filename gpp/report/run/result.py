@@ -6,13 +6,13 @@ import json
 import math
 import numbers
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gpp.analysis.explain.order import OrderGap
+from gpp.files import write_text
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
@@ -49,6 +49,7 @@ def result_dict(
     versions: Versions | None = None,
     replaced: Sequence[Any] = (),
     gains: Sequence[Mapping[str, Any]] = (),
+    answers: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -73,6 +74,7 @@ def result_dict(
             other runs.
         gains: the plan's time beside that of the best chain and of one device (`gpp.report.run.gain_words.gain_dicts`); the key is
             left out of other runs.
+        answers: samples that a stream was asked for, and how many were `answered`; the key is left out of other runs.
         replaced: plans that were replaced while they served (`gpp.replan.Replaced`); the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
@@ -94,6 +96,7 @@ def result_dict(
         more["versions"] = asdict(versions)
     if gains:
         more["gains"] = [dict(gain) for gain in gains]
+    more |= {"answers": dict(answers)} if answers else {}
     if replaced:
         more["replaced"] = [asdict(one) for one in replaced]
     return finite(
@@ -171,7 +174,7 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
-    """Write strict JSON so that a reader sees the old file or the whole new one, never half.
+    """Write strict JSON.
 
     Args:
         indent: None for one line without spaces, half the size for a trace.
@@ -183,20 +186,3 @@ def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
     except (TypeError, ValueError):
         words = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
     write_text(path, words + "\n")
-
-
-def write_text(path: Path | str, text: str) -> None:
-    """Write a text file atomically, with the permissions that an ordinary write would give."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpp.files import write_text
 from gpp.report.draw.svg import standalone
 from gpp.report.draw.text import quotient
-from gpp.report.run.result import finite, write_json, write_text
+from gpp.report.run.result import finite, write_json
 from gpp.report.sweep.figure import SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
 from gpp.report.sweep.jobs import SETUP, Asked, Job, flatten, natural_order, numbers, read_jobs

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
+from gpp.files import write_text
+
 ROUNDS = 5
 SPAN_S = 0.02
 """A timing goes on for about so long."""
@@ -48,9 +50,7 @@ def main(folder: Path, rank: int) -> None:
             store.add(f"done/{number}", 1)
             while store.add(f"done/{number}", 0) < world:
                 time.sleep(0.001)
-    fresh = folder / f"rank_{rank}.new"
-    fresh.write_text(json.dumps(found))
-    fresh.rename(folder / f"rank_{rank}.json")
+    write_text(folder / f"rank_{rank}.json", json.dumps(found), exact=True)
     if world > 1:
         dist.destroy_process_group()
 

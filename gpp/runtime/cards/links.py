@@ -10,9 +10,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Literal, final
 
 from gpp.cluster import Link
 from gpp.errors import InvalidConfig
+from gpp.files import TemporaryFolder, open_binary, write_text
 from gpp.serialization import seal, to_json, unseal
 
 SIZES = tuple(1 << n for n in range(12, 27, 2))
@@ -139,14 +140,14 @@ def measure(identity: Identity) -> Speeds:
     Raises:
         InvalidConfig: one failed.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder, world = Path(name), len(identity.workers)
-        (folder / "task.json").write_text(json.dumps(asdict(identity) | {"pairs": pairs_of(identity.workers)}))
+    with closing(TemporaryFolder("links")) as made:
+        folder, world = made.path, len(identity.workers)
+        write_text(folder / "task.json", json.dumps(asdict(identity) | {"pairs": pairs_of(identity.workers)}), exact=True)
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world):
-                with open(folder / f"rank_{rank}.log", "wb") as log:
-                    words = [sys.executable, "-m", "gpp.runtime.cards.link_worker", name, str(rank)]
+                with open_binary(folder / f"rank_{rank}.log") as log:
+                    words = [sys.executable, "-m", "gpp.runtime.cards.link_worker", str(folder), str(rank)]
                     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
                     processes.append(subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT))
             _wait(processes, folder)

@@ -10,7 +10,7 @@ The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (D
 tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing
 needs none of DCP's planning: a plan is static, so every rank knows what it saves, no message is exchanged, and the
 training's process groups are left alone. DCP's own safetensors writer serialises under the interpreter's lock, which
-holds the training up; `save_file` does not.
+holds the training up; `save_file` of safetensors does not.
 
 How a checkpoint comes about (`gpp.runtime.checkpoint.resume` says how it lies on disk):
 
@@ -23,7 +23,6 @@ Killed at any instant, a run leaves either the new folder under its final name o
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
@@ -35,11 +34,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from gpp.data.sampler import position
 from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
-from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
+from gpp.files import complete, write_tensors, write_text
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest, sealed
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.checkpoint.split import SplitWeights
 from gpp.runtime.job import Job
@@ -311,13 +310,11 @@ class Checkpointer:
 
     def _write(self, done: int, names: list[str], stream: Stream | None) -> None:
         part = self._root / f".step_{done}"
-        part.mkdir(parents=True, exist_ok=True)
         file = part / f"rank_{self._rank}.safetensors"
         if names:
-            save_file({name: self._copy[name] for name in names}, file)
-            sync(file)
+            write_tensors(file, {name: self._copy[name] for name in names}, synced=True)
         note = Note(files={file.name: Mark.of(file)} if names else {}, nonfinite=self._nonfinite(done, names))
-        write_synced(part / f"rank_{self._rank}.json", to_json(note))
+        write_text(part / f"rank_{self._rank}.json", to_json(note), exact=True, synced=True)
         if self._rank == 0:
             self._finish(part, done, stream)
 
@@ -362,12 +359,10 @@ class Checkpointer:
             nonfinite=tuple(sorted({name for note in said for name in note.nonfinite})),
             stream=stream,
         )
-        write_synced(part / MANIFEST, manifest.sealed())
+        write_text(part / MANIFEST, sealed(manifest), exact=True, synced=True)
         for note in notes:
             note.unlink()
-        sync(part)
-        part.rename(self._root / f"step_{done}")
-        sync(self._root)
+        complete(part, self._root / f"step_{done}")
         prune(self._root.parent, settings.checkpoint_keep)
 
 
@@ -383,20 +378,3 @@ def _readable(folder: Path) -> Iterator[None]:
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """An optimizer's parameters, in the order in which its state dict numbers them."""
     return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file so that others see either all of it or nothing, even after a power failure."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text)
-    sync(new)
-    new.rename(path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or directory is on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ MANIFEST = "checkpoint.json"
 FORMAT = 2
 """Of what this version writes, and the only one that it reads."""
 
-TENSORS = re.compile(r"rank_\d{1,9}\.safetensors")
+TENSORS = r"rank_\d{1,9}\.safetensors"
 """Names of the files with tensors: none of them leads out of the folder."""
 
 Steps = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -107,16 +108,15 @@ class Manifest:
     stream: Stream | None = None
     digest: str = ""
 
-    def sealed(self) -> str:
-        """The text of checkpoint.json: this manifest with its digest."""
-        return to_json(replace(self, digest=self._own_digest()))
 
-    def _own_digest(self) -> str:
-        return hashlib.sha256(to_json(replace(self, digest="")).encode()).hexdigest()
+def digest_of(value: Any) -> str:
+    """SHA-256 of a value's text, with an empty `digest` in it."""
+    return hashlib.sha256(to_json(replace(value, digest="")).encode()).hexdigest()
 
-    def altered(self) -> bool:
-        """Whether this is another content than the one that was sealed."""
-        return self.digest != self._own_digest()
+
+def sealed(value: Any) -> str:
+    """The text of a value with its digest."""
+    return to_json(replace(value, digest=digest_of(value)))
 
 
 def read_manifest(folder: Path) -> Manifest | str:
@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest | str:
             return f"{MANIFEST} {error.rule}"
         where = f"{error.place.removeprefix(':')}: " if error.place else ""
         return f"{MANIFEST} is not as it was written ({where}{error.rule})"
-    if manifest.altered():
+    if manifest.digest != digest_of(manifest):
         return f"{MANIFEST} is not as it was written (its SHA-256 is another)"
     named = re.fullmatch(r"step_(\d{1,18})", folder.name)
     if named and int(named[1]) != manifest.step:
@@ -141,28 +141,37 @@ def read_manifest(folder: Path) -> Manifest | str:
 
 
 def check_files(folder: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the files of a checkpoint: the first one that is missing, cut off, or changed; None if whole.
+    """What is wrong with the files of a checkpoint; None if they are whole."""
+    return check_marks(folder, manifest.files, TENSORS, MANIFEST)
+
+
+def check_marks(folder: Path, files: Mapping[str, Mark], names: str, index: str) -> str | None:
+    """What is wrong with the files of a folder: the first one that is missing, cut off, or changed; None if whole.
 
     Reads every byte, several files at a time: 1.7 GB/s on one core that computes SHA-256 in hardware.
+
+    Args:
+        names: pattern of the names that files may have.
+        index: name of the file that has the marks.
     """
-    for name in sorted(manifest.files):
-        if not TENSORS.fullmatch(name):
-            return f"{MANIFEST} names a file {name[:80]!r}, which no worker writes"
+    for name in sorted(files):
+        if not re.fullmatch(names, name):
+            return f"{index} names a file {name[:80]!r}, which no worker writes"
     try:
-        strange = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in manifest.files)
+        strange = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in files)
         if strange:
-            return f"{MANIFEST} does not name its file {strange[0]}"
-        for name, mark in sorted(manifest.files.items()):
+            return f"{index} does not name its file {strange[0]}"
+        for name, mark in sorted(files.items()):
             found = (folder / name).stat().st_size if (folder / name).is_file() else None
             if found is None:
                 return f"{name} is missing"
             if found != mark.bytes:
                 return f"{name} has {found} bytes, and {mark.bytes} were written"
-        names = sorted(manifest.files)
+        found_names = sorted(files)
         with ThreadPoolExecutor() as pool:
-            for name, mark in zip(names, pool.map(lambda name: Mark.of(folder / name), names), strict=True):
-                if mark != manifest.files[name]:
-                    was = manifest.files[name].sha256
+            for name, mark in zip(found_names, pool.map(lambda name: Mark.of(folder / name), found_names), strict=True):
+                if mark != files[name]:
+                    was = files[name].sha256
                     return (
                         f"the bytes of {name} have changed: their SHA-256 is {mark.sha256[:12]}..., and {was[:12]}... was written"
                     )

@@ -22,6 +22,8 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
+from gpp.private import apart
+from gpp.runtime.checkpoint.final import drop_final
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
 from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, Run, run_of, steps_in, under_way
@@ -161,7 +163,7 @@ class Found:
 def training_of(settings: Settings, captured: Captured) -> Training:
     """Properties that a job shares with every job that goes on from its checkpoints."""
     return Training(
-        model=settings.model,
+        model=apart(settings.model),
         weights=weights_hash(captured),
         dtype=settings.dtype,
         minibatch_size=settings.minibatch_size,
@@ -176,7 +178,7 @@ def uncaptured(
 ) -> Training:
     """Properties of a training, as far as they are known before the model is captured."""
     return Training(
-        model=describe(model),
+        model=apart(describe(model)),
         dtype=dtype,
         minibatch_size=minibatch_size,
         seed=seed,
@@ -324,7 +326,8 @@ def _last(target: str) -> str:
 
 
 def drop_halves(run_dir: Path) -> None:
-    """Before workers start: remove checkpoints that an earlier run did not write to their end."""
+    """Before workers start: remove checkpoints and final weights that an earlier run did not write to their end."""
+    drop_final(run_dir)
     for half in (run_dir / CHECKPOINTS).glob(".step_*"):
         shutil.rmtree(half)
 

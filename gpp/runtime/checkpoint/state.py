@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
 from gpp.errors import CaptureError, InvalidFile
 from gpp.runtime.job_fit import AGAIN
@@ -21,22 +20,6 @@ def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> Non
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
             if name in state:
                 tensor.copy_(state[name])
-
-
-def save_final(run_dir: Path, stage: int, state: Mapping[str, torch.Tensor]) -> None:
-    """Write a stage's tensors to checkpoints/final, if it has any."""
-    folder = run_dir / "checkpoints" / "final"
-    folder.mkdir(parents=True, exist_ok=True)
-    if state:
-        save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, folder / f"stage_{stage}.safetensors")
-
-
-def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
-    """The tensors of all stages in checkpoints/final, by full name."""
-    state: dict[str, torch.Tensor] = {}
-    for path in sorted((run_dir / "checkpoints" / "final").glob("stage_*.safetensors")):
-        state.update(load_file(path))
-    return state
 
 
 class Slices(Mapping[str, torch.Tensor]):

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, InvalidFile
+from gpp.runtime.checkpoint.final import INDEX, final_files
+from gpp.runtime.run_dir import CHECKPOINTS, FINAL
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +28,13 @@ def read_weights(source: str, built: Mapping[str, torch.Tensor], captured: Captu
         captured: the model, all of whose parameters must be there.
 
     Raises:
-        InvalidConfig: there are no weights, or they are another model's.
+        InvalidConfig: there are no weights, they are damaged, or they are another model's.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(source)
-    files = (
-        [path]
-        if path.is_file()
-        else sorted((path / "checkpoints" / "final").glob("*.safetensors")) or sorted(path.glob("*.safetensors"))
-    )
+    files = [path] if path.is_file() else _files(path)
     if not files:
         rule = "must be a run directory with checkpoints/final, or a safetensors file"
         raise InvalidConfig(FIELD, source, rule, "name one, as in load_weights=outputs/latest, or leave it out")
@@ -61,3 +59,18 @@ def read_weights(source: str, built: Mapping[str, torch.Tensor], captured: Captu
     if missing := sorted(wanted - found.keys()):
         raise InvalidConfig(FIELD, source, f"lacks {missing[0]}, which the model reads", "name weights of this model")
     return {name: found[name].to(tensor.dtype) if name in found else tensor for name, tensor in built.items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a run's final weights, whose bytes have been compared with their digests; or those of any other folder.
+
+    Raises:
+        InvalidConfig: final weights are not as they were written.
+    """
+    for final in (folder / CHECKPOINTS / FINAL, folder):
+        if (final / INDEX).exists() or (final.name == FINAL and final.is_dir()):
+            try:
+                return final_files(final, setting=FIELD)
+            except InvalidFile as error:
+                raise InvalidConfig(FIELD, folder, f"{error.path}: {error.rule}", error.fix) from None
+    return sorted(folder.glob("*.safetensors"))

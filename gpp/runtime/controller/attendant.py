@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 from gpp.errors import GppError, InvalidConfig, WorkerFailed
+from gpp.files import folder
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
 from gpp.runtime.controller.controller import POLL_S
 from gpp.runtime.controller.leader import OUTPUT
@@ -84,7 +85,7 @@ class Attendant:
         else:
             self._board.say(sees=None)
         self._wait(lambda: _sees(job, run_dir) or None, f"has sent no job below {run_dir}")
-        (run_dir / "ranks").mkdir(exist_ok=True)
+        folder(run_dir / "ranks")
         self._worker = Worker.start(self._place, run_dir, job["env"])
         if self._directory:
             threading.Thread(target=self._send_back, args=(run_dir,), daemon=True).start()
@@ -173,7 +174,7 @@ class Attendant:
         with suppress(Ended, RuntimeError):
             while not self._over:
                 ends = {path.relative_to(run_dir).as_posix() for path in run_dir.glob("ranks/rank_*.end.json")}
-                found = [path for folder in ("checkpoints/final", "ranks") for path in sorted((run_dir / folder).glob("*"))]
+                found = [path for folder in ("checkpoints/.final", "ranks") for path in sorted((run_dir / folder).glob("*"))]
                 names = [path.relative_to(run_dir).as_posix() for path in found]
                 late = [name for name in names if name.endswith(".end.json")]
                 for name in (*(name for name in names if name not in late), *(name for name in late if name in ends)):

@@ -23,6 +23,8 @@ from torch.distributed import (
 )
 
 from gpp.errors import WorkerFailed
+from gpp.files import folder as make_folder
+from gpp.files import open_binary
 from gpp.runtime.controller.place import Place
 from gpp.runtime.transport.network import client, serve
 
@@ -220,9 +222,9 @@ class Inbox:
         if not self._takes(name):
             raise WorkerFailed(0, f"a file came that is none of this run's ({name})")
         path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         target = path if head["grows"] else path.with_name(f"{path.name}.part")
-        with open(target, "r+b" if head["at"] else "wb") as file:
+        with open_binary(target, "r+b" if head["at"] else "wb") as file:
             file.seek(head["at"])
             file.write(part)
         self._digest.update(part)

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std, start_processes
 
 from gpp.errors import WorkerFailed
+from gpp.files import close_to_others, folder, open_binary
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
+from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.checkpoint.resume import drop_halves
 from gpp.runtime.engine import GRADIENT_NORM, Outcome, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
@@ -60,12 +62,26 @@ def start_workers(
     envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(processes or world)}
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logs = DefaultLogsSpecs(log_dir=str(run_dir / "ranks"), redirects=Std.ALL)
+    logs = _Logs(log_dir=str(run_dir / "ranks"), redirects=Std.ALL)
     return start_processes("worker", sys.executable, {rank: ("-m", MODULE, str(run_dir), module) for rank in envs}, envs, logs)
 
 
+class _Logs(DefaultLogsSpecs):
+    """torch's files for what workers print, which torch opens with whatever rights the process gives, made before."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        found = super().reify(envs)
+        for path in (*found.stdouts.values(), *found.stderrs.values()):
+            for made in (Path(path).parent, Path(path).parent.parent):
+                close_to_others(made)
+            open_binary(path).close()
+        return found
+
+
 def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
-    """Start workers and wait until all have ended; returns what they logged. Arguments as of `start_workers`.
+    """Start workers, wait until all have ended, and give the final weights their name; returns what the workers logged.
+
+    Arguments as of `start_workers`.
 
     Raises:
         WorkerFailed: one died; the others have been stopped.
@@ -89,6 +105,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     follow.poll()
     if result.is_failed():
         raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+    finish_final(follow.job or job, run_dir)
     return follow
 
 
@@ -96,7 +113,7 @@ def clear(run_dir: Path) -> None:
     """Empty the folder that the ranks write to, and drop halves of checkpoints."""
     drop_halves(run_dir)
     ranks = run_dir / "ranks"
-    ranks.mkdir(exist_ok=True)
+    close_to_others(folder(ranks))
     for stale in ranks.iterdir():
         if stale.is_file():
             stale.unlink()

@@ -34,7 +34,7 @@ from gpp.runtime.worker.parent import worker_environment
 LEAVE_S = 5.0
 """Seconds that the others have to read how rank 0 ended."""
 
-OUTPUT = re.compile(r"ranks/(rank|device)_[\w.]+|checkpoints/final/[\w.]+")
+OUTPUT = re.compile(r"ranks/(rank|device)_[\w.]+|checkpoints/\.final/stage_[\w.]+")
 """Files that come back from the machines that do not see rank 0's folder."""
 
 _LAUNCHER, _KILLED, _ENDED, _STOPPED = range(4)

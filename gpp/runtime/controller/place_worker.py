@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from gpp.files import open_binary
 from gpp.runtime.controller.place import Place
 from gpp.runtime.worker.parent import MODULE, PARENT, identity
 
@@ -38,7 +39,7 @@ class Worker:
             PARENT: identity(),
         }
         words = [sys.executable, "-m", MODULE, str(run_dir)]
-        with open(run_dir / "ranks" / f"rank_{place.rank}.log", "wb") as log:
+        with open_binary(run_dir / "ranks" / f"rank_{place.rank}.log") as log:
             return cls(
                 process=subprocess.Popen(
                     words,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from gpp.errors import InvalidConfig
+from gpp.files import folder
 from gpp.runtime.worker.parent import MODULE, PARENT, identity
 from gpp.settings import Count, settings
 
@@ -76,7 +77,7 @@ class Slurm:
         """
         import submitit  # pyright: ignore[reportMissingImports]
 
-        executor = submitit.AutoExecutor(folder=run_dir / "slurm", cluster=self.executor)
+        executor = submitit.AutoExecutor(folder=folder(run_dir / "slurm"), cluster=self.executor)
         try:
             executor.update_parameters(
                 name="gpp",

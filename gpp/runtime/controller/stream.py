@@ -97,7 +97,7 @@ def timeline(
 
 
 def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -> dict[str, float]:
-    """Loss and metrics of the answers, each sample of the data set once, by the names of the captured results.
+    """Loss and metrics of the answers, each sample of the data set that is answered once, by the names of the captured results.
 
     The workers compute none of it: this is a stage of its own, made of what the network is not, which reads the answers from their
     file.
@@ -110,7 +110,8 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
 
     from gpp.capture.stage import build_stage
     from gpp.graph.inference import ANSWER
-    from gpp.runtime.serve.answers import NAME
+    from gpp.runtime.run_dir import ANSWERS
+    from gpp.runtime.serve.answers import MARK
 
     network = network_of(captured)
     nodes = [node.name for node in captured.nodes if node.kind in ("call", "block") and not node.free and node.name not in network]
@@ -122,13 +123,18 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
     assert serving is not None, "the job serves requests"
     samples = data.load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     size, count = job.plan.minibatch_size, min(len(samples), settings.steps * job.plan.minibatch_size)
-    totals: dict[str, float] = {}
-    with safe_open(run_dir / NAME, framework="pt") as file, torch.inference_mode():
-        kinds = {name.removeprefix(ANSWER): file.get_slice(name.removeprefix(ANSWER)) for name in job.captured.results}
+    totals, judged = dict[str, float](), 0
+    with safe_open(run_dir / ANSWERS, framework="pt") as file, torch.inference_mode():
+        names = [name.removeprefix(ANSWER) for name in job.captured.results]
+        kinds = {name: (file.get_slice(name), file.get_slice(f"{MARK}{name}")) for name in names}
         for lo in range(0, count, size):
             hi = min(lo + size, count)
-            values = {name: rows[lo:hi] for name, rows in kinds.items()}
-            values |= samples.fetch(torch.arange(lo, hi), set(stage.inputs))
-            for name, value in stage.forward(hi - lo, values).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * (hi - lo) / count
-    return with_total(totals)
+            there = torch.stack([marks[lo:hi] for _, marks in kinds.values()]).all(0)
+            if not (answered := int(there.sum())):
+                continue
+            values = {name: rows[lo:hi][there] for name, (rows, _) in kinds.items()}
+            values |= samples.fetch(torch.arange(lo, hi)[there], set(stage.inputs))
+            judged += answered
+            for name, value in stage.forward(answered, values).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * answered
+    return with_total({name: total / judged for name, total in totals.items()})

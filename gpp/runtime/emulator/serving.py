@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TextIO, final
 
 import torch
 
+from gpp.files import write_text
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
 from gpp.program.program import channel_of
@@ -241,7 +242,7 @@ class EmulatedServer:
             "unpaced_s": took_s / len(free),
             "virtual": [record["virtual"] for record in free],
         }
-        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        write_text(ranks / f"device_{self.device_id}.json", json.dumps(result), exact=True)
 
 
 def main(run_dir: Path) -> None:

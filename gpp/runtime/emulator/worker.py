@@ -18,6 +18,7 @@ from typing import Any, Protocol, TextIO
 import torch
 import torch.distributed as dist
 
+from gpp.files import write_text
 from gpp.program.held import Meter
 from gpp.program.kinds import KINDS
 from gpp.runtime.emulator.emulated import (
@@ -188,7 +189,7 @@ class EmulatedWorker:
                 "weight_versions": {s: policy.copies(place) for s, place in places.items()},
                 "staleness": {s: policy.staleness(place) for s, place in places.items()},
             }
-        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        write_text(ranks / f"device_{self.device_id}.json", json.dumps(result), exact=True)
 
 
 def largest(values: list[float]) -> list[float]:

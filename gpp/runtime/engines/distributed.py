@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -12,6 +12,7 @@ from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.private import secret_settings
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
@@ -146,6 +147,10 @@ class Distributed(AbstractServer):
                 rule = "is a way to start run.py, and this is another program"
                 raise InvalidConfig("engine.launch", "env", rule, "use local, external or slurm")
             Leader.running.check(job.plan.num_devices, "plan.devices")
+        if self.launch == "external" and (found := secret_settings(asdict(job.settings))):
+            rule = f"starts workers by hand, who would not know {next(iter(found))}: no file holds a secret"
+            fix = "let your code read it from an environment variable of its own, or use engine.launch=env or slurm"
+            raise InvalidConfig("engine.launch", "external", rule, fix)
         if self.launch in ("external", "slurm"):
             from gpp.runtime.controller.follow import machines
 
@@ -155,6 +160,7 @@ class Distributed(AbstractServer):
                 self.slurm.refuse_uneven(counts)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.checkpoint.final import finish_final
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
         from gpp.runtime.controller.stream import collect as collect_stream
@@ -177,6 +183,7 @@ class Distributed(AbstractServer):
                 logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
             else:
                 logs = follow.run_external(job, run_dir, progress, counts, self.master_addr or "127.0.0.1", self.master_port)
+        finish_final(logs.job or job, run_dir)  # of workers that others have started
         return collect(logs.job or job, run_dir, logs)
 
     def _check_machines(self, counts: tuple[int, ...]) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from gpp.files import open_binary
+
 SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING, SERVING = range(10)
 """Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
 the others, and so does a meeting one, before it goes on; a resting one has been asked for nothing by its program, which
@@ -121,10 +123,10 @@ class Status(AbstractStatus):
 
     def __init__(self, path: Path) -> None:
         fresh = not path.exists() or path.stat().st_size != _RECORD.size
-        with open(path, "wb" if fresh else "r+b") as file:
+        with open_binary(path, "wb" if fresh else "r+b") as file:
             if fresh:
                 file.write(_RECORD.pack(*[0] * len(_WORDS), b""))
-        with open(path, "r+b") as file:
+        with open_binary(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _RECORD.size)
         self._words = memoryview(self._map)[: 8 * len(_WORDS)].cast("q")
         if fresh:

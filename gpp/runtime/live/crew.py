@@ -7,9 +7,7 @@ workers are given. What goes through it is JSON and safetensors.
 from __future__ import annotations
 
 import secrets
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 
 from gpp.errors import WorkerFailed
+from gpp.files import TemporaryFolder
 from gpp.runtime.controller.controller import POLL_S, failure, start_workers
 from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
 from gpp.runtime.job import Job
@@ -40,9 +39,9 @@ class Crew:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         self._ranks, self._world, self._forms = run_dir / "ranks", job.plan.num_devices, [job]
-        self._folder = tempfile.mkdtemp(prefix="gpp-feed-")  # a path in the run directory may be too long for a socket
+        self._folder = TemporaryFolder("feed")  # a path in the run directory may be too long for a socket
         secret = secrets.token_bytes(32)
-        self._listener = Listener(f"{self._folder}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
+        self._listener = Listener(f"{self._folder.path}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
         more = {ADDRESS: str(self._listener.address), SECRET: secret.hex()}
         self._context: Any = start_workers("gpp.runtime.live.main", job, run_dir, self._world, more=more)
         self._watch = LocalWatch(watch=watch_of(job), ranks=self._ranks, pids=self._context.pids())
@@ -65,6 +64,8 @@ class Crew:
         while thread.is_alive():
             thread.join(POLL_S)
             self._look()
+        self._listener.close()  # all have come
+        self._folder.close()
         answers = self._answers()
         self._reads = {rank: head["reads"] for rank, (head, _) in answers.items()}
         self.notes = tuple(dict.fromkeys(note for head, _ in answers.values() for note in head["notes"]))
@@ -163,4 +164,4 @@ class Crew:
         for feed in self._feeds.values():
             feed.close()
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()

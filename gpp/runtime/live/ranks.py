@@ -27,6 +27,7 @@ from torch.distributed import (
 )
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.files import write_bytes, write_text
 from gpp.graph.captured import is_loss
 from gpp.runtime.controller.board import open_store
 from gpp.runtime.controller.controller import clear
@@ -124,11 +125,10 @@ class Meeting:
         directory.begin()
         body = b"".join(self.store.get(f"job/{number}") for number in range(head["parts"]))
         clear(run_dir)
-        (run_dir / "job").mkdir(exist_ok=True)
         for name, text in json.loads(body).items():
-            (run_dir / "job" / Path(name).name).write_text(text)
+            write_text(run_dir / "job" / Path(name).name, text, exact=True)
         identity = json.loads((run_dir / RUN).read_text()) | {"id": head["id"]}
-        (run_dir / RUN).write_text(json.dumps(identity))
+        write_text(run_dir / RUN, json.dumps(identity))
 
 
 def _sees(head: Mapping[str, Any], run_dir: Path, *, whole: bool = True) -> bool:
@@ -192,7 +192,7 @@ class Ranks:
         path = self._run_dir / "job" / "weights.safetensors"
         body = self._from_first(path.read_bytes() if self.rank == 0 else b"")
         if lacks:
-            path.write_bytes(body)
+            write_bytes(path, body)
         self._numbers([0])
 
     def _beat(self) -> None:
@@ -240,11 +240,8 @@ class Ranks:
         weights = self._from_first((own / names["weights"]).read_bytes() if job else b"")
         # Ranks of one machine write the same; each of them whole, and none reads before all have written.
         if not own.exists() or not (own / names["weights"]).exists():
-            own.mkdir(parents=True, exist_ok=True)
             for name, content in {**{n: t.encode() for n, t in json.loads(body).items()}, names["weights"]: weights}.items():
-                fresh = own / f".{self.rank}.{Path(name).name}"
-                fresh.write_bytes(content)
-                os.replace(fresh, own / Path(name).name)
+                write_bytes(own / Path(name).name, content)
         self._numbers([0])
         self._worker.add(folder)
         self._forms += 1
@@ -276,7 +273,7 @@ class Ranks:
         for body in self._from_all(json.dumps(own).encode()):
             for name, text in json.loads(body).items() if self.rank == 0 else ():
                 if not (ranks / name).exists():
-                    (ranks / name).write_text(text)
+                    write_text(ranks / name, text, exact=True)
         self.barrier()
         self._stack.close()
         self._over.set()

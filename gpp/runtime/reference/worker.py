@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 
+from gpp.files import write_text
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
-from gpp.runtime.checkpoint.state import job_weights, save_final
+from gpp.runtime.checkpoint.final import save_final
+from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline
@@ -46,7 +48,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
         "weight_versions": {s: table.policy.copies(table.position) for s, table in tables.items()},
         "staleness": {s: table.staleness for s, table in tables.items()},
     }
-    (ranks / VERSIONS).write_text(json.dumps(counted))
+    write_text(ranks / VERSIONS, json.dumps(counted), exact=True)
     if settings.final_weights:
         for stage, state in pipeline.final_state().items():
             save_final(run_dir, stage, state)

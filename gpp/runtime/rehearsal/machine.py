@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from gpp.cost.models.profiled import Setting
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
+from gpp.files import anonymous
 from gpp.graph.op_graph import mask_of
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import source_hash
@@ -188,7 +188,7 @@ def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, cr
 def _written_s_per_byte() -> float:
     """Seconds to write a byte of an answer: the median of blocks that go to fresh places of a file."""
     block, took = os.urandom(ANSWER_BYTES), list[float]()
-    with tempfile.TemporaryFile() as file:
+    with anonymous() as file:
         os.truncate(file.fileno(), ANSWERS * ANSWER_BYTES)
         for number in range(ANSWERS):
             begin = time.perf_counter()

@@ -14,19 +14,18 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.in_place import StageTimes
 from gpp.errors import WorkerFailed
+from gpp.files import TemporaryFolder
 from gpp.graph.op_graph import mask_of
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, SENDS, UPDATES
 from gpp.runtime.job import Job
@@ -83,7 +82,8 @@ class Rehearsals:
 
     def start(self) -> None:
         """Start the process, which loads torch meanwhile; it ends with this process if nothing comes of it."""
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpp-rehearsal-")))
+        made = self._stack.enter_context(closing(TemporaryFolder("rehearsal")))
+        self.folder = made.path
         self._process = self._stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-m", "gpp.runtime.rehearsal.server"],

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpp.files import folder as make_folder
+from gpp.files import open_binary, write_text
 from gpp.runtime.worker.parent import end_with_parent
 
 READY = "ready"
@@ -43,13 +45,13 @@ def main() -> None:
         code = 1
         try:
             job = Job.load(folder)
-            (folder / "ranks").mkdir(exist_ok=True)
+            make_folder(folder / "ranks")
             world = len(job.program.actions)
 
             def worker(rank: int, folder: Path = folder, job: Job = job, world: int = world, allowed: list[int] = allowed) -> None:
                 os.sched_setaffinity(0, allowed)
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-                with open(folder / "ranks" / f"rank_{rank}.err", "w") as errors:
+                with open_binary(folder / "ranks" / f"rank_{rank}.err") as errors:
                     for stream, target in ((errors.fileno(), 1), (errors.fileno(), 2), (os.open(os.devnull, os.O_RDONLY), 0)):
                         os.dup2(stream, target)
                 guarded(folder, _run, job)
@@ -101,7 +103,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
 
 def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, float]]) -> None:
     record = {"device": device_id, "steps": list(kept), "ends": ends}
-    (run_dir / "ranks" / f"device_{device_id}.json").write_text(json.dumps(record))
+    write_text(run_dir / "ranks" / f"device_{device_id}.json", json.dumps(record), exact=True)
 
 
 def _log(ends: list[tuple[float, float]], computed: Any, record: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from gpp.files import write_text
 from gpp.graph.inference import ANSWER
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
@@ -196,7 +197,7 @@ class Server:
         self.serve(lines.step)
         lines.flush()
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
-        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        write_text(ranks / f"device_{self.device_id}.json", json.dumps(result), exact=True)
 
     def serve(self, log: Callable[[dict[str, Any]], None]) -> None:
         """Answer all requests.

@@ -27,6 +27,7 @@ from torch.distributed import (
 )
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.files import descriptor, write_text
 from gpp.runtime.cards.card import FAR_S
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
@@ -64,16 +65,16 @@ def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:
         return serve(job.settings.interface, address, port, limit) if rank == 0 else client(address, port, limit)
     ranks = run_dir / "ranks"
     if job.settings.launch == "local":
-        store = FileStore(str((ranks / "rendezvous").resolve()), world)
+        meeting = (ranks / "rendezvous").resolve()
+        os.close(descriptor(meeting, os.O_RDWR))  # ours alone: whoever reads it knows the ports of the workers
+        store = FileStore(str(meeting), world)
         store.set_timeout(limit)
         return store
     path = ranks / "store.json"
     if rank == 0:
         own = address_of(interface_of(job.settings.interface).split(",")[0])
         store = serve(job.settings.interface, own, 0, limit)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({"address": own, "port": store.port}))
-        os.replace(fresh, path)
+        write_text(path, json.dumps({"address": own, "port": store.port}), exact=True)
         return store
     until = time.monotonic() + job.settings.startup_timeout_s
     while not path.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from gpp.files import complete
 from gpp.runtime.job import Job
 
 
@@ -27,4 +28,4 @@ def announce(run_dir: Path, number: int, job: Job) -> None:
     except BaseException:
         shutil.rmtree(half, ignore_errors=True)
         raise
-    half.rename(folder)
+    complete(half, folder)

@@ -26,6 +26,9 @@ import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
+from gpp.files import folder, write_text
+from gpp.files import open_lines as open_lines_of
+from gpp.private import MaskedStream
 from gpp.program.communicators import communicators
 from gpp.program.program import reduce_groups, teams
 from gpp.runtime.cards.card import FAR_S, AbstractCard
@@ -50,7 +53,7 @@ BEAT_S = 0.25
 
 def open_lines(run_dir: Path, rank: int) -> TextIO:
     """The file of a worker's lines, which the controller reads while it grows."""
-    return (run_dir / "ranks" / f"rank_{rank}.jsonl").open("w")
+    return open_lines_of(run_dir / "ranks" / f"rank_{rank}.jsonl")
 
 
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
@@ -107,7 +110,7 @@ def write_device(
         "weight_versions": {s: own.copies for s, own in weights.items()},
         "staleness": {s: own.staleness for s, own in weights.items()},
     }
-    (run_dir / "ranks" / f"device_{device}.json").write_text(json.dumps(found))
+    write_text(run_dir / "ranks" / f"device_{device}.json", json.dumps(found), exact=True)
 
 
 def _keep_alive(status: Status) -> None:
@@ -167,7 +170,8 @@ def connect(job: Job, run_dir: Path, rank: int, world: int, store: Store | None 
     join(job, store, rank, world)
     if watchdog:
         watchdog.start()
-        (ranks / f"rank_{rank}.clock.json").write_text(json.dumps({"offset_s": clock_offset_s(store, rank, world, place()[0])}))
+        offset_s = clock_offset_s(store, rank, world, place()[0])
+        write_text(ranks / f"rank_{rank}.clock.json", json.dumps({"offset_s": offset_s}), exact=True)
     status.enter(SILENT)
     return status
 
@@ -206,14 +210,7 @@ def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any)
         "out": 0,
         **more,
     }
-    _write_whole(path, found)
-
-
-def _write_whole(path: Path, value: object) -> None:
-    """Write JSON that a controller finds whole or not at all."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value))
-    os.replace(fresh, path)
+    write_text(path, json.dumps(found))
 
 
 def kind_of(error: BaseException) -> str:
@@ -293,10 +290,12 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
     if not (run_dir / "job" / "settings.json").is_file():
         sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
     ranks = run_dir / "ranks"
-    ranks.mkdir(exist_ok=True)
+    folder(ranks)
     for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
         (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
     _keep_alive(Status(status_path(ranks, rank)))
+    # What the user's code prints goes into the ranks' logs.
+    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)  # type: ignore[assignment]
     code = 0
     try:
         job = job or Job.load(run_dir)
@@ -313,7 +312,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
                 torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
-        _write_whole(ranks / f"rank_{rank}.end.json", end)
+        write_text(ranks / f"rank_{rank}.end.json", json.dumps(end), exact=True)
     except Exception as raised:
         error = Exhausted.of(raised) or raised
         # On a full disk the controller has the exit code, and standard error if that goes elsewhere.

@@ -10,7 +10,6 @@ nothing else. The one who asks stands still until all have answered, and so does
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +18,11 @@ from types import TracebackType
 from typing import Self
 
 from gpp.errors import NonFinite
+from gpp.files import claim_text
 from gpp.runtime.job import Settings
 from gpp.runtime.nonfinite import Finding, Seen, told, told_of_weights
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
-from gpp.serialization import from_json, to_json
+from gpp.serialization import from_json, write_value
 
 EVERY_S = 0.25
 PATIENCE_S = 3.0
@@ -108,10 +108,7 @@ class Search:
 
         None if another worker has asked before.
         """
-        try:
-            with open(self._question, "x") as file:
-                file.write(json.dumps({"rank": self._rank, "lo": lo, "hi": hi}))
-        except FileExistsError:
+        if not claim_text(self._question, json.dumps({"rank": self._rank, "lo": lo, "hi": hi})):
             return None
         until, found = time.monotonic() + PATIENCE_S, list(self._look(lo, hi))
         silent = [rank for rank in range(self._world) if rank != self._rank]
@@ -133,7 +130,5 @@ class Search:
                 continue
             asked = json.loads(text)
             if asked["rank"] != self._rank:
-                fresh = self._path(self._rank).with_suffix(".new")
-                fresh.write_text(to_json(self._look(asked["lo"], asked["hi"])))
-                os.replace(fresh, self._path(self._rank))
+                write_value(self._path(self._rank), self._look(asked["lo"], asked["hi"]))
             return
