@@ -46,6 +46,7 @@ class Facts:
         weight_flops: of the backward's, those of the gradients of trained weights and of what follows from them alone.
         data: storage and bytes of each other tensor among its arguments through which a gradient flows.
         gradients: storage and bytes of the gradients of its outputs, where it reads trained weights.
+        uncounted: whether its FLOPs are not known, and count as none.
     """
 
     storages: tuple[int, ...] = ()
@@ -65,6 +66,7 @@ class Facts:
     weight_flops: float = 0.0
     data: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int]] = field(default_factory=list)
+    uncounted: bool = False
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
@@ -200,6 +202,7 @@ class _Run:
         facts.random = is_random(operator, args, kwargs)
         facts.writes = tuple(storage_of(tensor) for tensor in _written(operator, args, kwargs))
         facts.view = not facts.writes and set(facts.storages) <= set(facts.reads)
+        facts.uncounted = not facts.forward_flops and not facts.view and _is_uncounted(operator, args, outputs)
         if not facts.view:
             facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
 
@@ -247,6 +250,21 @@ def _count_flops(
             if weights:
                 torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
     return tuple(float(mode.get_total_flops()) for mode in (forward, backward, second))  # type: ignore[return-value]
+
+
+def _is_uncounted(operator: Callable[..., Any], args: list[Any], outputs: list[Tensor]) -> bool:
+    """Whether a call that counts no FLOPs is work of an unknown amount: another library's operator, or a product of torch's.
+
+    A product sums over an extent of two matrices that its result does not have. Losses, which also do, have few operations.
+    """
+    if not isinstance(operator, torch._ops.OpOverload) or len(outputs) != 1:
+        return False
+    operands = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    if operator.namespace not in ("aten", "prims"):
+        return bool(operands)
+    extents = [set(operand.shape) - {1} for operand in operands if operand.dim() > 1]
+    summed = len(extents) > 1 and set.intersection(*extents[:2]) - set(outputs[0].shape)
+    return bool(summed) and outputs[0].dim() > 0 and "loss" not in operator.name()
 
 
 def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:
