@@ -8,13 +8,11 @@ place. Workers do not import the libraries of a model, so this one stands for th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 _LIBRARY = torch.library.Library("gpp", "DEF")
 _LIBRARY.define("grouped_mm(Tensor rows, Tensor matrices, Tensor ends) -> Tensor")
@@ -88,24 +86,3 @@ def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 
 torch.library.register_autograd("gpp::grouped_mm_forward", _back, setup_context=_keep, lib=_LIBRARY)
-
-
-def flops(a: Sequence[int], b: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Floating-point operations of such products: every row meets one matrix.
-
-    Args:
-        a: [S, k] with `b` [groups, k, n] in a forward and, transposed, for the gradient of the rows; [k, S] with [S, n] for that of
-            the matrices; torch's operator takes [groups, m, k] with [k, S] or [groups, k, n], too.
-    """
-    of_columns = len(a) == 3 and len(b) == 2
-    return 2 * math.prod(a[of_columns:]) * b[-1]
-
-
-def _gradient_flops(rows: Sequence[int], gradients: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(rows) * gradients[-1]
-
-
-register_flop_formula(torch.ops.gpp.grouped_mm_forward)(flops)
-register_flop_formula(torch.ops.gpp.grouped_mm_gradient)(_gradient_flops)
-if torch.ops.aten._grouped_mm not in flop_registry:  # torch 2.13 has no formula for its own, which would count nothing
-    register_flop_formula(torch.ops.aten._grouped_mm)(flops)

@@ -5,7 +5,8 @@ Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
 from gpp.capture.derived import Derivations
@@ -67,6 +68,27 @@ class Facts:
     data: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int]] = field(default_factory=list)
     uncounted: bool = False
+
+
+def _products_flops(a: Sequence[int], b: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Of rows with the matrix of their group, each: `gpp.capture.grouped`.
+
+    Args:
+        a: [S, k] with `b` [groups, k, n] in a forward and, transposed, for the gradient of the rows; torch's operator takes [k, S]
+            with [S, n] for that of the matrices, and [groups, m, k] with [k, S] or [groups, k, n].
+    """
+    of_columns = len(a) == 3 and len(b) == 2
+    return 2 * math.prod(a[of_columns:]) * b[-1]
+
+
+def _gradient_flops(rows: Sequence[int], gradients: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return 2 * math.prod(rows) * gradients[-1]
+
+
+register_flop_formula(torch.ops.gpp.grouped_mm_forward)(_products_flops)
+register_flop_formula(torch.ops.gpp.grouped_mm_gradient)(_gradient_flops)
+if torch.ops.aten._grouped_mm not in flop_registry:  # torch 2.13 has no formula for its own, which would count as nothing
+    register_flop_formula(torch.ops.aten._grouped_mm)(_products_flops)
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
