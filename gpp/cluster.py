@@ -85,6 +85,8 @@ class Cluster:
 
     Args:
         intra_node: the link between two devices of one node; inter_node: of two nodes.
+        network_cards: of every node; each carries what `inter_node` says. A message between two devices goes over one of them, an
+            all-reduce over as many as its devices' part of the node (`Wiring.cards`).
         collective_efficiency: the share of a link's bandwidth that an all-reduce reaches.
         collective_latency_s: fixed cost of each step of an all-reduce's ring; None for the links' own latency.
         processors: cores that all devices share, where they are fewer than the devices; None: each has its own.
@@ -97,6 +99,7 @@ class Cluster:
     nodes: tuple[Natural, ...]
     intra_node: Link
     inter_node: Link
+    network_cards: Count = 1
     collective_efficiency: Positive = 1.0
     collective_latency_s: NotNegative | None = None
     processors: Count | None = None
@@ -136,6 +139,7 @@ class Cluster:
             rates=tuple(device.bandwidth_bytes_per_s for device in self.devices),
             intra_node=self.intra_node,
             inter_node=self.inter_node,
+            network_cards=self.network_cards,
             pairs=self.links,
         )
 
@@ -170,16 +174,19 @@ class Cluster:
     def allreduce_s(self, num_bytes: float, devices: tuple[int, ...]) -> float:
         """Ring all-reduce: 2(n-1) steps of bytes/n each over the slowest link of the ring.
 
-        Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
+        Over nodes there are as many rings as the devices have network cards; each carries an equal part of the bytes, and leaves
+        a node over a card of its own. Inside a node all of them share the links.
+
+        Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009; NCCL's channels for the rings.
         """
         n = len(devices)
         if n < 2 or num_bytes <= 0:
             return 0.0
-        ring = self.wiring.ring(devices)
-        wire_s = max(num_bytes / n / self.collective_efficiency / link.bandwidth_bytes_per_s for link in ring)
+        ring, each = self.wiring.ring(devices), num_bytes / n / self.collective_efficiency
         if self.collective_latency_s is not None:
+            wire_s = max(each / cards / link.bandwidth_bytes_per_s for link, cards in ring)
             return 2 * (n - 1) * (self.collective_latency_s + wire_s)
-        return max(2 * (n - 1) * link.transfer_s(num_bytes / n / self.collective_efficiency) for link in ring)
+        return max(2 * (n - 1) * link.transfer_s(each / cards) for link, cards in ring)
 
     @cached_property
     def homogeneous(self) -> bool:
@@ -197,6 +204,7 @@ def uniform(
     intra_node: Link,
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
+    network_cards: Count = 1,
     collective_efficiency: Positive = 1.0,
     links: tuple[PairLink, ...] = (),
 ) -> Cluster:
@@ -213,6 +221,7 @@ def uniform(
         nodes=tuple(i // devices_per_node for i in range(count)),
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
+        network_cards=network_cards,
         collective_efficiency=collective_efficiency,
         links=links,
     )
@@ -233,6 +242,7 @@ def mixed(
     intra_node: Link,
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
+    network_cards: Count = 1,
     collective_efficiency: Positive = 1.0,
     links: tuple[PairLink, ...] = (),
 ) -> Cluster:
@@ -255,6 +265,7 @@ def mixed(
         nodes=tuple(place),
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
+        network_cards=network_cards,
         collective_efficiency=collective_efficiency,
         links=links,
     )

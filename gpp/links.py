@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
 from operator import ne
+from typing import TypeVar
 
 from gpp.errors import InvalidConfig
 from gpp.settings import Natural, NotNegative, Positive, settings
+
+T = TypeVar("T")
 
 
 @settings("cluster.link")
@@ -60,6 +64,7 @@ class Wiring:
     Args:
         nodes, names, rates: of every device its node, the name of its type and the rate of its own link, in bytes per second.
         intra_node: between two devices of one node; inter_node: of two nodes; a device's own rate limits both.
+        network_cards: of every node; each has the rate of `inter_node`.
         pairs: what goes before that; a pair of devices goes before a pair of types.
     """
 
@@ -68,6 +73,7 @@ class Wiring:
     rates: tuple[float | None, ...]
     intra_node: Link
     inter_node: Link
+    network_cards: int
     pairs: tuple[PairLink, ...]
 
     def check(self) -> None:
@@ -161,21 +167,27 @@ class Wiring:
         return tuple((count - 1) / sum(each) for each in own)
 
     def widest(self, count: int) -> float:
-        """The rate, in bytes per second, that no ring over so many devices, two at least, exceeds on its slowest link."""
+        """The rate, in bytes per second, that no all-reduce over so many devices, two at least, exceeds on its slowest link."""
+        cards = self._most_cards(count)
         if self.by_node is not None:
             inside, across = (link.bandwidth_bytes_per_s for link in self.by_node)
             nodes = set(self.nodes)
             fits = count <= max(self.nodes.count(node) for node in nodes)
-            return max([inside] * fits + [across] * (len(nodes) > 1))
+            # Several cards are those of several devices of a node, which have links inside it.
+            over = max(across, min(inside, cards * across)) if cards > 1 else across
+            return max([inside] * fits + [over] * (len(nodes) > 1))
         # Links join devices to groups, the fastest first; a ring lies within one group.
         group = {d: [d] for d in range(len(self.nodes))}
-        pairs = sorted(combinations(group, 2), key=lambda pair: -self.link(*pair).bandwidth_bytes_per_s)
-        for a, b in pairs:
+        rates = {
+            (a, b): self.link(a, b).bandwidth_bytes_per_s * (cards if self.nodes[a] != self.nodes[b] else 1)
+            for a, b in combinations(group, 2)
+        }
+        for a, b in sorted(rates, key=lambda pair: -rates[pair]):
             if group[a] is not group[b]:
                 group[a] += group[b]
                 group.update(dict.fromkeys(group[b], group[a]))
                 if len(group[a]) >= count:
-                    return self.link(a, b).bandwidth_bytes_per_s
+                    return rates[a, b]
         raise AssertionError("the cluster has so many devices")
 
     @cached_property
@@ -190,14 +202,43 @@ class Wiring:
             bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in links),
         )
 
-    def ring(self, devices: tuple[int, ...]) -> Sequence[Link]:
-        """The kinds of links in a ring over devices, in order; the link of the last one to the first is one of them."""
-        if self.by_node is None:
-            return _once(self.link(a, b) for a, b in zip(devices, (*devices[1:], devices[0]), strict=True))
+    def ring(self, devices: tuple[int, ...]) -> Sequence[tuple[Link, int]]:
+        """The kinds of links in a ring over devices, in order, and how many of each carry its bytes at once.
+
+        The link of the last device to the first is one of them. Between nodes the bytes go over several cards: `cards`.
+        """
         nodes = [self.nodes[device] for device in devices]
-        apart = sum(map(ne, nodes, (*nodes[1:], nodes[0])))
+        apart = list(map(ne, nodes, (*nodes[1:], nodes[0])))
+        cards = self.cards(devices) if any(apart) else 1
+        if self.by_node is None:
+            pairs = zip(devices, (*devices[1:], devices[0]), strict=True)
+            return _once((self.link(*pair), cards if over else 1) for pair, over in zip(pairs, apart, strict=True))
         inside, across = self.by_node
-        return [inside] * (apart < len(nodes)) + [across] * (apart > 0)
+        # Who sends over several cards has several devices in every node, however they are listed.
+        return [(inside, 1)] * (cards > 1 or not all(apart)) + [(across, cards)] * any(apart)
+
+    def cards(self, devices: Sequence[int]) -> int:
+        """Network cards of a node over which devices of several nodes send at once: the least that a node has for them.
+
+        A node's devices share its cards evenly, as other groups of them communicate, too. So a group has its devices' part of the
+        cards: one at least, and never more than one for each device.
+        """
+        if self.network_cards == 1:
+            return 1
+        members = Counter(self.nodes[device] for device in devices)
+        return min(_part(self.network_cards, count, self._sizes[node]) for node, count in members.items())
+
+    def _most_cards(self, count: int) -> int:
+        """No group of so many devices in several nodes has more cards."""
+        largest = max(self._sizes.values())
+        # The fewest nodes leave the node with the fewest of the devices the most.
+        fewest = count // max(2, -(-count // largest))
+        return max(_part(self.network_cards, min(fewest, size), size) for size in self._sizes.values())
+
+    @cached_property
+    def _sizes(self) -> Counter[int]:
+        """The devices of every node."""
+        return Counter(self.nodes)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -247,5 +288,10 @@ def mean(links: Collection[Link]) -> Link | None:
     )
 
 
-def _once(links: Iterable[Link]) -> tuple[Link, ...]:
+def _part(cards: int, count: int, size: int) -> int:
+    """Cards of a node that so many of its devices have: their part of them, one at least and at most one for each."""
+    return max(1, min(cards, size) * count // size)
+
+
+def _once(links: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(links))

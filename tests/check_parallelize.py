@@ -34,6 +34,8 @@ Case = tuple[nn.Module, Callable[[int], Batch], Callable[[Any], Tensor] | None]
 TEXT: Sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 VISION: Sizes = {name: size for name, size in TEXT.items() if name != "vocab_size"} | {"image_size": 32, "patch_size": 8}
 
+EXPERTS: Sizes = TEXT | {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 16, "use_cache": False}
+
 
 def tokens(length: int) -> Tensor:
     return torch.randint(3, 100, (SIZE, length))
@@ -102,12 +104,29 @@ def lxmert() -> Case:
     return model, made, lambda outputs: outputs.pooled_output.square().mean()
 
 
-CASES: dict[str, Callable[[], Case]] = {f.__name__: f for f in (t5, whisper, siglip, blip, lxmert, clip)}
+def mixtral() -> Case:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**EXPERTS, num_local_experts=4)
+    return MixtralForCausalLM(config), lambda n: {"input_ids": (ids := tokens(n)), "labels": ids}, None
+
+
+def qwen2_moe() -> Case:
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    config = Qwen2MoeConfig(**EXPERTS, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=32)
+    return Qwen2MoeForCausalLM(config), lambda n: {"input_ids": (ids := tokens(n)), "labels": ids}, None
+
+
+MADE = (t5, whisper, siglip, blip, lxmert, clip, mixtral, qwen2_moe)
+CASES: dict[str, Callable[[], Case]] = {f.__name__: f for f in MADE}
 CHANGING = ("t5", "clip")
 
 
 def plain_losses(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
-    """Losses of a loop of one's own over the whole model."""
+    """Losses of a loop of one's own over the whole model; its experts are a loop, too, as torch's product of groups has no float64."""
+    if "num_experts_per_tok" in vars(getattr(model, "config", None) or model):
+        model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
     optimizer, out = torch.optim.Adam(model.parameters(), lr=1e-3), []
     for batch in data:
         optimizer.zero_grad()

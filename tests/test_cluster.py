@@ -51,6 +51,60 @@ def test_ring_allreduce_in_closed_form(devices, slowest):
     assert two_by_two().allreduce_s(size, devices) == pytest.approx(expected)
 
 
+def noded(counts, cards, *, inside=FAST, across=SLOW):
+    """Nodes of so many devices each, with so many network cards."""
+    nodes = tuple(node for node, count in enumerate(counts) for _ in range(count))
+    return Cluster(name="c", devices=(DEVICE,) * len(nodes), nodes=nodes, intra_node=inside, inter_node=across, network_cards=cards)
+
+
+@pytest.mark.parametrize(
+    ("counts", "cards", "devices", "used"),
+    [
+        ((4, 4), 1, range(8), 1),
+        ((4, 4), 4, range(8), 4),
+        ((4, 4), 4, (4, 0, 5, 1), 2),  # as many as they are in a node, however they are listed
+        ((4, 4), 4, (0, 4), 1),  # a device drives one
+        ((4, 4), 8, range(8), 4),
+        ((4, 4), 2, range(8), 2),
+        ((4, 4), 2, (0, 1, 4, 5), 1),  # the other two of the node have the other card
+        ((4, 4), 2, (0, 4), 1),
+        ((4, 4), 4, (0, 1, 2, 3, 4), 1),  # the node with the fewest decides
+        ((4, 2), 4, range(6), 2),
+        ((2, 2, 2), 2, range(6), 2),
+    ],
+)
+def test_an_allreduce_over_nodes_uses_its_part_of_their_network_cards(counts, cards, devices, used):
+    devices, size = tuple(devices), 8e6
+    n, ways = len(devices), 2 * (len(devices) - 1)
+    cluster = noded(counts, cards)
+    assert cluster.allreduce_s(size, devices) == pytest.approx(ways * (SLOW.latency_s + size / n / (used * 1e9)))
+    shared = replace(cluster, collective_latency_s=1e-4, collective_efficiency=0.5)
+    assert shared.allreduce_s(size, devices) == pytest.approx(ways * (1e-4 + 2 * size / n / (used * 1e9)))
+    # All rings share the links inside a node, and a message goes over one card.
+    narrow = noded(counts, cards, inside=Link(latency_s=0.0, bandwidth_bytes_per_s=1.5e9))
+    over_s, inside_s = SLOW.latency_s + size / n / (used * 1e9), size / n / 1.5e9
+    assert narrow.allreduce_s(size, devices) == pytest.approx(ways * max(over_s, inside_s))
+    assert cluster.link(0, counts[0]) == SLOW
+    assert cluster.allreduce_s(size, (0, 1)) == noded(counts, 1).allreduce_s(size, (0, 1))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_allreduce_is_faster_than_the_widest(seed):
+    """Over every set of devices, in two orders; some links are those of pairs."""
+    rng = random.Random(f"cards {seed}")
+    counts = [rng.randint(1, 3) for _ in range(rng.randint(2, 3))]
+    cluster = noded(counts, rng.randint(1, 4), inside=rng.choice([FAST, SLOW]), across=rng.choice([FAST, SLOW]))
+    if seed % 2:
+        pairs = rng.sample(list(itertools.combinations(range(sum(counts)), 2)), 1)
+        cluster = replace(cluster, links=tuple(PairLink(between=pair, link=rng.choice([WIDE, NARROW])) for pair in pairs))
+    cluster = replace(cluster, collective_latency_s=0.0)
+    for count in range(2, cluster.num_devices + 1):
+        least_s = 2 * (count - 1) / count / cluster.wiring.widest(count)
+        for devices in itertools.combinations(range(cluster.num_devices), count):
+            for order in (devices, tuple(rng.sample(devices, count))):
+                assert cluster.allreduce_s(1.0, order) >= least_s * (1 - 1e-9)
+
+
 def own(*, links=(), rates=(None, 4e9, 2e9, None), names=("a", "a", "b", "b")):
     """Two nodes of two devices with rates and links of their own."""
     base = two_by_two()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import gpp.capture.grouped  # noqa: F401  # registers the operator that `EQUIVALENT` names
 from gpp.errors import CaptureError
 
 GETITEM = "_operator.getitem"
@@ -159,6 +160,15 @@ def _named(name: str, kind: type) -> Any:
 def dtype_of(name: str) -> torch.dtype:
     """The dtype of a name such as `float32`."""
     return _named(name, torch.dtype)
+
+
+EQUIVALENT = {"transformers.grouped_mm_fallback.default": "gpp.grouped_mm.default"}
+"""Operators that other libraries register, for which workers would have to import these -> the same of torch or of this project."""
+
+
+def stored_name(operator: torch._ops.OpOverload) -> str:
+    """The target under which an operator is stored: `namespace.name.overload`."""
+    return EQUIVALENT.get(str(operator), str(operator))
 
 
 def operator_of(target: str) -> Callable[..., Any]:

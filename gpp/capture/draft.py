@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
+from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size, stored_name
 from gpp.capture.trace import Traced, where_of
 from gpp.errors import CaptureError
 
@@ -225,7 +225,7 @@ class _Reader:
                 f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
                 "Fix: describe the model by hand-written blocks (model=blocks)"
             )
-        name = GETITEM if target is operator.getitem else str(target)
+        name = stored_name(target) if isinstance(target, torch._ops.OpOverload) else GETITEM
         kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
         draft = self._add(
             node.name,

@@ -21,7 +21,9 @@ from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, wr
 from gpp.capture.late import FORMULAS
 from gpp.graph.captured import Node, evaluate, node_references, references
 
-_PRODUCTS = re.compile(r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*)\.")
+_PRODUCTS = re.compile(
+    r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*|_grouped_mm)\.|gpp\.grouped_mm\."
+)
 """Operators that compute apart what they would compute together: a product for the data, and one for the weights.
 
 Others go once through data and gradients for both halves, in one kernel or nearly so. On a processor both halves of a layer norm

@@ -5,7 +5,8 @@ Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
 from gpp.capture.derived import Derivations
@@ -46,6 +47,7 @@ class Facts:
         weight_flops: of the backward's, those of the gradients of trained weights and of what follows from them alone.
         data: storage and bytes of each other tensor among its arguments through which a gradient flows.
         gradients: storage and bytes of the gradients of its outputs, where it reads trained weights.
+        uncounted: whether its FLOPs are not known, and count as none.
     """
 
     storages: tuple[int, ...] = ()
@@ -65,6 +67,28 @@ class Facts:
     weight_flops: float = 0.0
     data: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int]] = field(default_factory=list)
+    uncounted: bool = False
+
+
+def _products_flops(a: Sequence[int], b: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Of rows with the matrix of their group, each: `gpp.capture.grouped`.
+
+    Args:
+        a: [S, k] with `b` [groups, k, n] in a forward and, transposed, for the gradient of the rows; torch's operator takes [k, S]
+            with [S, n] for that of the matrices, and [groups, m, k] with [k, S] or [groups, k, n].
+    """
+    of_columns = len(a) == 3 and len(b) == 2
+    return 2 * math.prod(a[of_columns:]) * b[-1]
+
+
+def _gradient_flops(rows: Sequence[int], gradients: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return 2 * math.prod(rows) * gradients[-1]
+
+
+register_flop_formula(torch.ops.gpp.grouped_mm_forward)(_products_flops)
+register_flop_formula(torch.ops.gpp.grouped_mm_gradient)(_gradient_flops)
+if torch.ops.aten._grouped_mm not in flop_registry:  # torch 2.13 has no formula for its own, which would count as nothing
+    register_flop_formula(torch.ops.aten._grouped_mm)(_products_flops)
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
@@ -200,6 +224,7 @@ class _Run:
         facts.random = is_random(operator, args, kwargs)
         facts.writes = tuple(storage_of(tensor) for tensor in _written(operator, args, kwargs))
         facts.view = not facts.writes and set(facts.storages) <= set(facts.reads)
+        facts.uncounted = not facts.forward_flops and not facts.view and _is_uncounted(operator, args, outputs)
         if not facts.view:
             facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
 
@@ -247,6 +272,21 @@ def _count_flops(
             if weights:
                 torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
     return tuple(float(mode.get_total_flops()) for mode in (forward, backward, second))  # type: ignore[return-value]
+
+
+def _is_uncounted(operator: Callable[..., Any], args: list[Any], outputs: list[Tensor]) -> bool:
+    """Whether a call that counts no FLOPs is work of an unknown amount: another library's operator, or a product of torch's.
+
+    A product sums over an extent of two matrices that its result does not have. Losses, which also do, have few operations.
+    """
+    if not isinstance(operator, torch._ops.OpOverload) or len(outputs) != 1:
+        return False
+    operands = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    if operator.namespace not in ("aten", "prims"):
+        return bool(operands)
+    extents = [set(operand.shape) - {1} for operand in operands if operand.dim() > 1]
+    summed = len(extents) > 1 and set.intersection(*extents[:2]) - set(outputs[0].shape)
+    return bool(summed) and outputs[0].dim() > 0 and "loss" not in operator.name()
 
 
 def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:

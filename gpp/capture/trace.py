@@ -20,6 +20,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch._dynamo.exc import UserError, UserErrorType
+from torch._library.autograd import make_autograd_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -172,7 +173,7 @@ def trace(
     except GppError:
         raise
     except (Exception, SystemExit) as error:
-        raise CaptureError(_explain(error)) from error
+        raise CaptureError(_explain(error, whole)) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -247,7 +248,12 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
 
 @contextlib.contextmanager
 def _annotations(notes: list[str]) -> Iterator[None]:
-    """Find annotations that tracing would lose silently: checkpoints (noted) and custom backwards (refused)."""
+    """Find annotations that tracing would lose silently: checkpoints (noted) and custom backwards (refused).
+
+    The Function that torch makes for an operator with a registered backward is none of them: what is captured is the operator,
+    which brings its backward along.
+    """
+    plain: Any = torch.autograd.Function.__dict__["apply"].__func__
 
     def note() -> None:
         notes.append(
@@ -265,6 +271,8 @@ def _annotations(notes: list[str]) -> Iterator[None]:
             note()
             function, _, *operands = args
             return function(*operands)
+        if cls.__module__ == make_autograd_impl.__module__:
+            return plain(cls, *args, **kwargs)
         raise CaptureError(
             f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
             f"drop its own backward. Fix: {REWRITE}"
@@ -307,10 +315,22 @@ def where_of(stack_trace: str | None) -> str | None:
     return None
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, whole: Whole) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
-    what = f"{type(error).__name__}: {first}"
+    what, fix = f"{type(error).__name__}: {first}", REWRITE
     if "data-dependent" in first:
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
-    return f"the model cannot be captured at {_where(frames).rstrip(':')}. {what}. Fix: {REWRITE}"
+        fix = _captured_otherwise(whole) or fix
+    return f"the model cannot be captured at {_where(frames).rstrip(':')}. {what}. Fix: {fix}"
+
+
+def _captured_otherwise(whole: Whole) -> str | None:
+    """The setting by which a model's own code leaves out control flow that depends on values; None where there is none.
+
+    The experts of Transformers are a loop over those that have tokens (eager), or products that need none.
+    """
+    chosen = {getattr(getattr(module, "config", None), "_experts_implementation", None) for module in whole.modules()}
+    if "eager" not in chosen:
+        return None
+    return "choose experts without a loop: model.set_experts_implementation('grouped_mm'), or 'batched_mm'"

@@ -2,23 +2,35 @@
 
     python -m sweeps.truth             fit each card's constants on the rows marked so, and judge the others
     python -m sweeps.truth --sheet     no fit: the assumed shares of conf/cluster, for the same table
+    python -m sweeps.truth --only vtrain   a part of it: p40_8, dgx_a100 or vtrain
 
 Rows, sources and what is left out: sweeps/truth/rows.py and published.csv. A card has up to four constants: the shares of its data
 sheet that matrix products, memory and all-reduces reach, and the least time of a kernel. They are fitted to three rows of a
 card by least squares of the logarithm, on a grid that is narrowed around its best point. A second table has what zero bubble's
-schedules are to 1F1B. Models are captured once, and kept in the cache.
+schedules are to 1F1B.
+
+vTrain's rows (vtrain.csv) are of another cluster of A100s. They are predicted with the card's constants, and once more with the
+share of the peak fitted to half of them and judged on the other half. A guess without a model stands beside it: a step takes as long
+as a device's FLOPs at the rate that is the median of the first half.
+
+Models are captured once, and kept in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from operator import attrgetter
 from statistics import median
 
-from sweeps.truth.predict import Constants, cluster_of, errors, predict, scored_bytes, stage_range
+from scipy.stats import kendalltau
+
+from sweeps.truth.predict import Constants, cluster_of, errors, flops, predict, scored_bytes, stage_range
 from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SOURCES, Row, rows
 
 STARTS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -48,17 +60,16 @@ def squared(used: tuple[Row, ...], constants: Constants) -> float:
     return sum(math.log(1 + error) ** 2 for error in errors(used, constants))
 
 
-def fit(cluster: str, used: tuple[Row, ...]) -> Constants:
-    """The constants of a card that fit these rows best: a grid, then its best point's neighbours at half the distance."""
-    names = list(STARTS[cluster])
-    axes = list(STARTS[cluster].values())
+def fit(used: tuple[Row, ...], base: Constants, starts: dict[str, tuple[float, ...]]) -> Constants:
+    """The constants that fit these rows best, of those that have starts: a grid, then its best point's neighbours at half the
+    distance; the others are those of `base`."""
+    names, axes = list(starts), list(starts.values())
     steps = [math.log(axis[1] / axis[0]) for axis in axes]
-    base = sheet(cluster)
     best, least = base, math.inf
     for _ in range(ROUNDS + 1):
         for values in product(*axes):
             shares = {name: float(f"{min(value, MOST):.3g}") for name, value in zip(names, values, strict=True)}
-            constants = Constants(**{"compute": base.compute, "memory": 1.0, "kernel_s": base.kernel_s, "sums": base.sums} | shares)
+            constants = replace(base, **shares)
             error = squared(used, constants)
             if error < least:
                 best, least = constants, error
@@ -144,16 +155,67 @@ def show_ratios(constants: Constants) -> None:
         print(f"{what} times 1F1B: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} ratios")
 
 
+def halved(found: Sequence[Row], seed: int = 0) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Two halves of rows, by a seed."""
+    first = set(random.Random(seed).sample(range(len(found)), len(found) // 2))
+    return tuple(row for i, row in enumerate(found) if i in first), tuple(row for i, row in enumerate(found) if i not in first)
+
+
+def without_model(used: Sequence[Row]) -> Callable[[Row], float]:
+    """Guesses without a model of anything: FLOPs over devices, at the median rate of some rows."""
+    work = lambda row: row.minibatch * flops(row) / row.devices  # noqa: E731
+    rate = median(work(row) / row.value for row in used)
+    return lambda row: work(row) / rate
+
+
+def judged(what: str, found: Sequence[Row], guess: Callable[[Row], float]) -> str:
+    """A line of how far guesses are from rows, and of how well they order them."""
+    ours = [guess(row) for row in found]
+    off = [abs(mine / row.value - 1) for mine, row in zip(ours, found, strict=True)]
+    tau = kendalltau(ours, [row.value for row in found]).statistic
+    return f"| {what} | {len(found)} | {median(off):.1%} | {max(off):.1%} | {tau:.3f} |"
+
+
+def show_vtrain(constants: Constants) -> None:
+    """vTrain's rows one by one, and how well they are predicted without a fit and with one constant fitted to half of them."""
+    found = rows("vtrain.csv")
+    used, others = halved(found)
+    fitted = fit(used, constants, {"compute": STARTS["dgx_a100"]["compute"]})
+    print(f"\nvTrain: {constants.compute:.3g} of the peak without a fit, {fitted.compute:.3g} as fitted to half of the rows\n")
+    print("| model | layout; micro-batches | measured, ms | no fit | error | fitted | error | |\n|---|---|---|---|---|---|---|---|")
+    for row in found:
+        plain, better = predict(row, constants).of(row), predict(row, fitted).of(row)
+        cells = [f"{cell(plain)} | {plain / row.value - 1:+.1%}", f"{cell(better)} | {better / row.value - 1:+.1%}"]
+        print(
+            f"| {row.model} | {row.layout} | {row.value:g} | {' | '.join(cells)} | {'fitted to' if row in used else ''} |",
+            flush=True,
+        )
+    wide = [row for row in found if row.tensor > cluster_of(row.cluster).num_devices]
+    print("\n| guess | rows | median error | largest | Kendall's tau |\n|---|---|---|---|---|")
+    print(judged("no fit", found, lambda row: predict(row, constants).of(row)))
+    print(judged("no fit, tensor parallelism over two nodes", wide, lambda row: predict(row, constants).of(row)))
+    print(judged("no fit, the half that is judged", others, lambda row: predict(row, constants).of(row)))
+    print(judged("one constant, fitted to the other half", others, lambda row: predict(row, fitted).of(row)))
+    print(judged("FLOPs over devices, fitted to the other half", others, without_model(used)))
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sheet", action="store_true", help="no fit: the shares that conf/cluster assumes")
-    bare = parser.parse_args().sheet
+    parser.add_argument("--only", choices=("p40_8", "dgx_a100", "vtrain"), help="one table; fits are the same")
+    asked = parser.parse_args()
+    bare, only = asked.sheet, asked.only
     for cluster in STARTS:
+        if only not in (None, cluster) and not (only == "vtrain" and cluster == "dgx_a100"):
+            continue
         used = tuple(row for row in rows() if row.cluster == cluster and row.use == "fit")
-        constants = sheet(cluster) if bare else fit(cluster, used)
-        show(cluster, constants, not bare)
-        if any(row.source == "zero_bubble" for row in rows() if row.cluster == cluster):
+        constants = sheet(cluster) if bare else fit(used, sheet(cluster), STARTS[cluster])
+        if only != "vtrain":
+            show(cluster, constants, not bare)
+        if only in (None, "vtrain") and cluster == "dgx_a100":
+            show_vtrain(constants)
+        if only != "vtrain" and any(row.source == "zero_bubble" for row in rows() if row.cluster == cluster):
             show_ratios(constants)
     print("\nSources: " + "; ".join(f"{SOURCES[name]}" for name in SOURCES))
     print("Left out: " + "; ".join(f"{what}: {why}" for what, why in LEFT_OUT.items()))

@@ -26,7 +26,7 @@ from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
 from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards, with_scores, with_split_head
-from sweeps.truth.rows import MEMORY, Row
+from sweeps.truth.rows import MEMORY, STEP, Row
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -68,6 +68,8 @@ class Predicted:
         """The value of the row's metric."""
         if row.metric == MEMORY:
             return self.peak_bytes / 1e9
+        if row.metric == STEP:
+            return 1e3 * self.step_s
         rate = row.minibatch / self.step_s
         if row.metric == "samples/s":
             return rate

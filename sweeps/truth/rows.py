@@ -1,4 +1,4 @@
-"""Published measurements, a row each, with every setting that the sources state (published.csv)."""
+"""Published measurements, a row each, with every setting that the sources state (published.csv, vtrain.csv)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ SOURCES = {
     "zero_bubble": "Qi et al., arXiv 2401.10241, Table 4",
     "megatron_1": "Narayanan et al., arXiv 2104.04473, Table 1",
     "megatron_2": "Narayanan et al., arXiv 2104.04473, Table 2",
+    "vtrain": "VIA-Research/vTrain at f8dda84, data/ground_truth_multi.csv (MIT licence), half of its rows",
 }
 LEFT_OUT = {
     "Megatron, ZeRO-3 (6 rows of Table 2)": "parameters that are sharded over data-parallel replicas are not built here",
@@ -20,6 +21,7 @@ LEFT_OUT = {
 """Rows of the same tables that are not predicted, and why."""
 
 MEMORY = "peak memory, GB"
+STEP = "ms a step"
 NAMES = {"interleaved_1f1b": "interleaved 1F1B", "zb_1p": "ZB-1p", "zb_2p": "ZB-2p"}
 """Schedules that a layout is said with, as their authors call them."""
 
@@ -61,7 +63,7 @@ class Row:
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zb_1p", "zb_2p"]
     microbatch: int | None
     minibatch: int
-    metric: Literal["samples/s", "samples/s a GPU", "TFLOP/s a GPU", "peak memory, GB"]
+    metric: Literal["samples/s", "samples/s a GPU", "TFLOP/s a GPU", "peak memory, GB", "ms a step"]
     value: float
     use: Literal["fit", "judge", "range"]
 
@@ -100,9 +102,9 @@ class Row:
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """All rows of published.csv, in order."""
-    with (Path(__file__).parent / "published.csv").open() as file:
+def rows(table: str = "published.csv") -> tuple[Row, ...]:
+    """All rows of a file, in order."""
+    with (Path(__file__).parent / table).open() as file:
         return tuple(_row(found) for found in csv.DictReader(file))
 
 

@@ -44,7 +44,12 @@ class Rate(AbstractCostModel):
 
 
 def cluster(
-    num_devices: int, memory_bytes: float = 1e15, link: Link = FREE, inter: Link | None = None, num_nodes: int = 1
+    num_devices: int,
+    memory_bytes: float = 1e15,
+    link: Link = FREE,
+    inter: Link | None = None,
+    num_nodes: int = 1,
+    network_cards: int = 1,
 ) -> Cluster:
     device = Device(kind="cuda", memory_bytes=memory_bytes, peak_flop_per_s={"float32": 1e13}, memory_bandwidth_bytes_per_s=1e12)
     return uniform(
@@ -54,6 +59,7 @@ def cluster(
         device=device,
         intra_node=link,
         inter_node=inter,
+        network_cards=network_cards,
     )
 
 
@@ -73,7 +79,7 @@ def random_problem(seed: int, *, max_ops: int, max_devices: int, series_parallel
         cost=Rate(),
         minibatch_size=rng.choice([8, 12, 16]),
         optimizer_state_factor=rng.choice([0.0, 2.0]),
-        cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes),
+        cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes, network_cards=2),
     )
 
 
