@@ -107,7 +107,7 @@ def rows_of(job: Job, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor
     Raises:
         InvalidConfig: a tensor is missing.
     """
-    known = [node.target for node in job.captured.nodes if node.kind == "input"]
+    known = list(job.captured.rows)
     given = {**inputs, **{TARGET + name: tensor for name, tensor in targets.items()}}
     for name in known:
         if name not in given:

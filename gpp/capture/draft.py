@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
 from gpp.capture.trace import Traced, where_of
 from gpp.errors import CaptureError
+from gpp.graph.captured import Items
 
 # checks that torch adds while tracing; they compute nothing
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}
@@ -62,12 +63,13 @@ class Draft:
 
 @dataclass(kw_only=True)
 class Drafts:
-    """All drafts in execution order, the results' nodes, constants and tied names (see `Captured`)."""
+    """All drafts in execution order, the results' nodes, constants, tied names and items (see `Captured`)."""
 
     drafts: list[Draft]
     results: dict[str, str]
     constants: dict[str, str | None]
     aliases: dict[str, str]
+    items: tuple[Items, ...] = ()
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

@@ -18,6 +18,7 @@ from gpp.capture.codec import dtype_of
 from gpp.capture.cut import Cut, TensorSpec
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
+from gpp.capture.items import Counts, Rows, closure
 from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
 from gpp.errors import CaptureError
@@ -38,6 +39,7 @@ class StageModule(nn.Module):
 
     Args:
         inputs: names of the user inputs and targets that the stage needs.
+        counts: what its losses are divided by; None where they are divided by nothing of the mini-batch.
         receives: tensors from other stages, named after the nodes that make them.
         sends: own tensors that other stages need.
         results: names of the stage's results (`loss` or `loss:NAME`, `metric:NAME`); metrics in evaluation only.
@@ -49,6 +51,7 @@ class StageModule(nn.Module):
     """
 
     inputs: tuple[str, ...]
+    counts: Counts | None
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     results: tuple[str, ...]
@@ -58,9 +61,10 @@ class StageModule(nn.Module):
     arguments: tuple[str, ...]
     _root: Root
 
-    def __init__(self, cut: Cut, root: Root, *, training: bool) -> None:
+    def __init__(self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool) -> None:
         super().__init__()
         self._share(root)
+        self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
         self._cut = cut
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
@@ -128,6 +132,9 @@ class StageModule(nn.Module):
         """
         for block in self._blocks:
             block.train(self.training)
+        if self.counts and self.counts.lacks(values):
+            # Nobody has said of which mini-batch these samples are: they are one.
+            values = {**values, **self.counts.columns(values)(0, batch)}
         arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
         run, head = self._run, (self._root, batch)
         if watcher is not None:
@@ -143,7 +150,16 @@ class StageModule(nn.Module):
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
-        return StageModule(self._cut, self._root, training=False)
+        return StageModule(self._cut, self._root, self.counts, training=False)
+
+    def counting(self, rows: Rows, labels: Rows, size: int) -> Rows:
+        """The rows of a pass, and what the losses of mini-batches are divided by.
+
+        Args:
+            rows, labels: function (lo, hi) -> those samples' rows, of all `inputs`, and of those that `counts` reads.
+            size: samples of a mini-batch.
+        """
+        return rows if self.counts is None else self.counts.beside(rows, labels, size)
 
     def compile_with(self, backend: str) -> None:
         """Compile the stage's training pass with torch.compile."""
@@ -178,6 +194,8 @@ class StageModule(nn.Module):
                 if value.shape != tensor.shape:
                     raise CaptureError(f"{name} has shape {tuple(value.shape)} in the state, the model's has {tuple(tensor.shape)}")
                 tensor.copy_(value)
+        if self.counts:
+            self.counts.module.load(mapping)
 
 
 def build_stage(
@@ -214,7 +232,19 @@ def build_stage(
         data = captured.constants.get(node.target) if node.kind == "constant" else None
         if data is not None:
             _fill(root.get(node.target), node, data)
-    return StageModule(cut, root, training=True)
+    return StageModule(cut, root, _counts(captured, cut, device, dtype_of_floats), training=True)
+
+
+def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats: torch.dtype | None) -> Counts | None:
+    """What the losses of a stage are divided by: a small module of its own, which reads rows."""
+    if not cut.items:
+        return None
+    needed = closure(captured.node_of, [item.node for item in cut.items])
+    nodes = tuple(node for node in captured.nodes if node.name in needed)
+    own = replace(captured, nodes=nodes, results={f"metric:{item.name}": item.node for item in cut.items}, items=())
+    called = [node.name for node in nodes if node.kind == "call"]
+    module = build_stage(own, called, device=device, dtype_of_floats=dtype_of_floats).eval_module()
+    return Counts(module, cut.items, captured.batch)
 
 
 def tie(modules: Iterable[StageModule]) -> None:
