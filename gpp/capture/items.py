@@ -305,12 +305,14 @@ class Counts:
         module: makes them, each under the name of its `Items`, from rows.
         items: what is done with each.
         batch: the only size that it runs at; None for any.
+        dtype: in which the numbers are given; None for each in its own.
 
     `reads` are the names of the rows that they follow from.
     """
 
-    def __init__(self, module: Any, items: tuple[Items, ...], batch: int | None) -> None:
+    def __init__(self, module: Any, items: tuple[Items, ...], batch: int | None, dtype: torch.dtype | None = None) -> None:
         self.module, self.items, self.batch = module, items, batch
+        self._dtypes = {item.name: dtype or dtype_of(item.dtype) for item in items}
         self.reads: tuple[str, ...] = module.inputs
 
     def lacks(self, values: Mapping[str, Tensor]) -> bool:
@@ -346,7 +348,8 @@ class Counts:
 
         def of(lo: int, hi: int) -> dict[str, Tensor]:
             part = self._made(own, lo, hi) if any(item.kind == "share" for item in self.items) else whole
-            return {item.name: _part(item, whole[item.name], part[item.name], hi - lo, size).expand(hi - lo) for item in self.items}
+            numbers = {item.name: _part(item.kind, whole[item.name], part[item.name], hi - lo, size) for item in self.items}
+            return {name: number.to(self._dtypes[name]).expand(hi - lo) for name, number in numbers.items()}
 
         return of
 
@@ -368,13 +371,14 @@ class Counts:
         return out
 
 
-def _part(item: Items, whole: Tensor, part: Tensor, samples: int, size: int) -> Tensor:
+def _part(kind: Kind, whole: Tensor, part: Tensor, samples: int, size: int) -> Tensor:
     """What a part with so many of a mini-batch's samples is given of the mini-batch's number."""
-    dtype = dtype_of(item.dtype)
-    if item.kind == "sum":
-        return (whole * samples / size).to(dtype)
-    if item.kind == "inverse":
-        return (whole * size / samples).to(dtype)
-    if item.kind == "share":
-        return (part / whole * size / samples).to(dtype)
-    return whole.to(dtype)
+    match kind:
+        case "sum":
+            return whole * samples / size
+        case "inverse":
+            return whole * size / samples
+        case "share":
+            return part / whole * size / samples
+        case "mean":
+            return whole

@@ -244,7 +244,7 @@ def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats:
     own = replace(captured, nodes=nodes, results={f"metric:{item.name}": item.node for item in cut.items}, items=())
     called = [node.name for node in nodes if node.kind == "call"]
     module = build_stage(own, called, device=device, dtype_of_floats=dtype_of_floats).eval_module()
-    return Counts(module, cut.items, captured.batch)
+    return Counts(module, cut.items, captured.batch, dtype_of_floats)
 
 
 def tie(modules: Iterable[StageModule]) -> None:
