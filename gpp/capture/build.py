@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_no
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.graph.sharding.declare import with_variants
-from gpp.models.losses import Loss, Measure
+from gpp.models.losses import Loss, Measure, module_of
 
 MEASURED_BATCH = 8
 
@@ -60,6 +60,7 @@ def capture(
     *,
     name: str,
     batch: int | None = None,
+    items: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Captured:
     """Capture model, loss and metrics in training mode.
 
@@ -73,6 +74,8 @@ def capture(
         metrics: name -> function like `loss`.
         name: name of the model.
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
+        items: name of a loss term, or an empty one for all -> function (inputs, targets) -> the number that the term is a mean
+            over, for one that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
 
     Raises:
         CaptureError: the model cannot be captured; the message names the operation, the user's line and the fix.
@@ -81,8 +84,8 @@ def capture(
     named = {"target": targets} if isinstance(targets, Tensor) else dict(targets)
     if batch is not None and batch < 1:
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
-    traced = trace(model, inputs, named, loss, metrics or {}, batch=batch)
-    drafts = with_items(read(traced, model), traced.batch)
+    traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
+    drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
     captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
     return replace(captured, warnings=(*captured.warnings, *_unused(model, captured)))
 

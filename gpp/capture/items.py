@@ -86,7 +86,7 @@ class _Finder:
                 self._look(draft)
             self.out.append(draft)
         for name in counted:
-            results[name] = self._shared(results[name], terms.get(name) or terms[""])
+            results[name] = self._shared(name, results[name], terms.get(name) or terms[""])
         return Drafts(
             drafts=self.out,
             results=results,
@@ -194,20 +194,17 @@ class _Finder:
                     values[draft.name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
             yield float(values[node])
 
-    def _shared(self, result: str, node: str) -> str:
+    def _shared(self, name: str, result: str, node: str) -> str:
         """A loss times the part of the mini-batch's items that a micro-batch has, by a number that the user counts; its node."""
         draft = self.draft[result]
-        share = self._given(draft, node, "share", "float64" if draft.dtype == "float64" else "float32")
+        share = self._given(draft, node, "share", "float64" if draft.dtype == "float64" else "float32", of=name)
         none = self._call(draft, "none", "aten.eq.Scalar", [{"ref": share}, 0], (), "bool")
         # A mean over no items is not a number, and is to count for nothing.
         some = self._call(draft, "some", "aten.masked_fill.Scalar", [{"ref": result}, {"ref": none}, 0], (), draft.dtype)
         return self._call(draft, "shared", "aten.mul.Tensor", [{"ref": some}, {"ref": share}], (), draft.dtype)
 
-    def _given(self, like: Draft, counted: str, kind: Kind, dtype: str) -> str:
+    def _given(self, like: Draft, counted: str, kind: Kind, dtype: str, of: str = "") -> str:
         """The node of a number that is given with the rows of a micro-batch."""
-        known = next((item for item in self.items if (item.node, item.kind, item.dtype) == (counted, kind, dtype)), None)
-        if known is not None:
-            return known.name.removeprefix(ITEMS)
         name = self._name(f"{like.name}_number")
         column = Draft(
             name=self._name(ITEMS + name),
@@ -219,7 +216,7 @@ class _Finder:
             in_loss=like.in_loss,
         )
         self.out.append(column)
-        self.items.append(Items(name=column.target, node=counted, kind=kind, dtype=dtype))
+        self.items.append(Items(name=column.target, node=counted, kind=kind, dtype=dtype, of=of))
         # Each row has the number, so that any cut of the rows has it.
         return self._call(like, None, "aten.select.int", [{"ref": column.name}, 0, 0], (), dtype, name=name)
 
@@ -318,6 +315,11 @@ class Counts:
     def lacks(self, values: Mapping[str, Tensor]) -> bool:
         """Whether values that a stage is given lack the numbers."""
         return self.items[0].name not in values
+
+    def empty(self, values: Mapping[str, Tensor]) -> frozenset[str]:
+        """The losses that count for nothing, because the samples have none of their items: their gradients are no numbers."""
+        shares = [item for item in self.items if item.kind == "share"]
+        return frozenset(item.of for item in shares if not bool(values[item.name][0]))
 
     def beside(self, rows: Rows, labels: Rows, size: int) -> Rows:
         """See `StageModule.counting`."""

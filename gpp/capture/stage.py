@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.cut import Cut, TensorSpec
+from gpp.capture.draft import named_tensors
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
 from gpp.capture.items import Counts, Rows, closure
 from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
-from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node
+from gpp.errors import CaptureError, InvalidConfig
+from gpp.graph.captured import LOSS, Captured, Node
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -277,14 +278,21 @@ def _fill(tensor: Tensor, node: Node, data: str) -> None:
     tensor.copy_(raw.view(dtype_of(node.dtype or "float32")).reshape(tensor.shape))
 
 
-def initial_state(model: nn.Module, captured: Captured) -> dict[str, Tensor]:
+def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None = None) -> dict[str, Tensor]:
     """All parameters, buffers (non-persistent ones too) and constants under the names that stages load them by.
+
+    Args:
+        loss: the module of the loss, if it is one.
 
     Raises:
         CaptureError: neither the model nor the capture holds the value of a constant.
+        InvalidConfig: the captured loss has tensors of its own, and no `loss` is given that holds them.
     """
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in tensors.items()}
+    state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in named_tensors(model, loss)}
+    held = [node.target for node in captured.nodes if node.kind in ("param", "buffer")]
+    if lacking := [name for name in held if name.startswith(f"{LOSS}.") and name not in state]:
+        rule = f"has tensors of its own, as {lacking[0]}, which only the module of the loss holds"
+        raise InvalidConfig("loss", None, rule, "give the module that was captured, as loss=criterion")
     for name, data in captured.constants.items():
         node = captured.node_of[name]
         held = _attribute(model, node.target)

@@ -111,12 +111,14 @@ class Items:
         name: of the input that takes it, with the prefix `items:`.
         node: the scalar node that makes it of rows; no operator needs it.
         dtype: in which it is given.
+        of: the result whose share it is; empty for other kinds.
     """
 
     name: str
     node: str
     kind: Kind
     dtype: str
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
