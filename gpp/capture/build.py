@@ -31,7 +31,7 @@ from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_no
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.graph.sharding.declare import with_variants
-from gpp.models.losses import Loss, Measure, module_of
+from gpp.models.losses import Loss, Measure, module_of, untrained
 
 MEASURED_BATCH = 8
 
@@ -87,7 +87,7 @@ def capture(
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
     drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
     captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
-    return replace(captured, warnings=(*captured.warnings, *_unused(model, captured)))
+    return replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
 
 
 def assemble(
@@ -167,6 +167,14 @@ def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
         f"parameter {name} is read by no operation; it gets no gradient"
         for name, _ in model.named_parameters()
         if captured.aliases.get(name, name) not in captured.graph.param_of
+    )
+
+
+def _untrained(loss: Loss, model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        f"the loss reads parameters of {name}, which stay as they are: it is not the module of the loss. To train them, give that "
+        "module as the loss, or one that holds it"
+        for name in untrained(loss, model)
     )
 
 

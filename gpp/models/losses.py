@@ -9,6 +9,7 @@ its micro-batches, however it was cut. A loss that couples the samples of a batc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -77,6 +78,28 @@ def module_of(loss: Any) -> nn.Module | None:
             return None
         loss = inner
     return loss
+
+
+def untrained(loss: Any, model: nn.Module) -> tuple[str, ...]:
+    """Names, in the code of a loss that is no module, of what has trainable parameters beside the model's: they become constants."""
+    known = {id(param) for part in (model, module_of(loss)) if part is not None for param in part.parameters()}
+    while "__wrapped__" in getattr(loss, "__dict__", {}):
+        loss = loss.__wrapped__
+    if isinstance(loss, nn.Module):
+        return ()
+    function = getattr(loss, "func", loss)
+    used: dict[str, Any] = dict(getattr(loss, "keywords", {}))
+    if inspect.isfunction(function):
+        found = inspect.getclosurevars(function)
+        used |= {**found.globals, **found.nonlocals}
+    elif not inspect.isbuiltin(function):
+        used |= getattr(function, "__dict__", {})
+    out = []
+    for name, value in used.items():
+        params = [value] if isinstance(value, nn.Parameter) else value.parameters() if isinstance(value, nn.Module) else ()
+        if any(param.requires_grad and id(param) not in known for param in params):
+            out.append(name)
+    return tuple(out)
 
 
 def called_as(loss: Any, function: Callable[..., Any]) -> Callable[..., Any]:
