@@ -48,7 +48,9 @@ class ByFactory:
     clip_scope: ClipScope = "model"
 
 
-def optimizer_of(given: AbstractOptimizer | ByFactory | Factory | None, model: nn.Module, loss: nn.Module | None = None) -> AbstractOptimizer:
+def optimizer_of(
+    given: AbstractOptimizer | ByFactory | Factory | None, model: nn.Module, loss: nn.Module | None = None
+) -> AbstractOptimizer:
     """Settings of an optimizer, or those that a function's optimizer has.
 
     Args:
