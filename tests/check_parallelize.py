@@ -5,9 +5,9 @@ weights are saved by `save_pretrained`, read by `from_pretrained`, and trained f
 `--lengths` the lengths of T5's and CLIP's batches change from step to step, and the last batch is smaller. `--launch ranks` starts
 every worker as a rank of torchrun, which runs this very file.
 
-`--tokens` trains Llama, T5 and CLIP's text tower on texts of uneven lengths, whose labels after their ends are ignored: three stages of
-two replicas each, eight micro-batches. Losses and weights must be those of a plain loop over whole mini-batches. `--memory` says what
-the stage of the loss holds so, and with `loss_scope="minibatch"`, predicted and measured.
+`--tokens` trains Llama, T5 and CLIP's text tower on texts of uneven lengths, whose labels after their ends are ignored: three
+stages of two replicas each, eight micro-batches. Losses and weights must be those of a plain loop over whole mini-batches.
+`--memory` says what the stage of the loss holds so, and with `loss_scope="minibatch"`, predicted and measured.
 """
 
 from __future__ import annotations
@@ -311,7 +311,8 @@ def main() -> int:
             if asked.memory:
                 show_memory(f"{folder}/memory")
             names = [name for name in OF_TEXTS if name in asked.names] if asked.tokens else []
-            return 0 if all([check_tokens(name, f"{folder}/{name}") for name in names]) else 1
+            found = [check_tokens(name, f"{folder}/{name}") for name in names]
+            return 0 if all(found) else 1
     if asked.launch == "ranks" and "RANK" not in os.environ:
         words = [*asked.names, *(["--lengths"] if asked.lengths else []), "--launch", "ranks", "--workers"]
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

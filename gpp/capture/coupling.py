@@ -140,6 +140,8 @@ def ignored_label(captured: Captured, *, weighs: bool = True) -> int | None:
     Args:
         weighs: whether parts count by their shares of the items that are known, so that such a loss is none of these.
     """
+    if weighs and any(item.kind == "share" for item in captured.items):
+        return None
     for node in captured.nodes:
         if node.kind == "call" and any(name in node.target for name in ("cross_entropy_loss", "nll_loss")):
             given = bound_arguments(operator_of(node.target), list(node.args), dict(node.kwargs))

@@ -36,11 +36,12 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
     if smallest == plan.minibatch_size:
         return out
     scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
+    counted = "items= of gpp.parallelize or gpp.capture_model, a function that counts those labels, or "
     if uneven and (whole_model or not whole_loss):
         out.append(
             "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
             f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
-            f"Fix: {scope if whole_model else f'items= of gpp.parallelize or gpp.capture_model, which counts those labels, or {scope}'}"
+            f"Fix: {'' if whole_model else counted}{scope}"
         )
     if captured.coupled is None and loss_nodes(captured.results) and (whole_model or not whole_loss):
         why = f"it was captured at {captured.batch} samples only" if captured.batch else "it does not run on made-up values"
