@@ -65,7 +65,7 @@ def optimizer_of(
         return given or Adam(lr=1e-3)
     import torch
 
-    from gpp.capture.draft import named_tensors
+    from gpp.models.losses import named_tensors
 
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
     if not callable(asked.factory):
