@@ -48,12 +48,17 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
     return found
 
 
-def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int) -> bool:
-    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`)."""
+def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
+    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`).
+
+    Args:
+        weighs: whether the engine gives micro-batches what their losses are divided by.
+    """
     from gpp.capture.coupling import uneven
     from gpp.data.sampler import minibatch
 
-    return uneven(captured, samples.fetch(minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed), captured.inputs))
+    first = minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed)
+    return uneven(captured, samples.fetch(first, captured.inputs), weighs=weighs)
 
 
 def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -48,12 +48,14 @@ class ByFactory:
     clip_scope: ClipScope = "model"
 
 
-def optimizer_of(given: AbstractOptimizer | ByFactory | Factory | None, model: nn.Module) -> AbstractOptimizer:
+def optimizer_of(
+    given: AbstractOptimizer | ByFactory | Factory | None, model: nn.Module, loss: nn.Module | None = None
+) -> AbstractOptimizer:
     """Settings of an optimizer, or those that a function's optimizer has.
 
     Args:
         given: None for Adam(lr=1e-3).
-        model: on whose parameters the function is called; they are not changed.
+        model, loss: the function is called on the parameters of both; they are not changed.
 
     Raises:
         InvalidConfig: it is neither; a worker cannot make the optimizer by its class and settings; it needs a closure or all
@@ -61,11 +63,15 @@ def optimizer_of(given: AbstractOptimizer | ByFactory | Factory | None, model: n
     """
     if given is None or isinstance(given, AbstractOptimizer):
         return given or Adam(lr=1e-3)
+    import torch
+
+    from gpp.models.losses import named_tensors
+
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
     if not callable(asked.factory):
         fix = "say optimizer=gpp.Adam(lr=1e-3), or optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)"
         raise InvalidConfig("optimizer", asked.factory, "must be settings of an optimizer, or a function that makes one", fix)
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter) and p.requires_grad}
     made: Any = asked.factory(list(params.values()))
     path, lr = _path(made), made.param_groups[0].get("lr")
     if not isinstance(lr, int | float) or lr <= 0:

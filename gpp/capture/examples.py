@@ -13,7 +13,7 @@ from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.blocks import Blocks
-from gpp.models.losses import loss, metric
+from gpp.models.losses import loss, metric, module_of
 
 EXAMPLE_BATCH = 4
 """Samples of an example: at least 2, because torch.export specialises sizes 0 and 1."""
@@ -45,10 +45,10 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
     Raises:
         CaptureError: the model cannot be captured; the message names the operation and the user's line.
     """
-    # An unknown loss is refused before the network is built.
-    measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
     device = "cpu" if isinstance(model, Blocks) else "meta"  # a block may look at its data
     with default_dtype(dtype):
+        # An unknown loss is refused before the network is built.
+        measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
         inputs = {name: example(spec, dtype, device) for name, spec in model.inputs().items()}
         targets = {name: example(spec, dtype, device) for name, spec in model.targets().items()}
         if isinstance(model, Blocks):
@@ -59,8 +59,9 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
 
 
 def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants of a freshly built model."""
+    """Parameters, buffers and constants of a freshly built model and its loss."""
     torch.manual_seed(seed)
     with default_dtype(dtype):
         network = model.build()
-    return initial_state(network, captured)
+        criterion = module_of(loss(model.loss))
+    return initial_state(network, captured, criterion)

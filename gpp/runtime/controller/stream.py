@@ -123,18 +123,20 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
     assert serving is not None, "the job serves requests"
     samples = data.load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     size, count = job.plan.minibatch_size, min(len(samples), settings.steps * job.plan.minibatch_size)
-    totals, judged = dict[str, float](), 0
+    totals: dict[str, float] = {}
     with safe_open(run_dir / ANSWERS, framework="pt") as file, torch.inference_mode():
         names = [name.removeprefix(ANSWER) for name in job.captured.results]
-        kinds = {name: (file.get_slice(name), file.get_slice(f"{MARK}{name}")) for name in names}
-        for lo in range(0, count, size):
-            hi = min(lo + size, count)
-            there = torch.stack([marks[lo:hi] for _, marks in kinds.values()]).all(0)
-            if not (answered := int(there.sum())):
-                continue
-            values = {name: rows[lo:hi][there] for name, (rows, _) in kinds.items()}
-            values |= samples.fetch(torch.arange(lo, hi)[there], set(stage.inputs))
-            judged += answered
-            for name, value in stage.forward(answered, values).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * answered
-    return with_total({name: total / judged for name, total in totals.items()})
+        kinds = {name: file.get_slice(name) for name in names}
+        answered = torch.stack([file.get_slice(f"{MARK}{name}")[:count] for name in names]).all(0).nonzero().flatten()
+
+        def rows(lo: int, hi: int) -> dict[str, torch.Tensor]:
+            return samples.fetch(answered[lo:hi], set(stage.inputs))
+
+        counted = stage.counting(rows, rows, len(answered))
+        for lo in range(0, len(answered), size):
+            hi = min(lo + size, len(answered))
+            first, last = int(answered[lo]), int(answered[hi - 1]) + 1
+            values = {name: kind[first:last][answered[lo:hi] - first] for name, kind in kinds.items()} | counted(lo, hi)
+            for name, value in stage.forward(hi - lo, values).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * (hi - lo) / len(answered)
+    return with_total(totals)
