@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -56,7 +56,9 @@ class ServingRunner(StageRunner):
 
     answered: Callable[[str, int, torch.Tensor], None]
 
-    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[Any]:
+    def _take_results(
+        self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor], empty: Collection[str]
+    ) -> list[Any]:
         for name in self.module.results:
             if name in outputs:
                 self.answered(name, lo, outputs.pop(name))
