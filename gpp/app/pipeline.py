@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
 from gpp.app.forms import Forms
-from gpp.app.optimizer_factory import ByFactory, optimizer_of
+from gpp.app.optimizer_factory import optimizer_of
 from gpp.app.wanted import Launch, Wanted
 from gpp.cluster import Cluster, local
 from gpp.cost.models.analytical import Analytical
@@ -28,7 +28,6 @@ from gpp.cost.problem import Problem
 from gpp.errors import GppError, InvalidConfig
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
-from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.report.run.page import run_report
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpp.app.batches import Inputs, Targets
-    from gpp.app.optimizer_factory import Factory
+    from gpp.app.optimizer_factory import Given
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
 
@@ -61,7 +60,7 @@ def parallelize(
     *,
     loss: Callable[..., Tensor | Mapping[str, Tensor]] | None = None,
     devices: int | Cluster | None = None,
-    optimizer: AbstractOptimizer | ByFactory | Factory | None = None,
+    optimizer: Given = None,
     strategy: Strategy | None = None,
     plan: Plan | None = None,
     microbatch_size: int | None = None,
@@ -89,8 +88,8 @@ def parallelize(
         loss: (outputs, targets) -> mean over samples; without targets it gets the outputs alone. None takes the `loss` of the
             model's own outputs, as models of Hugging Face have it.
         devices: so many cores of this machine, or a cluster; None for two, and under a launcher for one each rank.
-        optimizer: settings of one (`gpp.Adam`), or a function (params) -> torch.optim.Optimizer, whose class and settings every
-            worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
+        optimizer: settings of one (`gpp.Adam`); or one of torch's over the model's parameters, or a function (params) -> one, whose
+            class and settings every worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
         strategy: graphpipe with 1F1B if None; it must drain after every mini-batch, since the next one is not known.
         plan: one that was made before, in place of the strategy's.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Self, final
 
 import torch
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import AbstractOptimizer, ClipNorm, ClipScope, LearningRate, Rate, Shard
+from gpp.optimizers import AbstractOptimizer
 from gpp.settings import NotNegative
 from gpp.weights.base import Extrapolation, Predictor
 
@@ -47,18 +47,17 @@ class TorchOptimizer(AbstractOptimizer):
         path: dotted path of its class.
         groups: all trained parameters.
         state: bytes of state for each byte of trained parameter.
-        weight_decay: 0, because the class does that.
+
+    `weight_decay` stays 0, because the class decays weights itself.
     """
 
     path: str
-    lr: Rate
     groups: tuple[Group, ...]
     state: NotNegative
-    weight_decay: NotNegative = 0.0
-    learning_rate: LearningRate = field(default_factory=LearningRate)
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    shard: Shard = "none"
+
+    @property
+    def kind(self) -> str:
+        return self.path
 
     @property
     def momentum_factor(self) -> float:
@@ -81,6 +80,8 @@ class TorchOptimizer(AbstractOptimizer):
 
     def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         own = dict(params)
+        if others := set(own) - {name for group in self.groups for name in group.names}:
+            raise InvalidConfig("optimizer", self.path, f"has no group for {min(others)}", "give it all trained parameters")
         made = [
             {**group.values, "params": found, RATE_SHARE: group.values["lr"] / self.lr}
             for group in self.groups
