@@ -13,11 +13,12 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import AbstractOptimizer, Adam, AroundSteps
-from gpp.runtime.torch_optimizer import Group, TorchOptimizer
+from gpp.runtime.torch_optimizer import Group, TorchOptimizer, base_rate
 from gpp.settings import settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     Factory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    Given: TypeAlias = "AbstractOptimizer | ByFactory | Factory | torch.optim.Optimizer | None"
+    GivenOptimizer: TypeAlias = "AbstractOptimizer | ByFactory | Factory | torch.optim.Optimizer | None"
 
 STEPS = 3
 """Steps of the trial: what a step leaves behind shows in the next ones."""
@@ -62,7 +63,7 @@ def optimizer_of(
             parameters at once, has other parameters than the model or leaves some out, or has begun.
     """
     if given is None or isinstance(given, AbstractOptimizer):
-        return given or Adam(lr=1e-3)
+        return given or Adam(lr=1e-3), None
     import torch
 
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
@@ -70,12 +71,8 @@ def optimizer_of(
     made: Any = asked.factory if isinstance(asked.factory, torch.optim.Optimizer) else _called(asked.factory, params)
     path = _path(made)
     groups = _groups(made, params, {id(p) for p in model.parameters()})
-    lr = groups[0].values.get("lr")
-    if not isinstance(lr, int | float) or lr <= 0:
-        rule = f"has the learning rate {lr}, by which those of the other groups are told and which follows the steps"
-        raise InvalidConfig("optimizer", path, rule, "say a number above 0, as lr=1e-3; gpp.LearningRate has warm-ups")
     around = {setting.name: getattr(asked, setting.name) for setting in fields(AroundSteps)}
-    found = TorchOptimizer(path=path, lr=float(lr), groups=groups, state=0.0, **around)
+    found = TorchOptimizer(path=path, lr=base_rate(groups), groups=groups, state=0.0, **around)
     together = _small(params)
     own = _stepped(found, together, made)
     for name, param in together.items():
@@ -85,7 +82,7 @@ def optimizer_of(
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
     held = sum(t.nbytes for entry in own.state.values() for t in entry.values() if hasattr(t, "nbytes") and t.ndim)
-    return replace(found, state=held / max(1, sum(p.nbytes for p in together.values())))
+    return replace(found, state=held / max(1, sum(p.nbytes for p in together.values()))), made
 
 
 def _called(factory: Any, params: Mapping[str, nn.Parameter]) -> Any:
@@ -144,28 +141,45 @@ def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], kno
         known: `id` of all parameters.
 
     Raises:
-        InvalidConfig: a trained parameter is in none; a group has one of something else; a setting is no plain value.
+        InvalidConfig: a trained parameter is in none; a group has one of something else; see `values_of`.
     """
     name_of, path = {id(p): name for name, p in params.items()}, type(made).__name__
-    takes = set(inspect.signature(type(made).__init__).parameters)
     out = []
-    for number, group in enumerate(made.param_groups):
+    for number, (group, values) in enumerate(zip(made.param_groups, values_of(made), strict=True)):
         if others := [tuple(p.shape) for p in group["params"] if id(p) not in known and p.requires_grad]:
             rule = f"has {len(others)} parameters in group {number} that are not the model's, one of shape {list(others[0])}"
-            raise InvalidConfig(
-                "optimizer", path, rule, "make it of the parameters of the model that is passed, or put them into it"
-            )
-        values = {name: _plain(value) for name, value in group.items() if name in takes and name != "params"}
-        try:
-            plain = json.loads(json.dumps(values))
-        except (TypeError, ValueError) as error:
-            rule = f"has settings that are no plain numbers or words ({error})"
-            raise InvalidConfig("optimizer", path, rule, "say numbers, as lr=1e-3") from error
-        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=plain))
+            raise InvalidConfig("optimizer", path, rule, "make it of the parameters of the model that is passed")
+        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=values))
     if missing := set(params) - {name for group in out for name in group.names}:
         rule = f"leaves out {len(missing)} trained parameters, as {min(missing)}"
         raise InvalidConfig("optimizer", path, rule, "give it all, or freeze those (requires_grad=False)")
     return tuple(out)
+
+
+def values_of(made: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group of an optimizer as they are now, as JSON values.
+
+    Raises:
+        InvalidConfig: a setting is no plain value, or a group has no learning rate.
+    """
+    takes, path, out = _takes(type(made)), type(made).__name__, []
+    for group in made.param_groups:
+        values = {name: _plain(value) for name, value in group.items() if name in takes}
+        try:
+            out.append(json.loads(json.dumps(values, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            rule = f"has settings that are no plain numbers or words ({error})"
+            raise InvalidConfig("optimizer", path, rule, "say numbers, as lr=1e-3") from error
+        lr = out[-1].get("lr")
+        if not isinstance(lr, int | float) or lr < 0:
+            raise InvalidConfig("optimizer", path, f"has the learning rate {lr}", "say a number, as lr=1e-3")
+    return out
+
+
+@cache
+def _takes(cls: type[torch.optim.Optimizer]) -> set[str]:
+    """Names of the settings that a class is made with."""
+    return set(inspect.signature(cls.__init__).parameters) - {"self", "params"}
 
 
 def _plain(value: Any) -> Any:

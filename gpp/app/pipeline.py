@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
+from gpp.app.changes import Given
 from gpp.app.forms import Forms
+from gpp.app.modules import plain_module
 from gpp.app.optimizer_factory import optimizer_of
 from gpp.app.wanted import Launch, Wanted
 from gpp.cluster import Cluster, local
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpp.app.batches import Inputs, Targets
-    from gpp.app.optimizer_factory import Given
+    from gpp.app.optimizer_factory import GivenOptimizer
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
 
@@ -60,7 +62,7 @@ def parallelize(
     *,
     loss: Callable[..., Tensor | Mapping[str, Tensor]] | None = None,
     devices: int | Cluster | None = None,
-    optimizer: Given = None,
+    optimizer: GivenOptimizer = None,
     strategy: Strategy | None = None,
     plan: Plan | None = None,
     microbatch_size: int | None = None,
@@ -113,16 +115,20 @@ def parallelize(
         Infeasible: no plan fits.
         WorkerFailed: a worker could not start; under a launcher also where rank 0 has failed.
     """
+    progress = progress or Progress()
+    model = plain_module(model, progress.warn)
     inputs, targets = named_inputs(model, example_inputs), named_targets(example_targets)
     engine = engine or Distributed()
     place = _place(engine, launch)
     count = devices if devices is not None else place.world if place else 2
     given: dict[str, Any] = {"strategy": strategy, "cost": cost}
+    chosen, made = optimizer_of(optimizer, model)
     wanted = Wanted(
         model=model,
         size=examples_size({**inputs, **targets}),
         cluster=count if isinstance(count, Cluster) else local(num_devices=count),
-        optimizer=optimizer_of(optimizer, model),
+        optimizer=chosen,
+        made=made,
         loss=loss,
         metrics=metrics,
         plan=plan,
@@ -134,7 +140,7 @@ def parallelize(
         run_dir=str(run_dir),
         engine=engine,
         place=place,
-        progress=progress or Progress(),
+        progress=progress,
         **{name: value for name, value in given.items() if value is not None},
     )
     if place is not None:
@@ -206,6 +212,7 @@ class Pipeline:
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
         self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
         self._usual: set[int] = set()
+        self._given = Given(wanted.model, wanted.loss, wanted.made, wanted.progress.warn)
         self._ignored = ignored_label(job.captured)
         self._first = meeting is None or meeting.place.rank == 0
         self._directory = hold or (RunDir(self.run_dir, field="run_dir") if self._first else None)
@@ -270,6 +277,7 @@ class Pipeline:
             fix = "save pipeline.state_dict(), as by safetensors.torch.save_file"
             raise InvalidConfig("model", type(self.model).__name__, "has no save_pretrained", fix)
         copy_into(self.model, self.state_dict())
+        self._given.renew()
         if self._first:
             self.model.save_pretrained(folder, **settings)
         self._open().barrier()
@@ -366,7 +374,12 @@ class Pipeline:
             form = self._forms.number(rows)
             if form is None:
                 form = self._forms.keep(rows, workers.add(lambda: self._made(rows)))
+                self._given.renew()
             check_ignored(self._forms.jobs[form], rows, self._ignored)
+            if what == "step":
+                self._given.look()
+                if (values := self._given.settings()) is not None:
+                    workers.follow(values)
             found = workers.ask(what, rows, form)[0]
         except InvalidConfig:
             raise

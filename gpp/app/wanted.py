@@ -45,12 +45,13 @@ Launch = Literal["local", "ranks"]
 @final
 @settings("")
 class Wanted:
-    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples."""
+    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples, `made` a torch optimizer."""
 
     model: Any
     size: Count
     cluster: Cluster
     optimizer: AbstractOptimizer
+    made: Any = None
     loss: Any = None
     metrics: Any = None
     strategy: Strategy = field(default_factory=lambda: Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()))

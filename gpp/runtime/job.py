@@ -197,7 +197,7 @@ class Job:
         if weights is not None:
             from safetensors.torch import save_file
 
-            save_file(dict(weights), folder / "weights.safetensors")
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "weights.safetensors")
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Self, final
 
@@ -16,6 +16,11 @@ from gpp.weights.base import Extrapolation, Predictor
 
 RATE_SHARE = "rate_share"
 """Key of a parameter group: its learning rate over that of the optimizer; 1 where there is none."""
+
+
+def base_rate(groups: Sequence[Group]) -> float:
+    """The learning rate by which those of groups are told: the largest; 1 where all are 0, as when a warm-up begins."""
+    return max(float(group.values["lr"]) for group in groups) or 1.0
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -88,6 +93,16 @@ class TorchOptimizer(AbstractOptimizer):
             if (found := [own[name] for name in group.names if name in own])
         ]
         return self._class()(made, **self.groups[0].values)
+
+    def following(self, values: Sequence[Mapping[str, Any]]) -> Self:
+        """The same with other settings of its groups, in their order."""
+        groups = tuple(replace(group, values=dict(new)) for group, new in zip(self.groups, values, strict=True))
+        return replace(self, lr=base_rate(groups), groups=groups)
+
+    def settle(self, made: torch.optim.Optimizer, params: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Give an optimizer that `build_named` has made of the same parameters these settings."""
+        for held, group in zip(made.param_groups, self.build_named(params).param_groups, strict=True):
+            held.update({name: value for name, value in group.items() if name != "params"})
 
     def _class(self) -> type[torch.optim.Optimizer]:
         module, _, name = self.path.rpartition(".")

@@ -148,7 +148,6 @@ def tried(case: Idiom, folder: Path, workers: Callable[[], AbstractContextManage
         workers: a context in which `gpp.parallelize` starts the workers that are wanted.
     """
     said: list[str] = []
-    plain = _plain(_made(case))
     made = _made(case)
     try:
         with workers():
@@ -157,7 +156,7 @@ def tried(case: Idiom, folder: Path, workers: Callable[[], AbstractContextManage
         return Outcome("failed", (str(error),))
     except GppError as error:
         return Outcome("refused", (str(error),))
-    far = plain.difference(found)
+    far = _plain(_made(case)).difference(found)
     if case.words and any(case.words in words for words in said):
         return Outcome("warned", tuple(said), far)
     return Outcome("equal" if far <= TOLERANCE else "silent", tuple(said), far)
@@ -243,5 +242,5 @@ def _piped(made: Made, folder: Path, said: list[str]) -> Trained:
     # As `close` does it, without the run's report.
     from gpp.runtime.checkpoint.state import copy_into
 
-    copy_into(made.model, state)
+    copy_into(pipeline.model, state)
     return Trained(losses, {**_own(made.model), **made.kept})

@@ -29,7 +29,12 @@ def by(forward: object) -> Between:
     return Between(Inner())
 
 
-@on("`h.register_hook` on an activation", "refused", "register_hook", "x * scale + (x - x * scale).detach() scales the gradient alone")
+@on(
+    "`h.register_hook` on an activation",
+    "refused",
+    "register_hook",
+    "x * scale + (x - x * scale).detach() scales the gradient alone",
+)
 def activation_hook() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
         h = layer(x)
@@ -183,9 +188,8 @@ def plain_python() -> Made:
 @on("in-place operators (`relu_`, `h[:, 0] = 0`, `+=`)", "equal")
 def in_place() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
-        h = layer(x).relu_()
+        h = layer(x).relu_() * 2
         h += x
-        h = h * 2
         h[:, 0] = 0
         return h
 

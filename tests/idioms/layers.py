@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.idioms.case import D, SIZE, Made, batches, idiom, rows
+from tests.idioms.case import SIZE, D, Made, batches, idiom, rows
 from tests.idioms.parameters import Between
 
 on = partial(idiom, theme="Layers, calls, inputs and outputs")
@@ -143,7 +143,7 @@ def images() -> Made:
     return Made(body.to(memory_format=torch.channels_last), batches(lambda: rows(2, 6, 6)))  # type: ignore[call-overload]
 
 
-@on("a model of `torch.compile`", "equal")
+@on("a model of `torch.compile`", "warned", "torch.compile of the model is left out", "engine=Distributed(compile='inductor')")
 def compiled() -> Made:
     return Made(torch.compile(Between(nn.Linear(D, D)), backend="eager"))  # type: ignore[arg-type]
 
@@ -158,7 +158,7 @@ def traced() -> Made:
     return Made(torch.fx.symbolic_trace(Between(nn.Linear(D, D))))
 
 
-@on("`torch.jit.script` of the model", "refused", "", "pass the module itself")
+@on("`torch.jit.script` of the model", "refused", "is a script", "pass the module itself")
 def scripted() -> Made:
     return Made(torch.jit.script(Between(nn.Linear(D, D)).double()))  # type: ignore[arg-type]
 
@@ -216,7 +216,12 @@ def none_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": None}))
 
 
-@on("a number as an input", "refused", "must be a tensor", "torch.full((samples,), number), or functools.partial around the model's own argument")
+@on(
+    "a number as an input",
+    "refused",
+    "must be a tensor",
+    "torch.full((samples,), number), or functools.partial around the model's own argument",
+)
 def number_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": 3.0}))
 

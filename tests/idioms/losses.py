@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.idioms.case import D, SIZE, Made, batches, idiom, rows
+from tests.idioms.case import SIZE, D, Made, batches, idiom, rows
 from tests.idioms.parameters import Between
 
 on = partial(idiom, theme="Losses")
@@ -114,14 +114,14 @@ def masked() -> Made:
     return Made(Between(nn.Linear(D, D)), lines(-1), loss)
 
 
-@on("a sum over samples", "warned", "", "a mean over samples")
+@on("a sum over samples", "warned", "is a sum over the samples", "a mean over samples")
 def summed() -> Made:
     return numbers(partial(F.mse_loss, reduction="sum"))
 
 
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     scores = F.normalize(outputs, dim=1) @ F.normalize(targets, dim=1).T
-    return F.cross_entropy(scores * 5, torch.arange(len(scores), device=scores.device))
+    return F.cross_entropy(scores * 5, torch.arange(len(scores)))
 
 
 @on("a contrastive loss", "warned", "", 'loss_scope="minibatch"')
@@ -149,13 +149,20 @@ def gradient_penalty() -> Made:
 
     def loss(found: Any, targets: Tensor) -> Tensor:
         x, outputs = found
+        if not outputs.requires_grad:
+            return F.mse_loss(outputs, targets)
         (gradient,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
         return F.mse_loss(outputs, targets) + gradient.pow(2).mean()
 
     return Made(Given(nn.Linear(D, D)), loss=loss)
 
 
-@on("a weight of the loss that grows with a counter (`self.step += 1`)", "refused", "self.step", "gpp.parallelize a model with a buffer that counts")
+@on(
+    "a weight of the loss that grows with a counter (`self.step += 1`)",
+    "refused",
+    "self.step",
+    "gpp.parallelize a model with a buffer that counts",
+)
 def annealed() -> Made:
     class Annealed(nn.Module):
         def __init__(self) -> None:
@@ -169,7 +176,7 @@ def annealed() -> Made:
     return numbers(Annealed())
 
 
-@on("a weight of the loss that the program changes between steps", "refused", "", "")
+@on("a weight of the loss that the program changes between steps", "warned", "was {'w': 1.0} when the workers started", "")
 def changed_weight() -> Made:
     weight = {"w": 1.0}
     made = numbers(lambda outputs, targets: weight["w"] * F.mse_loss(outputs, targets))

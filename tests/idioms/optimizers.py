@@ -61,18 +61,27 @@ def foreach() -> Made:
 
 @on("a rate that is a tensor", "equal")
 def tensor_rate() -> Made:
-    return Made(model(), optimizer=lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01), foreach=False))
+    return Made(model(), optimizer=lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01, dtype=torch.float64), foreach=False))
 
 
-@on("a scheduler of torch's over the optimizer", "refused", "", "gpp.ByFactory(factory=..., learning_rate=gpp.LearningRate(...))")
+@on("a scheduler of torch's over the optimizer, with a warm-up from 0", "equal")
 def scheduler() -> Made:
     net = model()
-    made = torch.optim.SGD(net.parameters(), lr=0.1)
-    steps = torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5)
+    made = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    warm = torch.optim.lr_scheduler.LambdaLR(made, lambda step: step / 2)
+    return Made(net, optimizer=made, between=lambda done: warm.step())
+
+
+@on("`OneCycleLR`, which moves rates and momenta", "equal")
+def one_cycle() -> Made:
+    net = model()
+    groups = [{"params": net.first.parameters(), "lr": 0.1}, {"params": [*net.mid.parameters(), *net.last.parameters()]}]
+    made = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    steps = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=[0.3, 0.1], total_steps=4)
     return Made(net, optimizer=made, between=lambda done: steps.step())
 
 
-@on("the rate of a group set by the program (`group['lr'] = ...`)", "refused", "", "gpp.LearningRate")
+@on("the rate of a group set by the program (`group['lr'] = ...`)", "equal")
 def rate_by_hand() -> Made:
     net = model()
     made = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -84,18 +93,15 @@ def rate_by_hand() -> Made:
     return Made(net, optimizer=made, between=between)
 
 
-@on("`requires_grad` set between steps (gradual unfreezing)", "refused", "", "a new gpp.parallelize of the model")
+@on("`requires_grad` set between steps (gradual unfreezing)", "refused", "requires_grad", "a new gpp.parallelize of the model")
 def unfreezing() -> Made:
     net = model()
     net.first.requires_grad_(False)
-
-    def between(done: int) -> None:
-        net.first.requires_grad_(done > 1)
-
-    return Made(net, optimizer=sgd, between=between)
+    made = sgd(list(net.parameters()))
+    return Made(net, optimizer=made, between=lambda done: net.first.requires_grad_(done > 1) and None)
 
 
-@on("weights changed by the program between steps (`load_state_dict`, clamping)", "refused", "", "")
+@on("weights changed by the program between steps (`load_state_dict`, clamping)", "warned", "has changed weights", "")
 def changed_weights() -> Made:
     net = model()
 
@@ -107,7 +113,7 @@ def changed_weights() -> Made:
     return Made(net, optimizer=sgd, between=between)
 
 
-@on("`eval()` of the model between steps", "refused", "", "")
+@on("`eval()` of the model between steps", "warned", "mode of their start", "")
 def evaluating() -> Made:
     net = Between(nn.Dropout(0.5))
     return Made(net, optimizer=sgd, between=lambda done: net.eval() and None, whole=True)
@@ -118,7 +124,12 @@ def clipped() -> Made:
     return Made(model(), clip=0.05, settings={"optimizer": gpp.ByFactory(factory=sgd, clip_norm=0.05)})
 
 
-@on("clipping by value, in a hook of the optimizer", "refused", "has hooks around its steps", "gpp.ByFactory(factory=..., clip_norm=1.0)")
+@on(
+    "clipping by value, in a hook of the optimizer",
+    "refused",
+    "has hooks around its steps",
+    "gpp.ByFactory(factory=..., clip_norm=1.0)",
+)
 def clipped_by_value() -> Made:
     def make(params: Any) -> torch.optim.Optimizer:
         made = sgd(params)
@@ -146,11 +157,7 @@ def part() -> Made:
 
 @on("`torch.optim.LBFGS`, which needs a closure", "refused", "needs a closure", "torch.optim.AdamW")
 def lbfgs() -> Made:
-    return Made(model(), optimizer=lambda params: Stepping(params) if params[0].grad is not None else torch.optim.LBFGS(params))
-
-
-class Stepping(torch.optim.SGD):
-    """Never made."""
+    return Made(model(), optimizer=torch.optim.LBFGS)
 
 
 @on("an optimizer class of one's own, that steps by a parameter's own gradient", "equal")
@@ -170,7 +177,12 @@ class Signed(torch.optim.Optimizer):
                     p.sub_(p.grad.sign() * group["lr"])
 
 
-@on("an optimizer that looks at all gradients at once", "refused", "by more than its own gradient", "gpp.ByFactory(factory=..., clip_norm=1.0)")
+@on(
+    "an optimizer that looks at all gradients at once",
+    "refused",
+    "by more than its own gradient",
+    "gpp.ByFactory(factory=..., clip_norm=1.0)",
+)
 def own_norm() -> Made:
     return Made(model(), optimizer=partial(Normed, lr=0.01))
 

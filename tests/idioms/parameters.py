@@ -90,7 +90,7 @@ def orthogonal() -> Made:
     return Made(Between(parametrizations.orthogonal(nn.Linear(D, D), orthogonal_map="cayley")))
 
 
-@on("`parametrizations.spectral_norm`", "warned", "", "one micro-batch a mini-batch")
+@on("`parametrizations.spectral_norm`", "warned", "updated by every micro-batch", "one micro-batch a mini-batch")
 def spectral_norm() -> Made:
     return Made(Between(parametrizations.spectral_norm(nn.Linear(D, D))))
 
@@ -258,7 +258,12 @@ class Clamped(Between):
         return super().forward(x)
 
 
-@on("weights clamped in `forward` (`weight.data.clamp_`)", "refused", "", "clamp what is read: F.linear(x, self.weight.clamp(-c, c))")
+@on(
+    "weights clamped in `forward` (`weight.data.clamp_`)",
+    "refused",
+    "",
+    "clamp what is read: F.linear(x, self.weight.clamp(-c, c))",
+)
 def clamped() -> Made:
     return Made(Clamped(nn.Linear(D, D)))
 
@@ -278,7 +283,7 @@ def functional() -> Made:
     return Made(Called())
 
 
-@on("lazy layers that have not seen a batch", "refused", "", "call the model once before")
+@on("lazy layers that have not seen a batch", "refused", "waits for a first batch", "call the model once before")
 def lazy() -> Made:
     return Made(Between(nn.LazyLinear(D)))
 

@@ -55,7 +55,7 @@ def all_eval() -> Made:
     return Made(Between(nn.Dropout(0.5)).eval())
 
 
-@on("batch norm", "warned", "norm", "one micro-batch a mini-batch, or a group norm")
+@on("batch norm", "warned", "updated by every micro-batch", "one micro-batch a mini-batch, or a group norm")
 def batch_norm() -> Made:
     return Made(Between(nn.BatchNorm1d(D)))
 
@@ -65,7 +65,7 @@ def batch_norm_whole() -> Made:
     return Made(Between(nn.BatchNorm1d(D)), whole=True)
 
 
-@on("`SyncBatchNorm`", "warned", "norm", "one micro-batch a mini-batch")
+@on("`SyncBatchNorm`", "warned", "updated by every micro-batch", "one micro-batch a mini-batch")
 def sync_norm() -> Made:
     return Made(Between(nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(D))))
 
@@ -109,7 +109,7 @@ def buffer_in_place() -> Made:
     return Made(Between(Mean("in place")), whole=True)
 
 
-@on("a buffer changed in place in `forward`", "warned", "", "one micro-batch a mini-batch")
+@on("a buffer changed in place in `forward`", "warned", "updated by every micro-batch", "one micro-batch a mini-batch")
 def buffer_in_pieces() -> Made:
     return Made(Between(Mean("in place")))
 
@@ -231,7 +231,12 @@ def depth_by_sample() -> Made:
     return Made(Between(Depth("samples")), whole=True)
 
 
-@on("stochastic depth by `if torch.rand(1) < p`", "refused", "depends on a tensor's value", "a mask: (torch.rand(len(x), 1) < p) * block(x)")
+@on(
+    "stochastic depth by `if torch.rand(1) < p`",
+    "refused",
+    "depends on a tensor's value",
+    "a mask: (torch.rand(len(x), 1) < p) * block(x)",
+)
 def depth_by_torch() -> Made:
     return Made(Between(Depth("torch")), whole=True)
 
@@ -241,7 +246,12 @@ def depth_by_python() -> Made:
     return Made(Between(Depth("python")), whole=True)
 
 
-@on("noise by `torch.randn_like`, in training and evaluation", "warned", "draws random numbers", "dropout, which evaluation leaves out")
+@on(
+    "noise by `torch.randn_like`, in training and evaluation",
+    "warned",
+    "draws random numbers",
+    "dropout, which evaluation leaves out",
+)
 def noise() -> Made:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class ThreadCrew:
         in_threads([lambda w=worker: w.add(folder) for worker in self._workers])
         draw_alone(self._workers)
         return job
+
+    def follow(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """As of `Crew`."""
+        for worker in self._workers:
+            worker.follow(values)
 
     def ask(self, what: Any, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """As of `Crew`."""
