@@ -145,7 +145,7 @@ class SGD(AbstractOptimizer):
     """Stochastic gradient descent, with momentum if it is above 0."""
 
     lr: Rate
-    momentum: Decay = 0.9
+    momentum: Decay = 0.0
     weight_decay: NotNegative = 0.0
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None

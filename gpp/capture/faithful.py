@@ -27,7 +27,7 @@ from gpp.capture.kept import Change, Kept, advanced, random_states, seed_all
 from gpp.capture.stage import StageModule, build_stage
 from gpp.capture.trace import REWRITE, Whole, named_inputs, resized, where
 from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Checked, is_loss
+from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, Checked, is_loss
 from gpp.models.losses import Loss
 
 SAMPLES = 2
@@ -92,7 +92,8 @@ def compared(
         check.run()
     except _Unknown as error:
         unknown = str(error)
-        check.notes.append(f"the captured model could not be compared with {check.name}: {unknown}")
+        if unknown != WITHOUT_WEIGHTS:
+            check.notes.append(f"the captured model could not be compared with {check.name}: {unknown}")
     seconds = time.perf_counter() - began
     found = Checked(seconds=seconds, capture_s=capture_s, samples=check.samples, unknown=unknown)
     return replace(captured, checked=found, warnings=tuple(dict.fromkeys((*captured.warnings, *check.notes))))
@@ -117,7 +118,7 @@ class _Check:
         held = [*self.whole.parameters(), *self.whole.buffers()]
         devices = {tensor.device for tensor in held}
         if any(tensor.is_meta for tensor in held):
-            raise _Unknown("its weights are not there (they are on the meta device)")
+            raise _Unknown(WITHOUT_WEIGHTS)
         if len(devices) > 1:
             raise _Unknown(f"its weights are on several devices ({', '.join(sorted(map(str, devices)))})")
         self.device = next(iter(devices), torch.device("cpu"))

@@ -163,7 +163,7 @@ def trace(
     whole = Whole(model, call, len(examples), tuple(targets), loss, metrics, lambda names: losses.__setitem__(slice(None), names))
     notes: list[str] = []
     try:
-        with _without_storage(whole, tensors) as flat, _annotations(notes), _left_alone(whole) as again:
+        with _without_storage(whole, tensors) as flat, _annotations(notes), _left_alone(whole) as again, _in_place():
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
             except GppError:
@@ -263,6 +263,34 @@ def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
         yield begin
     finally:
         kept.put_back()
+
+
+@contextlib.contextmanager
+def _in_place() -> Iterator[None]:
+    """Let a module that assigns another tensor to one of its buffers write it there: torch.export loses what is assigned.
+
+    It is written when the module's forward ends, so that what the forward computes from either tensor is not touched.
+    """
+    own: dict[nn.Module, dict[str, Tensor | None]] = {}
+
+    def note(module: nn.Module, args: Any) -> None:
+        own[module] = dict(module._buffers)
+
+    def write(module: nn.Module, args: Any, output: Any) -> None:
+        for name, before in own.pop(module, {}).items():
+            after = module._buffers.get(name)
+            if before is None or after is None or after is before or (before.shape, before.dtype) != (after.shape, after.dtype):
+                continue
+            with torch.no_grad():
+                before.copy_(after)
+            module._buffers[name] = before
+
+    handles = nn.modules.module.register_module_forward_pre_hook(note), nn.modules.module.register_module_forward_hook(write)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

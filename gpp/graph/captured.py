@@ -95,6 +95,10 @@ class Derived:
     where: str
 
 
+WITHOUT_WEIGHTS = "its weights were not there"
+"""Why a model on the meta device is not compared: one that is planned only, or that is compared when its weights are built."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """A captured model was compared with the user's own module (`gpp.capture.faithful`).
