@@ -29,7 +29,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
-    recorder.warn(*captured.warnings)
+    recorder.captured(captured)
 
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)

@@ -159,7 +159,7 @@ class AbstractOptimizer(AroundSteps, ABC):
 class SGD(AbstractOptimizer):
     """Stochastic gradient descent, with momentum if it is above 0."""
 
-    momentum: Decay = 0.9
+    momentum: Decay = 0.0
 
     @property
     def momentum_factor(self) -> float:

@@ -63,7 +63,7 @@ def capture_model(
     """
     from gpp.capture.build import capture as build
 
-    return build(model.train(), inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
+    return build(model, inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
 
 
 @arguments("")

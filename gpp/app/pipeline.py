@@ -304,6 +304,7 @@ class Pipeline:
             predicted=predicted.metrics,
             measured=measured.metrics if measured else None,
             loss=self.losses,
+            checked=self._job.captured.checked,
         )
         return RunRecord(
             result=result,

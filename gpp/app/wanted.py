@@ -92,7 +92,7 @@ class Wanted:
         from gpp.capture.build import capture
 
         def captured(batch: int | None = None) -> Captured:
-            model, loss = self.model.train(), loss_of(self.loss, bool(targets))
+            model, loss = self.model, loss_of(self.loss, bool(targets))
             # torch.export takes a batch of one sample for a constant.
             two = [
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)

@@ -71,7 +71,9 @@ class StageModule(nn.Module):
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
-        self._blocks = tuple(root.block(name) for name in cut.blocks)
+        # Each module of a hand-written block trains in the mode that it was made in.
+        inside = [module for name in cut.blocks for module in root.block(name).modules()]
+        self._modes = tuple((module, training and module.training) for module in inside)
         self.training = training
 
     def _share(self, root: Root) -> None:
@@ -126,8 +128,8 @@ class StageModule(nn.Module):
         Returns:
             Tensors by name: `sends`, and the losses (training) or all results (evaluation).
         """
-        for block in self._blocks:
-            block.train(self.training)
+        for module, mode in self._modes:
+            module.training = mode
         arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
         run, head = self._run, (self._root, batch)
         if watcher is not None:

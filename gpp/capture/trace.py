@@ -10,6 +10,7 @@ import re
 import sysconfig
 import traceback
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,11 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gpp.capture.kept import Kept
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.models.losses import Loss, Measure, loss_terms
 
-_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
@@ -147,6 +149,8 @@ def trace(
 ) -> Traced:
     """Export with a symbolic batch, or at a fixed batch size where the model allows no other.
 
+    Every module keeps its mode, and the model is left as it was.
+
     Raises:
         CaptureError: the model cannot be captured.
         InvalidConfig: see `example_batch`.
@@ -157,25 +161,21 @@ def trace(
     size = example_batch(tensors)
     losses: list[str] = []
     whole = Whole(model, call, len(examples), tuple(targets), loss, metrics, lambda names: losses.__setitem__(slice(None), names))
-    modes = {module: module.training for module in whole.modules()}
     notes: list[str] = []
     try:
-        whole.train()
-        with _without_storage(whole, tensors) as flat, _annotations(notes):
+        with _without_storage(whole, tensors) as flat, _annotations(notes), _left_alone(whole) as again, _in_place():
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
             except GppError:
                 raise
             except Exception as error:
+                again()
                 program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
     except GppError:
         raise
     except (Exception, SystemExit) as error:
         raise CaptureError(_explain(error)) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return Traced(
         program=program,
         inputs=names,
@@ -246,12 +246,60 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
 
 
 @contextlib.contextmanager
+def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
+    """Put back what tracing changes in the model; yields what does so before another attempt.
+
+    Hooks on the backward of modules are left out: they are functions of autograd, which cannot be traced.
+    """
+    kept = Kept(whole, values=False)
+
+    def begin() -> None:
+        kept.put_back()
+        for module in whole.modules():
+            module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
+
+    try:
+        begin()
+        yield begin
+    finally:
+        kept.put_back()
+
+
+@contextlib.contextmanager
+def _in_place() -> Iterator[None]:
+    """Let a module that assigns another tensor to one of its buffers write it there: torch.export loses what is assigned.
+
+    It is written when the module's forward ends, so that what the forward computes from either tensor is not touched.
+    """
+    own: dict[nn.Module, dict[str, Tensor | None]] = {}
+
+    def note(module: nn.Module, args: Any) -> None:
+        own[module] = dict(module._buffers)
+
+    def write(module: nn.Module, args: Any, output: Any) -> None:
+        for name, before in own.pop(module, {}).items():
+            after = module._buffers.get(name)
+            if before is None or after is None or after is before or (before.shape, before.dtype) != (after.shape, after.dtype):
+                continue
+            with torch.no_grad():
+                before.copy_(after)
+            module._buffers[name] = before
+
+    handles = nn.modules.module.register_module_forward_pre_hook(note), nn.modules.module.register_module_forward_hook(write)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def _annotations(notes: list[str]) -> Iterator[None]:
     """Find annotations that tracing would lose silently: checkpoints (noted) and custom backwards (refused)."""
 
     def note() -> None:
         notes.append(
-            f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; the activations inside are kept. "
+            f"torch.utils.checkpoint at {where(traceback.extract_stack())} is ignored; the activations inside are kept. "
             "strategy/memory=recompute computes again what does not fit"
         )
 
@@ -266,7 +314,7 @@ def _annotations(notes: list[str]) -> Iterator[None]:
             function, _, *operands = args
             return function(*operands)
         raise CaptureError(
-            f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
+            f"{cls.__name__} is a torch.autograd.Function at {where(traceback.extract_stack())}; capturing would "
             f"drop its own backward. Fix: {REWRITE}"
         )
 
@@ -282,18 +330,19 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UserError) and error.error_type == UserErrorType.CONSTRAINT_VIOLATION:
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
         return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
-    return f"{_where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
+    return f"{where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, nor Python's, nor this room's."""
     standard = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
     return not filename.startswith(_LIBRARY) and not standard
 
 
-def _where(frames: traceback.StackSummary) -> str:
+def where(frames: traceback.StackSummary) -> str:
     """`file:line: source` of the innermost frame of the user's code."""
     for frame in reversed(frames):
-        if _is_users(frame.filename):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return "an unknown place"
 
@@ -302,7 +351,7 @@ def where_of(stack_trace: str | None) -> str | None:
     """`file:line: source` of the innermost user frame in a node's stack trace from torch; None without one."""
     found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
     for filename, line in reversed(found):
-        if _is_users(filename):
+        if is_users(filename):
             return f"{filename}:{line}: {linecache.getline(filename, int(line)).strip()}"
     return None
 
@@ -313,4 +362,4 @@ def _explain(error: BaseException) -> str:
     what = f"{type(error).__name__}: {first}"
     if "data-dependent" in first:
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
-    return f"the model cannot be captured at {_where(frames).rstrip(':')}. {what}. Fix: {REWRITE}"
+    return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {REWRITE}"

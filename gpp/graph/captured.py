@@ -34,7 +34,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, unseal
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
@@ -95,6 +95,26 @@ class Derived:
     where: str
 
 
+WITHOUT_WEIGHTS = "its weights were not there"
+"""Why a model on the meta device is not compared: one that is planned only, or that is compared when its weights are built."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A captured model was compared with the user's own module (`gpp.capture.faithful`).
+
+    Args:
+        seconds, capture_s: what this took, and what the capture took.
+        samples: of the batch that both computed.
+        unknown: why they could not be compared; None where they are equal.
+    """
+
+    seconds: float
+    capture_s: float
+    samples: int = 0
+    unknown: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """A model, its loss and its metrics, as nodes and as an operator graph.
@@ -115,6 +135,7 @@ class Captured:
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
         summed: whether it, or a term of it, is the sum of those of its parts.
         derived: tensors kept for a backward that are computed from parameters alone.
+        checked: how it was compared with the user's own module; None where that was not tried.
     """
 
     name: str
@@ -130,6 +151,7 @@ class Captured:
     coupled: bool | None = None
     summed: bool = False
     derived: tuple[Derived, ...] = ()
+    checked: Checked | None = field(default=None, compare=False)
 
     @cached_property
     def node_of(self) -> dict[str, Node]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gpp.analysis.explain.order import OrderGap
+from gpp.graph.captured import Checked
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
@@ -49,6 +50,7 @@ def result_dict(
     versions: Versions | None = None,
     replaced: Sequence[Any] = (),
     gains: Sequence[Mapping[str, Any]] = (),
+    checked: Checked | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -73,6 +75,8 @@ def result_dict(
             other runs.
         gains: the plan's time beside that of the best chain and of one device (`gpp.report.run.gain_words.gain_dicts`); the key is
             left out of other runs.
+        checked: how the captured model was compared with the user's own module, and the seconds that it took; the key is left out
+            of models that are not captured.
         replaced: plans that were replaced while they served (`gpp.replan.Replaced`); the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
@@ -94,6 +98,8 @@ def result_dict(
         more["versions"] = asdict(versions)
     if gains:
         more["gains"] = [dict(gain) for gain in gains]
+    if checked is not None:
+        more["checked"] = asdict(checked)
     if replaced:
         more["replaced"] = [asdict(one) for one in replaced]
     return finite(
