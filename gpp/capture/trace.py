@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import io
@@ -191,7 +192,13 @@ def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.Ex
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         # nn.LSTM and its kin keep their weights in a list as well; they are captured through their names
         warnings.filterwarnings("ignore", message="The tensor attributes? .* assigned during export", category=UserWarning)
-        return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
+        with mock.patch.object(builtins, "len", _length):
+            return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
+
+
+def _length(thing: Any, /, _of: Callable[[Any], int] = len) -> Any:
+    """`len`, which of a tensor is a size of the graph: Python's own makes a number of it, and a constant of the batch."""
+    return thing.shape[0] if isinstance(thing, Tensor) and thing.dim() else _of(thing)
 
 
 def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:

@@ -29,12 +29,7 @@ def by(forward: object) -> Between:
     return Between(Inner())
 
 
-@on(
-    "`h.register_hook` on an activation",
-    "refused",
-    "register_hook",
-    "x * scale + (x - x * scale).detach() scales the gradient alone",
-)
+@on("`h.register_hook` on an activation", "refused", "register_hook", "write its effect into the forward")
 def activation_hook() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
         h = layer(x)
@@ -45,14 +40,16 @@ def activation_hook() -> Made:
     return Made(by(forward))
 
 
-@on("`p.register_hook` on a parameter", "refused", "hook", "")
+@on("`p.register_hook` on a parameter", "refused", "(register_hook)", "clip by norm: `gpp.ByFactory(factory=..., clip_norm=1.0)`")
 def parameter_hook() -> Made:
     model = Between(nn.Linear(D, D))
     model.mid.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
     return Made(model)
 
 
-@on("`p.register_post_accumulate_grad_hook`", "refused", "hook", "")
+@on(
+    "`p.register_post_accumulate_grad_hook`", "refused", "(register_post_accumulate_grad_hook)", "write its effect into the forward"
+)
 def accumulate_hook() -> Made:
     model = Between(nn.Linear(D, D))
 
@@ -72,7 +69,7 @@ def forward_hooks() -> Made:
     return Made(model)
 
 
-@on("`register_full_backward_hook`", "refused", "hook", "")
+@on("`register_full_backward_hook`", "refused", "(register_full_backward_hook)", "write its effect into the forward")
 def backward_hook() -> Made:
     model = Between(nn.Linear(D, D))
     model.mid.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
@@ -146,7 +143,12 @@ def data_dependent() -> Made:
     return Made(by(lambda layer, x: layer(x) if x.sum() > 0 else x))
 
 
-@on("`x[x > 0]`, whose size depends on values", "refused", "", "torch.where, or a product with the mask")
+@on(
+    "`x[x > 0]`, whose size depends on values",
+    "refused",
+    "whose size is the data-dependent number",
+    "`torch.where`, or a product with the mask",
+)
 def masked_select() -> Made:
     return Made(by(lambda layer, x: layer(x) + x[x > 0].sum()))
 
@@ -208,7 +210,7 @@ def operators() -> Made:
     return Made(by(forward))
 
 
-@on("`torch.vmap` over a function of one's own", "equal")
+@on("`torch.vmap` over a function of one's own", "refused", "is not a tensor operator that can be stored", "write the batched form")
 def vmapped() -> Made:
     return Made(by(lambda layer, x: torch.vmap(lambda row: row.sin() * row.sum())(layer(x))))
 
@@ -227,7 +229,7 @@ def cast() -> Made:
     return Made(by(lambda layer, x: layer(x).to(torch.bfloat16).double() * x))
 
 
-@on("`torch.autograd.grad` in `forward`", "refused", "", "")
+@on("`torch.autograd.grad` in `forward`", "refused", "fake tensor in the exported program", "the derivative as a formula")
 def inner_gradient() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -37,7 +37,12 @@ def padding() -> Made:
     return words(padding_idx=0)
 
 
-@on("`nn.Embedding(max_norm=1)`, which changes its weights in `forward`", "refused", "", "F.normalize what is read")
+@on(
+    "`nn.Embedding(max_norm=1)`, which changes its weights in `forward`",
+    "warned",
+    "updated by every micro-batch",
+    "one micro-batch a mini-batch, or `F.normalize` of what is read",
+)
 def max_norm() -> Made:
     return words(max_norm=1.0)
 
@@ -80,7 +85,7 @@ def cell() -> Made:
     return words(Loop())
 
 
-@on("`pack_padded_sequence`, whose sizes depend on values", "refused", "", "a mask on padded sequences")
+@on("`pack_padded_sequence`, whose sizes depend on values", "refused", "cannot be captured at", "padded sequences and a mask")
 def packed() -> Made:
     class Packed(nn.Module):
         def __init__(self) -> None:
@@ -172,7 +177,12 @@ def called() -> Made:
     return Made(Called(nn.Linear(D, D)))
 
 
-@on("an operator of one's own by `torch.library.custom_op`", "refused", "", "")
+@on(
+    "an operator of one's own by `torch.library.custom_op`",
+    "refused",
+    "is a torch.autograd.Function",
+    "operators of torch; or hand-written blocks (model=blocks)",
+)
 def custom_operator() -> Made:
     return Made(Between(Doubled()))
 
@@ -211,22 +221,17 @@ def by_name() -> Made:
     return Made(Fusion(), batches(lambda: {"y": rows(D), "x": rows(D)}))
 
 
-@on("an input that is None", "refused", "must be a tensor", "leave it out")
+@on("an input that is None", "refused", "'y' must be a tensor", "leave it out, so that the default counts")
 def none_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": None}))
 
 
-@on(
-    "a number as an input",
-    "refused",
-    "must be a tensor",
-    "torch.full((samples,), number), or functools.partial around the model's own argument",
-)
+@on("a number as an input", "refused", "'scale' must be a tensor", "`torch.full((samples,), number)`")
 def number_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": 3.0}))
 
 
-@on("a dict within the inputs", "refused", "must be a tensor", "one name for each tensor")
+@on("a dict within the inputs", "refused", "'x' must be a tensor", "a name for each tensor")
 def nested() -> Made:
     class Nested(Between):
         def forward(self, x: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
@@ -235,7 +240,7 @@ def nested() -> Made:
     return Made(Nested(nn.Linear(D, D)), batches(lambda: {"x": {"a": rows(D), "b": rows(D)}}))
 
 
-@on("inputs that are not batch first", "refused", "", "transpose in the model")
+@on("inputs that are not batch first", "refused", "must all have as many samples", "transpose in the model")
 def time_first() -> Made:
     class Last(nn.Module):
         def __init__(self) -> None:

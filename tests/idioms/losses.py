@@ -124,7 +124,7 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores * 5, torch.arange(len(scores)))
 
 
-@on("a contrastive loss", "warned", "", 'loss_scope="minibatch"')
+@on("a contrastive loss", "warned", "compares the samples of a batch", 'loss_scope="minibatch"')
 def compares() -> Made:
     return numbers(contrastive)
 
@@ -140,7 +140,12 @@ def penalty() -> Made:
     return Made(model, loss=lambda o, t: F.mse_loss(o, t) + 0.1 * sum(p.pow(2).sum() for p in model.parameters()))
 
 
-@on("a gradient penalty (`autograd.grad(create_graph=True)`)", "refused", "", "")
+@on(
+    "a gradient penalty (`autograd.grad(create_graph=True)`)",
+    "refused",
+    "fake tensor in the exported program",
+    "the derivative as a formula",
+)
 def gradient_penalty() -> Made:
     class Given(Between):
         def forward(self, x: Tensor) -> Any:
@@ -160,8 +165,8 @@ def gradient_penalty() -> Made:
 @on(
     "a weight of the loss that grows with a counter (`self.step += 1`)",
     "refused",
-    "self.step",
-    "gpp.parallelize a model with a buffer that counts",
+    "self.step += 1",
+    "two pipelines, or a buffer of the model that counts",
 )
 def annealed() -> Made:
     class Annealed(nn.Module):
@@ -176,7 +181,12 @@ def annealed() -> Made:
     return numbers(Annealed())
 
 
-@on("a weight of the loss that the program changes between steps", "warned", "was {'w': 1.0} when the workers started", "")
+@on(
+    "a weight of the loss that the program changes between steps",
+    "warned",
+    "was {'w': 1.0} when the workers started",
+    "a new gpp.parallelize",
+)
 def changed_weight() -> Made:
     weight = {"w": 1.0}
     made = numbers(lambda outputs, targets: weight["w"] * F.mse_loss(outputs, targets))
@@ -194,6 +204,6 @@ def others() -> Made:
     return numbers(loss)
 
 
-@on("a loss that returns a float", "refused", "", "return the tensor")
+@on("a loss that returns a float", "refused", "data-dependent number", "return the tensor")
 def no_tensor() -> Made:
     return numbers(lambda outputs, targets: F.mse_loss(outputs, targets).item())

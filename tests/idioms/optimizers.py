@@ -61,7 +61,9 @@ def foreach() -> Made:
 
 @on("a rate that is a tensor", "equal")
 def tensor_rate() -> Made:
-    return Made(model(), optimizer=lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01, dtype=torch.float64), foreach=False))
+    return Made(
+        model(), optimizer=lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01, dtype=torch.float64), foreach=False)
+    )
 
 
 @on("a scheduler of torch's over the optimizer, with a warm-up from 0", "equal")
@@ -101,7 +103,12 @@ def unfreezing() -> Made:
     return Made(net, optimizer=made, between=lambda done: net.first.requires_grad_(done > 1) and None)
 
 
-@on("weights changed by the program between steps (`load_state_dict`, clamping)", "warned", "has changed weights", "")
+@on(
+    "weights changed by the program between steps (`load_state_dict`, clamping)",
+    "warned",
+    "has changed weights",
+    "a new gpp.parallelize; weights as they are: pipeline.state_dict()",
+)
 def changed_weights() -> Made:
     net = model()
 
@@ -113,7 +120,7 @@ def changed_weights() -> Made:
     return Made(net, optimizer=sgd, between=between)
 
 
-@on("`eval()` of the model between steps", "warned", "mode of their start", "")
+@on("`eval()` of the model between steps", "warned", "mode of their start", "`pipeline.evaluate`")
 def evaluating() -> Made:
     net = Between(nn.Dropout(0.5))
     return Made(net, optimizer=sgd, between=lambda done: net.eval() and None, whole=True)
@@ -197,7 +204,12 @@ class Normed(Signed):
             p.sub_(p.grad / norm * self.param_groups[0]["lr"])
 
 
-@on("two optimizers, as Muon for matrices and AdamW for the rest", "refused", "", "gpp.Muon")
+@on(
+    "two optimizers, as Muon for matrices and AdamW for the rest",
+    "refused",
+    "must be a function that returns a torch.optim.Optimizer",
+    "`gpp.Muon`",
+)
 def two() -> Made:
     net = model()
 
@@ -205,3 +217,41 @@ def two() -> Made:
         return [torch.optim.Muon([p for p in params if p.ndim == 2]), torch.optim.AdamW([p for p in params if p.ndim != 2])]
 
     return Made(net, settings={"optimizer": make})
+
+
+class Matrices(nn.Module):
+    """No biases, since torch's Muon takes matrices alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D, bias=False), nn.Linear(D, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+@on("`torch.optim.Muon` over parameters that are no matrices", "refused", "Muon only supports 2D parameters", "`gpp.Muon`")
+def muon_of_biases() -> Made:
+    return Made(model(), optimizer=torch.optim.Muon)
+
+
+CLASSES = [
+    getattr(torch.optim, name)
+    for name in sorted(set(torch.optim.__all__) - {"Optimizer", "LBFGS"})
+    if isinstance(getattr(torch.optim, name), type)
+]
+"""All optimizers of torch that take gradients as they are."""
+
+
+def _of_class(cls: Any) -> None:
+    name = f"`torch.optim.{cls.__name__}`"
+    make = lambda: Made(Matrices(), optimizer=partial(cls, lr=0.01))  # noqa: E731  # a row for each
+    make.__name__ = f"torch_{cls.__name__}"
+    if cls is torch.optim.SparseAdam:
+        on(name, "refused", "does not support dense gradients", "`torch.optim.Adam`")(make)
+    else:
+        on(name, "equal")(make)
+
+
+for _cls in CLASSES:
+    _of_class(_cls)

@@ -95,7 +95,12 @@ def spectral_norm() -> Made:
     return Made(Between(parametrizations.spectral_norm(nn.Linear(D, D))))
 
 
-@on("`parametrizations.spectral_norm`, a micro-batch a mini-batch", "equal")
+@on(
+    "`parametrizations.spectral_norm`, a micro-batch a mini-batch",
+    "warned",
+    "evaluates what it trains",
+    "evaluate a model of your own, by pipeline.state_dict()",
+)
 def spectral_norm_whole() -> Made:
     return Made(Between(parametrizations.spectral_norm(nn.Linear(D, D))), whole=True)
 
@@ -261,8 +266,8 @@ class Clamped(Between):
 @on(
     "weights clamped in `forward` (`weight.data.clamp_`)",
     "refused",
-    "",
-    "clamp what is read: F.linear(x, self.weight.clamp(-c, c))",
+    "fake tensor in the exported program",
+    "read a clamped copy: `F.linear(x, self.weight.clamp(-c, c))`",
 )
 def clamped() -> Made:
     return Made(Clamped(nn.Linear(D, D)))

@@ -153,12 +153,12 @@ class Counting(nn.Module):
         return x / self.n if self.used else x
 
 
-@on("`self.n += 1`, which nothing reads", "equal")
+@on("`self.n += 1`, which nothing reads", "warned", "lacks the change of the attribute")
 def counter() -> Made:
     return Made(Between(Counting(used=False)))
 
 
-@on("`self.n += 1`, which `forward` reads", "refused", "self.n", "a buffer, as in self.n.add_(1)")
+@on("`self.n += 1`, which `forward` reads", "refused", "self.n += 1", "a buffer, and `self.n.add_(1)`")
 def counter_read() -> Made:
     return Made(Between(Counting(used=True)))
 
@@ -171,7 +171,7 @@ class Kept(nn.Module):
         return x - self.ema
 
 
-@on("`self.ema = 0.9 * self.ema + ...`, an attribute", "refused", "self.ema", "a buffer changed in place")
+@on("`self.ema = 0.9 * self.ema + ...`, an attribute", "refused", "self.ema = 0.9 * self.ema", "a buffer changed in place")
 def attribute() -> Made:
     return Made(Between(Kept()))
 
@@ -182,7 +182,12 @@ class Noted(nn.Module):
         return x
 
 
-@on("an activation kept as an attribute for later (`self.last = ...`)", "warned", "", "a metric of gpp.parallelize")
+@on(
+    "an activation kept as an attribute for later (`self.last = ...`)",
+    "warned",
+    "lacks the change of the attribute",
+    "return it, and read it in a metric or the loss",
+)
 def noted() -> Made:
     return Made(Between(Noted()))
 
@@ -201,7 +206,9 @@ def functional_dropout() -> Made:
     return Made(Between(Dropped()), whole=True)
 
 
-@on("`F.dropout(x)`, which drops in evaluation, too", "warned", "", "F.dropout(x, training=self.training)")
+@on(
+    "`F.dropout(x)`, which drops in evaluation, too", "warned", "evaluates what it trains", "`F.dropout(x, training=self.training)`"
+)
 def always_dropout() -> Made:
     class Dropped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -226,7 +233,12 @@ class Depth(nn.Module):
         return x if left_out else x + self.block(x)
 
 
-@on("stochastic depth by `torch.rand(len(x))`, and another path in evaluation", "refused", "training", "")
+@on(
+    "stochastic depth by `torch.rand(len(x))`, and another path in evaluation",
+    "warned",
+    "evaluates what it trains",
+    "evaluate a model of your own, by pipeline.state_dict()",
+)
 def depth_by_sample() -> Made:
     return Made(Between(Depth("samples")), whole=True)
 
@@ -241,7 +253,12 @@ def depth_by_torch() -> Made:
     return Made(Between(Depth("torch")), whole=True)
 
 
-@on("stochastic depth by `if random.random() < p`", "refused", "random", "a mask: (torch.rand(len(x), 1) < p) * block(x)")
+@on(
+    "stochastic depth by `if random.random() < p`",
+    "refused",
+    "random.random() < 0.5",
+    "a mask: `(torch.rand(x.shape[0], 1) < p) * block(x)`",
+)
 def depth_by_python() -> Made:
     return Made(Between(Depth("python")), whole=True)
 
@@ -260,7 +277,12 @@ def noise() -> Made:
     return Made(Between(Noisy()), whole=True)
 
 
-@on("`if self.training`: another path in evaluation", "refused", "training", "")
+@on(
+    "`if self.training`: another path in evaluation",
+    "warned",
+    "evaluates what it trains",
+    "evaluate a model of your own, by pipeline.state_dict()",
+)
 def two_paths() -> Made:
     class Paths(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`gpp.parallelize` with its workers as threads of this process: the user's own call and all its checks, without starting processes."""
+"""`gpp.parallelize` with its workers as threads: the user's own call and all its checks, without starting processes."""
 
 from __future__ import annotations
 
