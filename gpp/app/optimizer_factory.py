@@ -109,7 +109,7 @@ def _path(made: Any) -> str:
     """The dotted path of an optimizer's class.
 
     Raises:
-        InvalidConfig: it is no optimizer, is in a place that no worker can import, needs a closure, has begun, or calls functions.
+        InvalidConfig: it is no optimizer, is in a place that no worker can import, needs a closure, or calls functions.
     """
     import torch
 
@@ -123,9 +123,6 @@ def _path(made: Any) -> str:
     if inspect.signature(cls.step).parameters["closure"].default is inspect.Parameter.empty:
         rule = "needs a closure that computes the loss again, with all parameters at once"
         raise InvalidConfig("optimizer", path, rule, "use one that steps by gradients alone, as torch.optim.AdamW")
-    if made.state:
-        rule = "has taken steps before, whose state the workers' optimizers would begin without"
-        raise InvalidConfig("optimizer", path, rule, "make it anew")
     if any(getattr(made, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
         rule = "has hooks around its steps, which no worker is handed"
         fix = "take them away; gpp.ByFactory has clipping by the norm of all gradients"
@@ -205,10 +202,11 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     """The optimizer as a worker makes it, after some steps along gradients that follow from the parameters.
 
     Raises:
-        InvalidConfig: it is another one than the function's.
+        InvalidConfig: it is another one than the function's, which may have begun.
     """
     try:
         own = found.build_named(params.items())
+        new = _counted(own)
         for _ in range(STEPS):
             for param in params.values():
                 param.grad = param.detach().sin()
@@ -217,6 +215,10 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
         rule = f"cannot be made again by its class and settings, or takes no step: {type(error).__name__}: {error}"
         raise InvalidConfig("optimizer", found.path, rule, PLAIN) from error
 
+    if not _counted(made) <= new:
+        rule = "has taken steps before, whose state the workers' optimizers would begin without"
+        raise InvalidConfig("optimizer", found.path, rule, "make it anew")
+
     def plain(one: torch.optim.Optimizer) -> dict[str, Any]:
         return {name: value for name, value in vars(one).items() if isinstance(value, bool | int | float | str)}
 
@@ -224,3 +226,12 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
         rule = f"has {others[0]} beyond the settings of its groups, which a worker's would not have"
         raise InvalidConfig("optimizer", found.path, rule, PLAIN)
     return own
+
+
+def _counted(made: torch.optim.Optimizer) -> set[tuple[str, float]]:
+    """The names in an optimizer's state, and its numbers, among them how many steps it has taken; of tensors nothing more."""
+    return {
+        (name, float(value) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
+        for entry in made.state.values()
+        for name, value in entry.items()
+    }
