@@ -69,9 +69,7 @@ def compared_model(
 
     network = built(model, seed=seed, dtype=dtype)
     size = min(len(samples), max(captured.batch or 0, 4))
-    found = compare(
-        model, captured, network, samples.fetch(minibatch(0, size, len(samples), seed), captured.inputs), dtype=dtype
-    )
+    found = compare(model, captured, network, samples.fetch(minibatch(0, size, len(samples), seed), captured.inputs), dtype=dtype)
     store(_key(model, dtype, captured.batch), found, Path(cache_dir) / "graphs")
     return found, network
 

@@ -388,6 +388,11 @@ class Experiment:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
         if "_weights" not in self.__dict__:
             self.__dict__["_weights"] = weights_of(
-                self.model, captured, self.load_weights, seed=self.seed, dtype=self.dtype, network=self.__dict__.pop("_network", None)
+                self.model,
+                captured,
+                self.load_weights,
+                seed=self.seed,
+                dtype=self.dtype,
+                network=self.__dict__.pop("_network", None),
             )
         return self.__dict__["_weights"]

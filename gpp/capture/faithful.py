@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ SAMPLES = 2
 
 UPDATE = 1e-2
 """The length of the update between the two steps, as a share of each parameter's norm."""
+
+LARGE_BYTES, LARGE_FLOPS = 1 << 28, 2e10
+"""Of the weights, and of a forward: above either, one step is compared, since it takes seconds."""
 
 DRAWS = 8
 """Forwards that tell whether numbers drawn by Python matter to the loss."""
@@ -122,6 +126,10 @@ class _Check:
         if len(devices) > 1:
             raise _Unknown(f"its weights are on several devices ({', '.join(sorted(map(str, devices)))})")
         self.device = next(iter(devices), torch.device("cpu"))
+        # A copy of the weights, and the gradients of both sides.
+        needed, free = 3 * sum(tensor.numel() * tensor.element_size() for tensor in held), free_bytes()
+        if self.device.type == "cpu" and free is not None and needed > free:
+            raise _Unknown(f"its weights and gradients take {needed / 1e9:.1f} GB here, and {free / 1e9:.1f} GB are free")
         self.kept = Kept(self.whole, values=True)
         try:
             self._run()
@@ -131,6 +139,8 @@ class _Check:
     def _run(self) -> None:
         graph = _Graph(self.captured, self.whole, self.kept, self.device)
         self.random = graph.module.has_random
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.whole.parameters())
+        self.large = weights > LARGE_BYTES or self.samples * sum(op.forward_flops for op in self.captured.graph.ops) > LARGE_FLOPS
         self._take(self.samples)
         with hooked_lines() as lines:
             own = self._step()
@@ -144,14 +154,15 @@ class _Check:
         hooks = standing_hooks(self.whole.model)
         graph.adopt()
         differences = self._compare(own, graph.step(self), "first")
-        if not differences:
+        if not differences and not self.large:
             self._update()
             graph.follow()
             own = self._step()
             changes = list({change.path: change for change in (*changes, *self.kept.changes())}.values())
             differences = self._compare(own, graph.step(self), "second")
-        if not differences:
+        if not differences and not self.large:
             self._evaluation(graph)
+        if not differences:
             self._mode()
         causes = [
             *(_Cause(f"the hook of the tensor at {line}", _HOOK) for line in lines),
@@ -165,8 +176,10 @@ class _Check:
             self._refuse(differences, causes)
         if drew and self._draws_matter():
             self._refuse(["the loss depends on what Python draws"], causes[-1:])
+        steps = "the first step" if self.large else "two steps"
         self.notes += [
-            f"workers run the captured graph alone, which lacks {cause.what}; no number of two steps depends on it" for cause in causes
+            f"workers run the captured graph alone, which lacks {cause.what}; no number of {steps} depends on it"
+            for cause in causes
         ]
 
     def _take(self, samples: int) -> None:
@@ -175,15 +188,10 @@ class _Check:
 
     def _step(self) -> _Numbers:
         """A step of the user's module, whose gradients and tensors are the result; notes which of Python's generators drew."""
-        for parameter in self.whole.parameters():
-            parameter.grad = None
         seed_all(self.seed)
         before = random_states()
         try:
-            with torch.enable_grad():
-                losses = self._forward()
-                if (total := _total(losses)).requires_grad:
-                    total.backward()
+            losses = self._forward_and_backward()
         except (Exception, SystemExit) as error:
             at = where(traceback.extract_tb(error.__traceback__))
             raise _Unknown(f"it fails on the example, at {at}: {type(error).__name__}: {error}") from error
@@ -192,9 +200,19 @@ class _Check:
             losses={name: value.detach() for name, value in losses.items()},
             gradients={self._own_name(name): parameter.grad for name, parameter in self.whole.named_parameters()},
             tensors={
-                self._own_name(name): tensor.detach() for name, tensor in (*self.whole.named_parameters(), *self.whole.named_buffers())
+                self._own_name(name): tensor.detach()
+                for name, tensor in (*self.whole.named_parameters(), *self.whole.named_buffers())
             },
         )
+
+    def _forward_and_backward(self) -> dict[str, Tensor]:
+        for parameter in self.whole.parameters():
+            parameter.grad = None
+        with torch.enable_grad():
+            losses = self._forward()
+            if (total := _total(losses)).requires_grad:
+                total.backward()
+        return losses
 
     def _forward(self) -> dict[str, Tensor]:
         self.drawn = Draws(self.device)
@@ -260,13 +278,7 @@ class _Check:
         self.kept.put_back()
         seed_all(self.seed)
         seeded()
-
-        def step() -> None:
-            with torch.enable_grad():
-                if (total := _total(self._forward())).requires_grad:
-                    total.backward()
-
-        return line_of(step, changed)
+        return line_of(self._forward_and_backward, changed)
 
     def _draws_matter(self) -> bool:
         """Whether the loss differs where only Python draws other numbers."""
@@ -434,6 +446,15 @@ class _Watcher:
         self.values += [tensor.clone() for tensor in _flat(value)]
 
 
+def free_bytes() -> int | None:
+    """Main memory that is free, by the kernel's own estimate; None where it gives none."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
 def found(whole: Whole, path: str) -> Tensor | None:
     """The tensor of the model, or of a loss that is a module, by its captured name; None where there is none."""
     for root in (whole.model, whole):
@@ -517,11 +538,16 @@ def _differing(own: Mapping[str, Tensor | None], other: Mapping[str, Tensor | No
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
-    return a.layout == b.layout == torch.strided and a.shape == b.shape and torch.equal(a, b)
+    if not a.layout == b.layout == torch.strided or a.shape != b.shape:
+        return False
+    return (a.data_ptr() == b.data_ptr() and a.stride() == b.stride()) or torch.equal(a, b)
 
 
 def _listed(found: Mapping[str, float], what: str) -> list[str]:
-    return [f"{what} {name} is off by {min(off, 9.99):.2g} of its norm" for name, off in sorted(found.items(), key=lambda item: -item[1])]
+    return [
+        f"{what} {name} is off by {min(off, 9.99):.2g} of its norm"
+        for name, off in sorted(found.items(), key=lambda item: -item[1])
+    ]
 
 
 def _plain(value: Tensor) -> str:

@@ -160,7 +160,9 @@ def _same(before: Any, after: Any) -> bool:
     if isinstance(before, _PLAIN):
         return before == after
     if isinstance(before, dict):
-        return before.keys() == after.keys() and all(value is after[key] or _same(value, after[key]) for key, value in before.items())
+        return before.keys() == after.keys() and all(
+            value is after[key] or _same(value, after[key]) for key, value in before.items()
+        )
     if isinstance(before, (list, tuple, deque)):
         return len(before) == len(after) and all(map(_same, before, after))
     return before == after if isinstance(before, (set, torch.Size, torch.dtype, torch.device)) else False
