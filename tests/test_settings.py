@@ -63,7 +63,7 @@ LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e9)
 OBJECTS = (
     Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
-    Jsonl(), SGD(lr=0.1, momentum=0.9), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
+    Jsonl(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
 

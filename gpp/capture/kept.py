@@ -35,8 +35,7 @@ class Missing:
 class Kept:
     """Modules as they are now: their attributes and modes, and if asked the values and gradients of their tensors.
 
-    Containers (lists, dicts and the like) are kept with what they hold, and no deeper. The states of all random generators are kept,
-    too.
+    Containers (lists, dicts and the like) are kept with what they hold, and no deeper; so are the states of all random generators.
 
     Args:
         values: whether to copy all tensors.

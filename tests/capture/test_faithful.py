@@ -15,7 +15,7 @@ from gpp.app.api import capture_model
 from gpp.app.pipeline import parallelize
 from gpp.capture.examples import built, compare
 from gpp.capture.examples import capture_model as capture_settings
-from gpp.capture.faithful import tolerance
+from gpp.capture.faithful.numbers import tolerance
 from gpp.capture.kept import advanced, random_states
 from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError
@@ -328,6 +328,9 @@ def test_workers_keep_a_frozen_encoder_in_evaluation_mode(tmp_path) -> None:
             optimizer.step()
             assert pipeline.step(x, y) == pytest.approx(float(loss.detach()), rel=1e-14)
         evaluated = pipeline.evaluate(x, y)["loss"]
-    assert all(torch.allclose(a, b, rtol=1e-13, atol=0) for a, b in zip(plain.state_dict().values(), model.state_dict().values()))
+    assert all(
+        torch.allclose(a, b, rtol=1e-13, atol=0)
+        for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
+    )
     assert model.training and not model.encoder.training
     assert evaluated == pytest.approx(float(F.cross_entropy(plain.eval()(x), y)), rel=1e-13)
