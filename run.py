@@ -29,7 +29,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
-    recorder.captured(captured)
+    recorder.checked = captured.checked
+    recorder.warn(*captured.warnings)
 
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)

@@ -325,7 +325,7 @@ class Muon(AbstractOptimizer):
 
     momentum: Decay = 0.95
     nesterov: bool = True
-    adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    adjust: Literal["original", "match_rms_adamw"] = "original"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.1

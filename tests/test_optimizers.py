@@ -13,7 +13,7 @@ from gpp.runtime.worker.allocator import states, storage_bytes
 
 OPTIMIZERS = [
     SGD(lr=0.1, momentum=0.0),
-    SGD(lr=0.1),
+    SGD(lr=0.1, momentum=0.9),
     Adam(lr=0.1),
     Adam(lr=0.1, decoupled=True),
     RMSprop(lr=0.1),
@@ -21,6 +21,26 @@ OPTIMIZERS = [
     NAdam(lr=0.1),
     Muon(lr=0.1),
 ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (SGD, torch.optim.SGD),
+        (Adam, torch.optim.Adam),
+        (RMSprop, torch.optim.RMSprop),
+        (NAdam, torch.optim.NAdam),
+        (Muon, torch.optim.Muon),
+    ],
+)
+def test_defaults_are_torchs(ours: type[AbstractOptimizer], torchs: type[torch.optim.Optimizer]) -> None:
+    """Momentum, betas, eps, weight decay, Nesterov and all else but the rate, which has no default, and the kernels."""
+    weight, kernels = torch.nn.Parameter(torch.ones(2, 2)), {"lr", "fused", "foreach"}
+    made, theirs = ours(lr=0.1).build([weight]).param_groups[0], torchs([weight]).param_groups[0]  # pyright: ignore
+    differing = {name: (made.get(name), value) for name, value in theirs.items() if name not in kernels | {"params"}}
+    differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
+    # None is torch's word for the original rule.
+    assert differing in ({}, {"adjust_lr_fn": ("original", None)})
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=repr)
@@ -54,7 +74,7 @@ def test_muon_is_for_matrices_and_goes_on_from_its_state() -> None:
     """Each parameter moves as under torch's optimizer for it alone; a copy that gets the state half-way ends the same."""
     torch.manual_seed(0)
     start = [torch.randn(4, 3), torch.randn(3), torch.randn(2, 3, 3)]
-    spec = Muon(lr=0.01, weight_decay=0.1)
+    spec = Muon(lr=0.01, weight_decay=0.1, adjust="match_rms_adamw")
 
     def train(steps: int, params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, first: int = 0) -> None:
         for t in range(first, first + steps):

@@ -34,7 +34,7 @@ from gpp.app.tracking import Tracking
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
-from gpp.graph.captured import Captured, Checked
+from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.pipeedge.written import measured_files
@@ -178,11 +178,6 @@ class Recorder:
             if warning not in self.warnings:
                 self.warnings.append(warning)
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-
-    def captured(self, captured: Captured) -> None:
-        """Warn of what its capture has to say, and keep how it was compared with the model."""
-        self.checked = captured.checked
-        self.warn(*captured.warnings)
 
     def posed(self, graph: OpGraph, bound: Bound | None) -> None:
         """Keep the graph that will be planned, and the lower bound on the time of every plan."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
-from gpp.capture.faithful import compared
+from gpp.capture.faithful.compared import compared
 from gpp.capture.halves import halves
 from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure

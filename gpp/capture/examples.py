@@ -10,9 +10,8 @@ from torch import nn
 
 from gpp.capture.blocks import capture_blocks
 from gpp.capture.build import capture
-from gpp.capture.faithful import compared
+from gpp.capture.faithful.compared import compared
 from gpp.capture.stage import initial_state
-from gpp.data.base import TARGET
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.blocks import Blocks
@@ -83,7 +82,7 @@ def compare(
         rows: samples of the run by name, targets as `target:NAME`.
     """
     inputs = {name: rows[name] for name in model.inputs()}
-    targets = {name: rows[TARGET + name] for name in model.targets()}
+    targets = {name: rows[f"target:{name}"] for name in model.targets()}
     capture_s = captured.checked.capture_s if captured.checked else 0.0
     with default_dtype(dtype):
         return compared(captured, network, inputs, targets, loss(model.loss), capture_s=capture_s)

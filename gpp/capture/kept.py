@@ -35,8 +35,7 @@ class Missing:
 class Kept:
     """Modules as they are now: their attributes and modes, and if asked the values and gradients of their tensors.
 
-    Containers (lists, dicts and the like) are kept with what they hold, and no deeper. The states of all random generators are kept,
-    too.
+    Containers (lists, dicts and the like) are kept with what they hold, and no deeper; so are the states of all random generators.
 
     Args:
         values: whether to copy all tensors.
@@ -160,7 +159,9 @@ def _same(before: Any, after: Any) -> bool:
     if isinstance(before, _PLAIN):
         return before == after
     if isinstance(before, dict):
-        return before.keys() == after.keys() and all(value is after[key] or _same(value, after[key]) for key, value in before.items())
+        return before.keys() == after.keys() and all(
+            value is after[key] or _same(value, after[key]) for key, value in before.items()
+        )
     if isinstance(before, (list, tuple, deque)):
         return len(before) == len(after) and all(map(_same, before, after))
     return before == after if isinstance(before, (set, torch.Size, torch.dtype, torch.device)) else False

@@ -101,7 +101,7 @@ WITHOUT_WEIGHTS = "its weights were not there"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A captured model was compared with the user's own module (`gpp.capture.faithful`).
+    """A captured model was compared with the user's own module (`gpp.capture.faithful.compared`).
 
     Args:
         seconds, capture_s: what this took, and what the capture took.

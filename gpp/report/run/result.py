@@ -90,16 +90,13 @@ def result_dict(
         more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
     if resumed is not None:
         more["resumed"] = resumed
-    if emulation is not None:
-        more["emulation"] = asdict(emulation)
+    for name, value in (("emulation", emulation), ("versions", versions), ("checked", checked)):
+        if value is not None:
+            more[name] = asdict(value)
     if idle_s is not None:
         more["idle_s"] = dict(idle_s)
-    if versions is not None:
-        more["versions"] = asdict(versions)
     if gains:
         more["gains"] = [dict(gain) for gain in gains]
-    if checked is not None:
-        more["checked"] = asdict(checked)
     if replaced:
         more["replaced"] = [asdict(one) for one in replaced]
     return finite(

@@ -56,7 +56,7 @@ class Replayed(Draws):
                 return
 
     def unlike(self, earlier: Draws) -> str | None:
-        """An operator that drew otherwise in the earlier run, so that its numbers may be those of another draw; None if all are alike."""
+        """An operator that drew more often in the earlier run, so that the numbers here may be another draw's; None if none did."""
         own, other = (Counter(key for key, _ in draws.states) for draws in (self, earlier))
         return next((str(key[0]) for key in own if own[key] != other[key]), None)
 
