@@ -22,6 +22,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.seeding import generators, pass_seed
+from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 
 EVALUATION_SENDS = 16
@@ -71,6 +72,8 @@ class ChainStage(torch.nn.Module):
         self.num_microbatches = harness.job.settings.minibatch_size // self.size
         self.microbatch = 0
         self.losses: dict[str, Tensor] = {}
+        self._step: int | None = None
+        self._columns: Fetch = lambda lo, hi: {}
         self.generators = generators(harness.device) if self.part.has_random else ()
         self.evaluation = self.part.eval_module() if harness.job.settings.evaluation_samples else None
 
@@ -80,10 +83,21 @@ class ChainStage(torch.nn.Module):
             values[name] = cast(Tensor, _Entering.apply(tensor)) if tensor.requires_grad else tensor
         for generator in self.generators:
             generator.manual_seed(pass_seed(harness.job.settings.seed, harness.step, self.index, self.microbatch, 0))
+        values.update(self._numbers())
         values.update(self.part(self.size, values))
         if self.last:
             return self._loss({name: values[name] for name in self.part.results if is_loss(name)}) * self.scale
         return tuple(self._leaving(values[name], arriving) for name in self.outgoing)
+
+    def _numbers(self) -> dict[str, Tensor]:
+        """What the loss of the micro-batch is divided by, of the whole mini-batch of the step."""
+        if self.part.counts is None:
+            return {}
+        if self._step != self.harness.step:
+            self._step = self.harness.step
+            self._columns = self.part.counts.columns(self.harness.fetch("train", self.harness.order(), self.part.counts.reads))
+        lo = self.microbatch * self.size
+        return self._columns(lo, lo + self.size)
 
     def _leaving(self, tensor: Tensor, arriving: tuple[Tensor, ...]) -> Tensor:
         tensor = tensor.contiguous()
@@ -137,11 +151,12 @@ def evaluate(harness: Harness, stages: list[ChainStage], rank_of: dict[int, int]
     settings, totals, here = harness.job.settings, dict[str, Tensor](), {stage.index for stage in stages}
     pending: deque[tuple[dist.Work | None, Tensor]] = deque()
     kept: dict[str, Tensor] = {}
+    rows = [_held_out(harness, stage) for stage in stages]
     for lo in range(0, settings.evaluation_samples, stages[0].size):
         hi = min(lo + stages[0].size, settings.evaluation_samples)
-        for stage in stages:
+        for stage, own in zip(stages, rows, strict=True):
             assert stage.evaluation is not None
-            values: dict[str, Tensor] = dict(harness.fetch("test", range(lo, hi), stage.evaluation.inputs))
+            values = own(lo, hi)
             for name in stage.incoming:
                 if stage.index - 1 in here:
                     values[name] = kept[name]
@@ -161,6 +176,17 @@ def evaluate(harness: Harness, stages: list[ChainStage], rank_of: dict[int, int]
     while pending:
         _wait(pending)
     return {name: value.item() for name, value in totals.items()}
+
+
+def _held_out(harness: Harness, stage: ChainStage) -> Fetch:
+    """Function (lo, hi) -> what a stage reads of those held-out samples."""
+    assert stage.evaluation is not None
+
+    def rows(names: tuple[str, ...]) -> Fetch:
+        return lambda lo, hi: harness.fetch("test", range(lo, hi), names)
+
+    labels = stage.evaluation.counts.reads if stage.evaluation.counts else ()
+    return stage.evaluation.counting(rows(stage.evaluation.inputs), rows(labels), harness.job.settings.evaluation_samples)
 
 
 def _wait(pending: deque[tuple[dist.Work | None, Tensor]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from baselines.whole_model import refuse_several_stages
+from baselines.whole_model import refuse_several_stages, refuse_trained_loss
 from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -46,6 +46,9 @@ class DataParallel(AbstractEngine):
 
     def refuse_plan(self, plan: Plan, task: Task) -> None:
         refuse_several_stages(plan, self.name)
+
+    def refuse(self, job: Job) -> None:
+        refuse_trained_loss(job, self.name)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import collect, run_workers

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from gpp.app.batches import items_of
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -42,6 +43,8 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gpp.app.batches import Count as Items
+
     Batch = tuple[Mapping[str, Tensor], Tensor | Mapping[str, Tensor]]
     """(inputs by name, targets)."""
 
@@ -52,6 +55,8 @@ def capture_model(
     targets: Tensor | Mapping[str, Tensor],
     loss: Callable[..., Tensor | Mapping[str, Tensor]],
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
+    *,
+    items: Items | Mapping[str, Items] | None = None,
 ) -> Captured:
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
@@ -60,10 +65,13 @@ def capture_model(
         targets: likewise what the loss compares with.
         loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
         metrics: name -> function like `loss`.
+        items: (inputs, targets) -> the number that the loss is a mean over, by term where it has several; only for a loss of which it
+            is not found by itself (`gpp.capture.items`).
     """
     from gpp.capture.build import capture as build
 
-    return build(model, inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
+    counts = items_of(items, compares=True)
+    return build(model, inputs, targets, loss, dict(metrics or {}), name=type(model).__name__, items=counts)
 
 
 @arguments("")
@@ -123,6 +131,7 @@ def train(
     data: Batch,
     steps: int,
     run_dir: str | Path,
+    loss: nn.Module | None = None,
     held_out: Batch | None = None,
     optimizer: AbstractOptimizer | None = None,
     seed: int = 0,
@@ -137,6 +146,7 @@ def train(
 
     Args:
         data: (inputs by name, targets) to train on, tensors [num_samples, ...].
+        loss: the module of the captured loss, if it is one with parameters or buffers; they hold the result, too.
         held_out: likewise to evaluate on.
         on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on; `trace` raises
             at the first gradient that is NaN, too, and names the function that made it.
@@ -190,6 +200,7 @@ def train(
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
     engine.refuse(job)
+    state = initial_state(model, captured, loss)
     _warn(progress := progress or Progress(), captured, problem, plan, engine)
     with RunDir(run_dir, field="run_dir") as directory:
         directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
@@ -197,9 +208,9 @@ def train(
         for split, batch in splits.items():
             if batch:
                 _write(run_dir / "data", split, batch)
-        job.save(run_dir, initial_state(model, captured))
+        job.save(run_dir, state)
         outcome = engine.execute(job, run_dir, progress)
-        copy_into(model, load_final(run_dir))
+        copy_into(model, load_final(run_dir), loss)
     return outcome
 
 

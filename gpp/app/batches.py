@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
     Targets: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | None
+    Count: TypeAlias = Callable[..., Any]
 
-FIX_IGNORED = 'give the labels as targets and say loss=..., with loss_scope="minibatch"'
+FIX_IGNORED = "say items=, a function of (inputs, targets) that counts the labels of the loss"
 
 
 def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -88,8 +89,10 @@ def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., An
         loss: None for that of the model's own outputs.
         compares: whether there are targets.
     """
+    from gpp.models.losses import called_as
+
     if loss is not None:
-        return loss if compares else lambda outputs, targets: loss(outputs)
+        return loss if compares else called_as(loss, lambda outputs, targets: loss(outputs))
 
     def own(outputs: Any, targets: Any) -> Any:
         found = outputs.get(LOSS) if isinstance(outputs, Mapping) else getattr(outputs, LOSS, None)
@@ -101,13 +104,28 @@ def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., An
     return own
 
 
+def items_of(items: Count | Mapping[str, Count] | None, compares: bool) -> dict[str, Callable[..., Any]]:
+    """What capture asks for of `items=`: by name of a loss term, or under an empty one for all, a function (inputs, targets) -> number.
+
+    Args:
+        compares: whether there are targets.
+    """
+    if items is None:
+        return {}
+
+    def called(count: Count) -> Callable[..., Any]:
+        return count if compares else lambda inputs, targets: count(inputs)
+
+    return {name: called(count) for name, count in (items.items() if isinstance(items, Mapping) else [("", items)])}
+
+
 def rows_of(job: Job, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of a mini-batch by the names that workers know; what no stage reads is left out.
 
     Raises:
         InvalidConfig: a tensor is missing.
     """
-    known = [node.target for node in job.captured.nodes if node.kind == "input"]
+    known = list(job.captured.rows)
     given = {**inputs, **{TARGET + name: tensor for name, tensor in targets.items()}}
     for name in known:
         if name not in given:

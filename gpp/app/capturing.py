@@ -74,12 +74,17 @@ def compared_model(
     return found, network
 
 
-def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int) -> bool:
-    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`)."""
+def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
+    """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`).
+
+    Args:
+        weighs: whether the engine gives micro-batches what their losses are divided by.
+    """
     from gpp.capture.coupling import uneven
     from gpp.data.sampler import minibatch
 
-    return uneven(captured, samples.fetch(minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed), captured.inputs))
+    first = minibatch(0, min(minibatch_size, LOOKED_AT), len(samples), seed)
+    return uneven(captured, samples.fetch(first, captured.inputs), weighs=weighs)
 
 
 def weights_of(
@@ -90,9 +95,8 @@ def weights_of(
     Args:
         network: the model as it was built with this seed; None to build it.
     """
-    from gpp.capture.examples import built
-    from gpp.capture.stage import initial_state
+    from gpp.capture.examples import built, state_of
     from gpp.runtime.checkpoint.weights import read_weights
 
-    first = initial_state(network or built(model, seed=seed, dtype=dtype), captured)
+    first = state_of(model, captured, network or built(model, seed=seed, dtype=dtype), dtype=dtype)
     return read_weights(source, first, captured) if source else first

@@ -337,7 +337,9 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        uneven = self.trains and uneven_targets(captured, self._load("train"), self.minibatch_size, self.seed)
+        uneven = self.trains and uneven_targets(
+            captured, self._load("train"), self.minibatch_size, self.seed, weighs=not whole_model
+        )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)

@@ -49,7 +49,7 @@ class Forms:
 
     def __init__(self, job: Job, problem: Problem, strategy: Strategy, capture: Callable[[Rows], Captured], *, most: int) -> None:
         self._job, self._problem, self._strategy, self._capture, self._most = job, problem, strategy, capture, most
-        self._inputs = {node.target: node for node in job.captured.nodes if node.kind == "input"}
+        self._inputs = job.captured.rows
         own: Lengths = tuple(tuple(int(size) for size in (node.shape or ())[1:]) for node in self._inputs.values())
         self._captured: dict[Lengths, tuple[Captured, OpGraph]] = {own: (job.captured, job.graph)}
         self._numbers = {(job.plan.minibatch_size, own): 0}
@@ -179,7 +179,7 @@ class Forms:
         try:
             strategy.check(plan, problem)
         except (Infeasible, InvalidPlan) as error:
-            shown = [size, *([list(node.shape or ())[1:] for node in captured.nodes if node.kind == "input"])]
+            shown = [size, *([list(node.shape or ())[1:] for node in captured.rows.values()])]
             raise InvalidConfig("batch", shown, f"does not fit the plan: {error}", "give the largest batch as example") from error
         cards = job.settings.backend == "nccl"
         return replace(

@@ -50,13 +50,13 @@ class ByFactory(AroundSteps):
 
 
 def optimizer_of(
-    given: AbstractOptimizer | ByFactory | Factory | torch.optim.Optimizer | None, model: nn.Module
-) -> AbstractOptimizer:
-    """Settings of an optimizer, or those of one of torch's, or of one that a function makes.
+    given: GivenOptimizer, model: nn.Module, loss: nn.Module | None = None
+) -> tuple[AbstractOptimizer, torch.optim.Optimizer | None]:
+    """Settings of an optimizer, or those of one of torch's, which is given or which a function makes; and that one.
 
     Args:
         given: None for Adam(lr=1e-3).
-        model: whose parameters the optimizer has, or is given; they are not changed.
+        model, loss: whose parameters the optimizer has, or is given; they are not changed.
 
     Raises:
         InvalidConfig: it is none of them; a worker cannot make the optimizer by its class and settings; it needs a closure or all
@@ -66,11 +66,14 @@ def optimizer_of(
         return given or Adam(lr=1e-3), None
     import torch
 
+    from gpp.capture.draft import named_tensors
+
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    every = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter)}
+    params = {name: p for name, p in every.items() if p.requires_grad}
     made: Any = asked.factory if isinstance(asked.factory, torch.optim.Optimizer) else _called(asked.factory, params)
     path = _path(made)
-    groups = _groups(made, params, {id(p) for p in model.parameters()})
+    groups = _groups(made, params, {id(p) for p in every.values()})
     around = {setting.name: getattr(asked, setting.name) for setting in fields(AroundSteps)}
     found = TorchOptimizer(path=path, lr=base_rate(groups), groups=groups, state=0.0, **around)
     together = _small(params)

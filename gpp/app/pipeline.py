@@ -27,6 +27,7 @@ from gpp.cluster import Cluster, local
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.problem import Problem
+from gpp.data.base import TARGET
 from gpp.errors import GppError, InvalidConfig
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
@@ -47,7 +48,7 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gpp.app.batches import Inputs, Targets
+    from gpp.app.batches import Count, Inputs, Targets
     from gpp.app.optimizer_factory import GivenOptimizer
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
@@ -67,6 +68,7 @@ def parallelize(
     plan: Plan | None = None,
     microbatch_size: int | None = None,
     loss_scope: LossScope = "microbatch",
+    items: Count | Mapping[str, Count] | None = None,
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
     cost: AbstractCostModel | None = None,
     steps: int | None = None,
@@ -87,8 +89,9 @@ def parallelize(
         example_inputs: a mini-batch as the model takes it, batch first: one tensor [samples, ...], several by position, or by
             name. No batch may have more samples; others may have fewer, and other lengths.
         example_targets: a mini-batch of what the loss compares with; None where the inputs have it.
-        loss: (outputs, targets) -> mean over samples; without targets it gets the outputs alone. None takes the `loss` of the
-            model's own outputs, as models of Hugging Face have it.
+        loss: (outputs, targets) -> mean over samples or over items (tokens, the labels that count); without targets it gets the
+            outputs alone. None takes the `loss` of the model's own outputs, as models of Hugging Face have it. Parameters of a loss
+            that is a module are trained, too.
         devices: so many cores of this machine, or a cluster; None for two, and under a launcher for one each rank.
         optimizer: settings of one (`gpp.Adam`); or one of torch's over the model's parameters, or a function (params) -> one, whose
             class and settings every worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
@@ -96,7 +99,9 @@ def parallelize(
         plan: one that was made before, in place of the strategy's.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         loss_scope: `minibatch` computes the loss on the whole mini-batch at once: for one that is no mean over samples, such as a
-            contrastive one, or a mean over tokens of which some samples have more.
+            contrastive one.
+        items: (inputs, targets) -> the number that the loss is a mean over, by term where the loss has several; only for a loss of
+            which it is not found by itself. Without targets it gets the inputs alone; of one input or target it gets the tensor.
         metrics: what `evaluate` tells beside the loss: name -> function like `loss`.
         cost: what operators take; measured on this machine if None.
         steps: all steps of the training, for a learning rate that follows them.
@@ -115,6 +120,8 @@ def parallelize(
         Infeasible: no plan fits.
         WorkerFailed: a worker could not start; under a launcher also where rank 0 has failed.
     """
+    from gpp.models.losses import module_of
+
     progress = progress or Progress()
     model = plain_module(model, progress.warn)
     inputs, targets = named_inputs(model, example_inputs), named_targets(example_targets)
@@ -122,7 +129,7 @@ def parallelize(
     place = _place(engine, launch)
     count = devices if devices is not None else place.world if place else 2
     given: dict[str, Any] = {"strategy": strategy, "cost": cost}
-    chosen, made = optimizer_of(optimizer, model)
+    chosen, made = optimizer_of(optimizer, model, module_of(loss))
     wanted = Wanted(
         model=model,
         size=examples_size({**inputs, **targets}),
@@ -130,6 +137,7 @@ def parallelize(
         optimizer=chosen,
         made=made,
         loss=loss,
+        items=items,
         metrics=metrics,
         plan=plan,
         microbatch_size=microbatch_size,
@@ -163,7 +171,8 @@ def _planned(wanted: Wanted, inputs: Mapping[str, Tensor], targets: Mapping[str,
     problem = wanted.problem(captured)
     plan = wanted.planned(problem)
     job = wanted.job(captured, problem, plan)
-    for words in wanted.warnings(captured, job.plan):
+    rows = {**inputs, **{TARGET + name: tensor for name, tensor in targets.items()}}
+    for words in wanted.warnings(captured, job.plan, rows):
         wanted.progress.warn(words)
     return problem, job
 
@@ -205,9 +214,11 @@ class Pipeline:
         self, wanted: Wanted, problem: Problem, job: Job, meeting: Meeting | None = None, hold: RunDir | None = None
     ) -> None:
         from gpp.capture.coupling import ignored_label
+        from gpp.models.losses import module_of
 
         self.model, self.strategy, self.run_dir, self.plan = wanted.model, wanted.strategy, Path(wanted.run_dir), job.plan
         self.problem = problem
+        self._criterion = module_of(wanted.loss)
         self.losses: list[float] = []
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
         self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
@@ -231,7 +242,7 @@ class Pipeline:
         if self._first and self._directory:
             self._directory.claim()
             self._directory.begin()
-            job.save(self.run_dir, initial_state(self.model, job.captured))
+            job.save(self.run_dir, initial_state(self.model, job.captured, self._criterion))
         if meeting is None:
             from gpp.runtime.live.crew import Crew
 
@@ -262,7 +273,7 @@ class Pipeline:
         return with_total(self._ask("evaluate", inputs, targets))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights and buffers as they are now, by the names of the model; on every rank."""
+        """Weights and buffers as they are now, by the names of the model, and those of a loss as `loss.NAME`; on every rank."""
         return self._open().ask("weights")[1]
 
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
@@ -276,7 +287,7 @@ class Pipeline:
         if not hasattr(self.model, "save_pretrained"):
             fix = "save pipeline.state_dict(), as by safetensors.torch.save_file"
             raise InvalidConfig("model", type(self.model).__name__, "has no save_pretrained", fix)
-        copy_into(self.model, self.state_dict())
+        copy_into(self.model, self.state_dict(), self._criterion)
         self._given.renew()
         if self._first:
             self.model.save_pretrained(folder, **settings)
@@ -327,7 +338,7 @@ class Pipeline:
         return "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
 
     def close(self) -> None:
-        """End the workers; the model gets the trained weights, on every rank, and the run directory its report."""
+        """End the workers; model and loss get the trained weights, on every rank, and the run directory its report."""
         from gpp.runtime.checkpoint.state import copy_into
 
         if self._workers is None:
@@ -335,7 +346,7 @@ class Pipeline:
         workers = self._workers
         try:
             if self.losses:
-                copy_into(self.model, self.state_dict())
+                copy_into(self.model, self.state_dict(), self._criterion)
             self._workers = None
             workers.end()
             if self._usual and self._first:
@@ -397,6 +408,6 @@ class Pipeline:
         from gpp.capture.stage import initial_state
 
         job = self._forms.make(rows)
-        state = initial_state(self.model, job.captured)
+        state = initial_state(self.model, job.captured, self._criterion)
         names = [job.captured.node_of[name].target for name, data in job.captured.constants.items() if data is None]
         return job, {name: state[name] for name in names}

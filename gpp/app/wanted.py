@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from gpp.app import api
-from gpp.app.batches import loss_of
-from gpp.app.capturing import only_size
+from gpp.app.batches import items_of, loss_of
+from gpp.app.capturing import LOOKED_AT, only_size
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
 from gpp.cost.models.base import AbstractCostModel
@@ -53,6 +53,7 @@ class Wanted:
     optimizer: AbstractOptimizer
     made: Any = None
     loss: Any = None
+    items: Any = None
     metrics: Any = None
     strategy: Strategy = field(default_factory=lambda: Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()))
     plan: Plan | None = None
@@ -97,7 +98,8 @@ class Wanted:
             two = [
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
             ]
-            return capture(model, two[0], two[1], loss, dict(self.metrics or {}), name=type(self.model).__name__, batch=batch)
+            asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.items, bool(targets))}
+            return capture(model, two[0], two[1], loss, dict(self.metrics or {}), **asked)
 
         found = captured()
         b = only_size(self.microbatch_size, self.size)
@@ -160,7 +162,14 @@ class Wanted:
             raise InvalidConfig("plan.devices", plan.num_devices, rule, fix)
         return made
 
-    def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
-        """What the user is to know before the first step."""
-        cut = cut_warnings(captured, plan, whole_loss=self.loss_scope == "minibatch", whole_model=False)
+    def warnings(self, captured: Captured, plan: Plan, rows: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """What the user is to know before the first step.
+
+        Args:
+            rows: the examples, by captured names.
+        """
+        from gpp.capture.coupling import uneven
+
+        whole_loss, some = self.loss_scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
+        cut = cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False, uneven=uneven(captured, some))
         return (*captured.warnings, *cut, *replace(self.engine, launch="local" if self.place is None else "env").check(plan))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from gpp.capture.codec import GETITEM
 from gpp.capture.derived import Derivations
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
+from gpp.capture.items import with_items
 from gpp.capture.measure import Facts, form_of, measure
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
@@ -108,7 +110,8 @@ class _Builder:
         traced = trace(tail, examples, targets, self.loss, self.metrics, batch=None)
         if traced.batch is not None:
             raise CaptureError(f"the loss works at a fixed batch size only: {traced.warnings[0]}")
-        return self._join(read(traced, tail), dict(zip(examples, last, strict=True)), name, traced.warnings)
+        drafts = with_items(read(traced, tail), None, outside=set(examples))
+        return self._join(drafts, dict(zip(examples, last, strict=True)), name, traced.warnings)
 
     def _new_storage(self) -> int:
         self.storage -= 1  # negative: never equal to a storage that torch has made
@@ -213,7 +216,11 @@ class _Builder:
             self.drafts.append(draft)
         results = {key: names[node] for key, node in tail.results.items()}
         joined = Drafts(
-            drafts=self.drafts, results=results, constants={names[k]: v for k, v in tail.constants.items()}, aliases=self.aliases
+            drafts=self.drafts,
+            results=results,
+            constants={names[k]: v for k, v in tail.constants.items()},
+            aliases=self.aliases,
+            items=tuple(replace(item, node=names[item.node]) for item in tail.items),
         )
         inputs = (*self.inputs, *(f"target:{key}" for key in self.targets))
         return assemble(joined, name=name, inputs=inputs, batch=None, warnings=warnings, facts=self.facts)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -22,17 +22,18 @@ from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.faithful.compared import compared
 from gpp.capture.halves import halves
+from gpp.capture.items import closure, with_items
 from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
 from gpp.capture.transients import Transients
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes, references
+from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.graph.sharding.declare import with_variants
-from gpp.models.losses import Loss, Measure
+from gpp.models.losses import Loss, Measure, module_of, untrained
 
 MEASURED_BATCH = 8
 
@@ -61,6 +62,7 @@ def capture(
     *,
     name: str,
     batch: int | None = None,
+    items: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Captured:
     """Capture model, loss and metrics, each module in the mode that it is in, and compare them with the model itself.
 
@@ -74,6 +76,8 @@ def capture(
         metrics: name -> function like `loss`.
         name: name of the model.
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
+        items: name of a loss term, or an empty one for all -> function (inputs, targets) -> the number that the term is a mean
+            over, for one that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
 
     Raises:
         CaptureError: the model cannot be captured, or what was captured computes other numbers; the message names the operation,
@@ -84,9 +88,10 @@ def capture(
     if batch is not None and batch < 1:
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
-    traced = trace(model, inputs, named, loss, metrics or {}, batch=batch)
-    captured = assemble(read(traced, model), name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
-    captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured)))
+    traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
+    drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
+    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
+    captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 
 
@@ -108,7 +113,9 @@ def assemble(
         if draft.kind != "param":
             draft.requires_grad = known[draft.name].requires_grad
     graph = _Costs(drafts, known, groups, size).graph(name)
-    kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.kind == "input"]
+    named = {draft.name: draft for draft in drafts.drafts}
+    counted = closure(named, [item.node for item in drafts.items])
+    kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.name in counted or draft.kind == "input"]
     noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _has_switch(draft.target)]
     notes = tuple(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
@@ -120,7 +127,7 @@ def assemble(
         inputs=inputs,
         results=drafts.results,
         graph=graph,
-        constants={key: value for key, value in drafts.constants.items() if key in groups.live},
+        constants={key: value for key, value in drafts.constants.items() if key in groups.live | counted},
         batch=batch,
         aliases=drafts.aliases,
         warnings=(*warnings, *dict.fromkeys(notes)),
@@ -130,6 +137,7 @@ def assemble(
             for draft in kept
             if known[draft.name].derived
         ),
+        items=drafts.items,
     )
     return with_variants(replace(captured, **cut_loss(captured)._asdict()))
 
@@ -164,6 +172,14 @@ def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
         f"parameter {name} is read by no operation; it gets no gradient"
         for name, _ in model.named_parameters()
         if captured.aliases.get(name, name) not in captured.graph.param_of
+    )
+
+
+def _untrained(loss: Loss, model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        f"the loss reads parameters of {name}, which stay as they are: it is not the module of the loss. To train them, give that "
+        "module as the loss, or one that holds it"
+        for name in untrained(loss, model)
     )
 
 
@@ -231,7 +247,7 @@ class _Costs:
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
-                    inputs=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "input"),
+                    inputs=tuple(self.draft[n].target for n in closure if is_row(self.draft[n])),
                 )
             )
         used = {name for op in ops for name in op.params}
@@ -239,14 +255,14 @@ class _Costs:
         inputs = tuple(
             Input(name=draft.target, bytes_per_sample=self.facts[draft.name].num_bytes / self.batch)
             for draft in self.drafts.drafts
-            if draft.kind == "input"
+            if is_row(draft)
         )
         return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype)
 
     def _dtype(self) -> str:
         """The floating-point type of most parameters; without any, of the first such input."""
         floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
-        given = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
+        given = [d.dtype for d in self.drafts.drafts if is_row(d) and "float" in (d.dtype or "")]
         return (floats.most_common(1)[0][0] if floats else (given or ["float32"])[0]) or "float32"
 
     def _param(self, draft: Draft) -> Param:

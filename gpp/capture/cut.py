@@ -11,10 +11,11 @@ import torch
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.emit import Emitter, Root
 from gpp.capture.halves import Halves, halves
+from gpp.capture.items import closure
 from gpp.capture.late import Late
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node, is_loss, node_references
+from gpp.graph.captured import Captured, Node, is_loss, is_row, node_references
 
 LEAVES = ("param", "buffer", "constant")
 """Kinds of nodes whose tensors a stage holds."""
@@ -61,7 +62,11 @@ class Cut:
         roots = self._boundary()
         self.train_closure, self.eval_closure = self._closure(roots, training=True), self._closure(roots, training=False)
         both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
-        self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
+        given = {self.node_of[n].target for n in both if self.node_of[n].kind == "input"}
+        self.items = tuple(item for item in captured.items if item.name in given)
+        counted = closure(self.node_of, [item.node for item in self.items])
+        rows = sorted({*both, *counted}, key=self.order.__getitem__)
+        self.inputs = tuple(self.node_of[n].target for n in rows if is_row(self.node_of[n]))
         self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
         self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in LEAVES]
         self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)

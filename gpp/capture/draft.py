@@ -19,7 +19,8 @@ from torch.export.graph_signature import InputKind
 
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
 from gpp.capture.trace import Traced, where_of
-from gpp.errors import CaptureError
+from gpp.errors import CaptureError, InvalidConfig
+from gpp.graph.captured import LOSS, Items
 
 # checks that torch adds while tracing; they compute nothing
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}
@@ -62,24 +63,43 @@ class Draft:
 
 @dataclass(kw_only=True)
 class Drafts:
-    """All drafts in execution order, the results' nodes, constants and tied names (see `Captured`)."""
+    """All drafts in execution order, the results' nodes, constants, tied names and items (see `Captured`)."""
 
     drafts: list[Draft]
     results: dict[str, str]
     constants: dict[str, str | None]
     aliases: dict[str, str]
+    items: tuple[Items, ...] = ()
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Other names of tied parameters and buffers, each with the first name, in the model's order.
+def named_tensors(model: nn.Module, loss: nn.Module | None = None, *, tied: bool = False) -> list[tuple[str, Tensor]]:
+    """Parameters, then buffers (non-persistent ones too) by full name; those of a loss, which is none of the model's, as `loss.NAME`.
+
+    Args:
+        tied: whether one that has several names comes under each of them.
+
+    Raises:
+        InvalidConfig: the model has tensors under the same names as the loss.
+    """
+    parts = [("", model)] if loss is None or loss in set(model.modules()) else [("", model), (f"{LOSS}.", loss)]
+    out = [(at + name, p) for at, part in parts for name, p in part.named_parameters(remove_duplicate=not tied)]
+    out += [(at + name, b) for at, part in parts for name, b in part.named_buffers(remove_duplicate=not tied)]
+    names = [name for name, _ in out]
+    if len(parts) > 1 and len(set(names)) < len(names):
+        rule = "is a module of the model, and the loss's own tensors are called so, too"
+        raise InvalidConfig("model.loss", max(names, key=names.count), rule, "call that module of the model otherwise")
+    return out
+
+
+def tied_names(model: nn.Module, loss: nn.Module | None = None) -> dict[str, str]:
+    """Other names of tied parameters and buffers, each with the first name, in the model's order, the loss's last.
 
     Ties are found by identity of the tensor object, which also holds on the meta device, and for real
     tensors also by identical storage, shape and offset.
     """
     canonical: dict[Any, str] = {}
     aliases = {}
-    both = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in both:
+    for name, tensor in named_tensors(model, loss, tied=True):
         key: Any = id(tensor)
         if not tensor.is_meta and tensor.numel() and tensor.untyped_storage().data_ptr():
             key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -101,20 +121,23 @@ def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | N
     return symbolic[0] if len(symbolic) == 1 and shape[symbolic[0]] == "b" else None
 
 
-def read(traced: Traced, model: nn.Module) -> Drafts:
+def read(traced: Traced, model: nn.Module, loss: nn.Module | None = None) -> Drafts:
     """Drafts of every node of the exported program, dead ones included.
+
+    Args:
+        loss: the module of the loss, where it is one.
 
     Raises:
         CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
     """
-    return _Reader(traced, model).read()
+    return _Reader(traced, model, loss).read()
 
 
 class _Reader:
     """State of one reading: encoded values of the program's nodes by (graph, node)."""
 
-    def __init__(self, traced: Traced, model: nn.Module) -> None:
-        self.traced, self.aliases = traced, tied_names(model)
+    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None) -> None:
+        self.traced, self.aliases = traced, tied_names(model, loss)
         self.drafts: list[Draft] = []
         self.constants: dict[str, str | None] = {}
         self.taken: set[str] = set()

@@ -15,7 +15,7 @@ from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.blocks import Blocks
-from gpp.models.losses import loss, metric
+from gpp.models.losses import loss, metric, module_of
 
 EXAMPLE_BATCH = 4
 """Samples of an example: at least 2, because torch.export specialises sizes 0 and 1."""
@@ -47,10 +47,10 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
     Raises:
         CaptureError: the model cannot be captured; the message names the operation and the user's line.
     """
-    # An unknown loss is refused before the network is built.
-    measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
     device = "cpu" if isinstance(model, Blocks) else "meta"  # a block may look at its data
     with default_dtype(dtype):
+        # An unknown loss is refused before the network is built.
+        measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
         inputs = {name: example(spec, dtype, device) for name, spec in model.inputs().items()}
         targets = {name: example(spec, dtype, device) for name, spec in model.targets().items()}
         if isinstance(model, Blocks):
@@ -68,8 +68,14 @@ def built(model: AbstractModel, *, seed: int, dtype: str) -> nn.Module:
 
 
 def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants of a freshly built model."""
-    return initial_state(built(model, seed=seed, dtype=dtype), captured)
+    """Parameters, buffers and constants of a freshly built model and its loss."""
+    return state_of(model, captured, built(model, seed=seed, dtype=dtype), dtype=dtype)
+
+
+def state_of(model: AbstractModel, captured: Captured, network: nn.Module, *, dtype: str) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants of a network, and of the model's loss as it is when it is made."""
+    with default_dtype(dtype):
+        return initial_state(network, captured, module_of(loss(model.loss)))
 
 
 def compare(

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.cut import Cut, TensorSpec
+from gpp.capture.draft import named_tensors
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
+from gpp.capture.items import Counts, Rows, closure
 from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
-from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node
+from gpp.errors import CaptureError, InvalidConfig
+from gpp.graph.captured import LOSS, Captured, Node
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -38,6 +40,7 @@ class StageModule(nn.Module):
 
     Args:
         inputs: names of the user inputs and targets that the stage needs.
+        counts: what its losses are divided by; None where they are divided by nothing of the mini-batch.
         receives: tensors from other stages, named after the nodes that make them.
         sends: own tensors that other stages need.
         results: names of the stage's results (`loss` or `loss:NAME`, `metric:NAME`); metrics in evaluation only.
@@ -49,6 +52,7 @@ class StageModule(nn.Module):
     """
 
     inputs: tuple[str, ...]
+    counts: Counts | None
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     results: tuple[str, ...]
@@ -58,9 +62,10 @@ class StageModule(nn.Module):
     arguments: tuple[str, ...]
     _root: Root
 
-    def __init__(self, cut: Cut, root: Root, *, training: bool) -> None:
+    def __init__(self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool) -> None:
         super().__init__()
         self._share(root)
+        self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
         self._cut = cut
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
@@ -130,6 +135,9 @@ class StageModule(nn.Module):
         """
         for module, mode in self._modes:
             module.training = mode
+        if self.counts and self.counts.lacks(values):
+            # Nobody has said of which mini-batch these samples are: they are one.
+            values = {**values, **self.counts.columns(values)(0, batch)}
         arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
         run, head = self._run, (self._root, batch)
         if watcher is not None:
@@ -145,7 +153,16 @@ class StageModule(nn.Module):
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
-        return StageModule(self._cut, self._root, training=False)
+        return StageModule(self._cut, self._root, self.counts, training=False)
+
+    def counting(self, rows: Rows, labels: Rows, size: int) -> Rows:
+        """The rows of a pass, and what the losses of mini-batches are divided by.
+
+        Args:
+            rows, labels: function (lo, hi) -> those samples' rows, of all `inputs`, and of those that `counts` reads.
+            size: samples of a mini-batch.
+        """
+        return rows if self.counts is None else self.counts.beside(rows, labels, size)
 
     def compile_with(self, backend: str) -> None:
         """Compile the stage's training pass with torch.compile."""
@@ -153,7 +170,12 @@ class StageModule(nn.Module):
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace own parameters and buffers by the given ones of the same full names."""
-        self._root.adopt(tensors)
+        root = self._root
+        every = (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False))
+        own = {name for name, _ in every}
+        root.adopt({name: tensor for name, tensor in tensors.items() if name in own})
+        if self.counts:
+            self.counts.module.adopt(tensors)
 
     def spec(self, name: str) -> TensorSpec:
         """The form of tensor `name` (an input, received or sent).
@@ -180,6 +202,8 @@ class StageModule(nn.Module):
                 if value.shape != tensor.shape:
                     raise CaptureError(f"{name} has shape {tuple(value.shape)} in the state, the model's has {tuple(tensor.shape)}")
                 tensor.copy_(value)
+        if self.counts:
+            self.counts.module.load(mapping)
 
 
 def build_stage(
@@ -216,7 +240,19 @@ def build_stage(
         data = captured.constants.get(node.target) if node.kind == "constant" else None
         if data is not None:
             _fill(root.get(node.target), node, data)
-    return StageModule(cut, root, training=True)
+    return StageModule(cut, root, _counts(captured, cut, device, dtype_of_floats), training=True)
+
+
+def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats: torch.dtype | None) -> Counts | None:
+    """What the losses of a stage are divided by: a small module of its own, which reads rows."""
+    if not cut.items:
+        return None
+    needed = closure(captured.node_of, [item.node for item in cut.items])
+    nodes = tuple(node for node in captured.nodes if node.name in needed)
+    own = replace(captured, nodes=nodes, results={f"metric:{item.name}": item.node for item in cut.items}, items=())
+    called = [node.name for node in nodes if node.kind == "call"]
+    module = build_stage(own, called, device=device, dtype_of_floats=dtype_of_floats).eval_module()
+    return Counts(module, cut.items, captured.batch, dtype_of_floats)
 
 
 def tie(modules: Iterable[StageModule]) -> None:
@@ -249,14 +285,21 @@ def _fill(tensor: Tensor, node: Node, data: str) -> None:
     tensor.copy_(raw.view(dtype_of(node.dtype or "float32")).reshape(tensor.shape))
 
 
-def initial_state(model: nn.Module, captured: Captured) -> dict[str, Tensor]:
+def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None = None) -> dict[str, Tensor]:
     """All parameters, buffers (non-persistent ones too) and constants under the names that stages load them by.
+
+    Args:
+        loss: the module of the loss, if it is one.
 
     Raises:
         CaptureError: neither the model nor the capture holds the value of a constant.
+        InvalidConfig: the captured loss has tensors of its own, and no `loss` is given that holds them.
     """
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in tensors.items()}
+    state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in named_tensors(model, loss)}
+    held = [node.target for node in captured.nodes if node.kind in ("param", "buffer")]
+    if lacking := [name for name in held if name.startswith(f"{LOSS}.") and name not in state]:
+        rule = f"has tensors of its own, as {lacking[0]}, which only the module of the loss holds"
+        raise InvalidConfig("loss", None, rule, "give the module that was captured, as loss=criterion")
     for name, data in captured.constants.items():
         node = captured.node_of[name]
         held = _attribute(model, node.target)

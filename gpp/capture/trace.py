@@ -27,7 +27,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gpp.capture.kept import Kept
 from gpp.errors import CaptureError, GppError, InvalidConfig
-from gpp.models.losses import Loss, Measure, loss_terms
+from gpp.graph.captured import ITEMS, LOSS
+from gpp.models.losses import Loss, Measure, loss_terms, module_of
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -58,29 +59,34 @@ class Whole(nn.Module):
         self,
         model: nn.Module,
         call: Callable[..., Any],
-        num_inputs: int,
+        inputs: tuple[str, ...],
         targets: tuple[str, ...],
         loss: Loss,
         metrics: Mapping[str, Measure],
+        items: Mapping[str, Callable[..., Any]],
         tell: Callable[[tuple[str, ...]], None],
     ) -> None:
         super().__init__()
         self.model = model
-        if isinstance(loss, nn.Module):
-            self.loss = loss
+        own = module_of(loss)
+        if own is not None and own not in set(model.modules()):
+            self.loss = own
         # kept in a tuple so that nn.Module does not register modules among them a second time
-        self._functions = (call, num_inputs, targets, loss, tuple(metrics.values()), tell)
+        self._functions = (call, inputs, targets, loss, tuple(metrics.values()), items, tell)
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """(loss, metric, ...), all of them scalars; `tell` gets the names of the losses among them."""
-        call, num_inputs, names, loss, metrics, tell = self._functions
+        """(loss, metric, items, ...), all of them scalars; `tell` gets the names of the losses among them."""
+        call, inputs, names, loss, metrics, items, tell = self._functions
+        num_inputs = len(inputs)
         outputs = call(self.model, flat[:num_inputs])
         targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
         if len(names) == 1:
             targets = flat[num_inputs]
         terms = loss_terms(loss(outputs, targets))
         tell(tuple(terms))
-        return (*terms.values(), *(function(outputs, targets) for function in metrics))
+        counted = flat[0] if num_inputs == 1 else dict(zip(inputs, flat[:num_inputs], strict=True))
+        counts = [torch.as_tensor(count(counted, targets)).sum() for count in items.values()]
+        return (*terms.values(), *(function(outputs, targets) for function in metrics), *counts)
 
 
 def named_inputs(
@@ -145,6 +151,7 @@ def trace(
     targets: Mapping[str, Tensor],
     loss: Loss,
     metrics: Mapping[str, Measure],
+    items: Mapping[str, Callable[..., Any]] | None = None,
     *,
     batch: int | None,
 ) -> Traced:
@@ -152,16 +159,22 @@ def trace(
 
     Every module keeps its mode, and the model is left as it was.
 
+    Args:
+        items: name of a loss term, or an empty one for all -> function (inputs, targets) -> number of its items.
+
     Raises:
         CaptureError: the model cannot be captured.
         InvalidConfig: see `example_batch`.
     """
     examples, call = named_inputs(model, inputs)
     names = (*examples, *(f"target:{name}" for name in targets))
-    tensors = dict(zip(names, (*examples.values(), *targets.values()), strict=True))
+    # torch.export takes one tensor that is given twice (labels that are the tokens) for one input.
+    tensors = {name: tensor.clone() for name, tensor in zip(names, (*examples.values(), *targets.values()), strict=True)}
     size = example_batch(tensors)
     losses: list[str] = []
-    whole = Whole(model, call, len(examples), tuple(targets), loss, metrics, lambda names: losses.__setitem__(slice(None), names))
+    tell = lambda names: losses.__setitem__(slice(None), names)  # noqa: E731
+    counts = items or {}
+    whole = Whole(model, call, tuple(examples), tuple(targets), loss, metrics, counts, tell)
     notes: list[str] = []
     try:
         with (
@@ -186,7 +199,7 @@ def trace(
     return Traced(
         program=program,
         inputs=names,
-        results=(*losses, *(f"metric:{name}" for name in metrics)),
+        results=(*losses, *(f"metric:{name}" for name in metrics), *(ITEMS + (f"{LOSS}:{n}" if n else "") for n in counts)),
         batch=fixed,
         warnings=tuple(dict.fromkeys(notes)),
     )

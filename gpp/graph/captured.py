@@ -36,6 +36,9 @@ from gpp.serialization import seal, unseal
 
 FORMAT_VERSION = 10
 
+ITEMS = "items:"
+"""Prefix of an input that is no user's: a number that a loss is divided by (`Items`)."""
+
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
 
@@ -113,6 +116,27 @@ class Checked:
     capture_s: float
     samples: int = 0
     unknown: str | None = None
+Kind = Literal["sum", "inverse", "mean", "share"]
+"""How the number of a mini-batch's items follows from those of its parts: `sum` and `inverse`, it or its inverse adds up; `mean`,
+it is their mean. With `share` a part is given its share of the items, beside its share of the samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A number that a loss is divided by, of the whole mini-batch, and which micro-batches are given with their rows.
+
+    Args:
+        name: of the input that takes it, with the prefix `items:`.
+        node: the scalar node that makes it of rows; no operator needs it.
+        dtype: in which it is given.
+        of: the result whose share it is; empty for other kinds.
+    """
+
+    name: str
+    node: str
+    kind: Kind
+    dtype: str
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +160,7 @@ class Captured:
         summed: whether it, or a term of it, is the sum of those of its parts.
         derived: tensors kept for a backward that are computed from parameters alone.
         checked: how it was compared with the user's own module; None where that was not tried.
+        items: what the losses are divided by (`gpp.capture.items`).
     """
 
     name: str
@@ -152,11 +177,22 @@ class Captured:
     summed: bool = False
     derived: tuple[Derived, ...] = ()
     checked: Checked | None = field(default=None, compare=False)
+    items: tuple[Items, ...] = ()
+
+    @cached_property
+    def rows(self) -> dict[str, Node]:
+        """The nodes of the user's inputs and targets by the names of their rows."""
+        return {node.target: node for node in self.nodes if is_row(node)}
 
     @cached_property
     def node_of(self) -> dict[str, Node]:
         """Nodes by name."""
         return {node.name: node for node in self.nodes}
+
+
+def is_row(node: Any) -> bool:
+    """Whether a node is an input or a target of the user's, of which every sample has a row."""
+    return node.kind == "input" and not node.target.startswith(ITEMS)
 
 
 def is_loss(result: str) -> bool:

@@ -9,12 +9,13 @@ its micro-batches, however it was cut. A loss that couples the samples of a batc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS
@@ -34,7 +35,7 @@ def loss(name: str) -> Loss:
     Args:
         name: `cross_entropy`, `mse`, `bce_with_logits`, or the dotted path of a function. That function gets
             the outputs as the network returned them, and as targets the tensor when the model has one target,
-            else the dict.
+            else the dict. Of a class of modules one is made, without arguments; its parameters are trained.
 
     Raises:
         InvalidConfig: there is no such loss; the fix names the nearest.
@@ -66,6 +67,47 @@ def loss_terms(value: Any) -> dict[str, Tensor]:
     return {f"{LOSS}:{name}": term for name, term in value.items()}
 
 
+def module_of(loss: Any) -> nn.Module | None:
+    """The module that a loss is, or a method or a call of which it is with some arguments given; None where it is a plain function.
+
+    Its parameters and buffers are the loss's own: they are called `loss.NAME`.
+    """
+    while not isinstance(loss, nn.Module):
+        inner = getattr(loss, "__wrapped__", None) or getattr(loss, "func", None) or getattr(loss, "__self__", None)
+        if inner is None:
+            return None
+        loss = inner
+    return loss
+
+
+def untrained(loss: Any, model: nn.Module) -> tuple[str, ...]:
+    """Names, in the code of a loss that is no module, of what has trainable parameters beside the model's: they become constants."""
+    known = {id(param) for part in (model, module_of(loss)) if part is not None for param in part.parameters()}
+    while "__wrapped__" in getattr(loss, "__dict__", {}):
+        loss = loss.__wrapped__
+    if isinstance(loss, nn.Module):
+        return ()
+    function = getattr(loss, "func", loss)
+    used: dict[str, Any] = dict(getattr(loss, "keywords", {}))
+    if inspect.isfunction(function):
+        found = inspect.getclosurevars(function)
+        used |= {**found.globals, **found.nonlocals}
+    elif not inspect.isbuiltin(function):
+        used |= getattr(function, "__dict__", {})
+    out = []
+    for name, value in used.items():
+        params = [value] if isinstance(value, nn.Parameter) else value.parameters() if isinstance(value, nn.Module) else ()
+        if any(param.requires_grad and id(param) not in known for param in params):
+            out.append(name)
+    return tuple(out)
+
+
+def called_as(loss: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in the place of a loss, from which `module_of` finds the loss's module."""
+    function.__wrapped__ = loss  # type: ignore[attr-defined]  # as functools.wraps, which would copy all that a module holds
+    return function
+
+
 def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:
     function: Measure
     if name in shipped:
@@ -74,6 +116,8 @@ def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:
         function = resolve(name, field=field)
         if not callable(function):
             raise InvalidConfig(field, name, "names something that cannot be called", "name a function of (outputs, targets)")
+        if isinstance(function, type) and issubclass(function, nn.Module):
+            function = _made(function, field, name)
     else:
         fix = f"{nearest(str(name), shipped)}; or give the dotted path of your own function"
         raise InvalidConfig(field, name, f"must be one of {', '.join(shipped)} or a dotted path", fix)
@@ -81,7 +125,20 @@ def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:
     def measure(outputs: Any, targets: Any) -> Tensor:
         return function(outputs, only_target(targets))
 
-    return measure
+    return called_as(function, measure)
+
+
+def _made(kind: type[nn.Module], field: str, name: str) -> nn.Module:
+    """A module of a class that needs no arguments.
+
+    Raises:
+        InvalidConfig: it needs some.
+    """
+    try:
+        return kind()
+    except TypeError as error:
+        rule = f"is a class that is made without arguments, and {error}"
+        raise InvalidConfig(field, name, rule, "give its arguments defaults, or name a module that you have made") from error
 
 
 def only_target(targets: Any) -> Any:

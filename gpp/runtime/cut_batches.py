@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, loss_nodes
 from gpp.plan.plan import Plan
 
 
@@ -40,7 +40,14 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
         out.append(
             "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
             f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
-            f"Fix: {scope}"
+            f"Fix: {scope if whole_model else f'items= of gpp.parallelize or gpp.capture_model, which counts those labels, or {scope}'}"
+        )
+    if captured.coupled is None and loss_nodes(captured.results) and (whole_model or not whole_loss):
+        why = f"it was captured at {captured.batch} samples only" if captured.batch else "it does not run on made-up values"
+        out.append(
+            f"whether the loss is a mean over the samples of a batch is unknown ({why}): if it is none, a device that sees "
+            f"{smallest} samples or more at once has another loss than the whole mini-batch. Fix: compare with engine=single"
+            + (f", or set {scope}" if captured.loss_ops and captured.batch is None else "")
         )
     if captured.coupled and (whole_model or not whole_loss):
         if captured.summed:

@@ -72,6 +72,11 @@ class Made:
     each: Callable[[Mapping[str, Tensor]], None] | None = None
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def of_loss(self) -> nn.Module:
+        """The loss if it is a module, whose parameters are trained with the model's; else an empty one."""
+        return self.loss if isinstance(self.loss, nn.Module) else nn.Module()
+
 
 @dataclass(frozen=True)
 class Idiom:
@@ -172,7 +177,7 @@ def _made(case: Idiom) -> Made:
 
 def _plain(made: Made) -> Trained:
     """The loop as torch's tutorials have it."""
-    params = [p for p in made.model.parameters() if p.requires_grad]
+    params = [p for p in (*made.model.parameters(), *made.of_loss.parameters()) if p.requires_grad]
     optimizer = made.optimizer if isinstance(made.optimizer, torch.optim.Optimizer) else made.optimizer(params)
     losses = []
     for step, (inputs, targets) in enumerate(made.data):
@@ -190,16 +195,16 @@ def _plain(made: Made) -> Trained:
     made.model.eval()
     with torch.no_grad():
         losses.append(_value(made, *made.data[0]).item())
-    return Trained(losses, {**_own(made.model), **made.kept})
+    return Trained(losses, {**_own(made.model), **_own(made.of_loss, "loss."), **made.kept})
 
 
-def _own(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and lasting buffers."""
+def _own(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """Parameters and lasting buffers by name."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     passing = {
         f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in module._non_persistent_buffers_set
     }
-    return {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in passing}
+    return {prefix + name: tensor.detach().clone() for name, tensor in tensors.items() if name not in passing}
 
 
 def _value(made: Made, inputs: Any, targets: Any) -> Tensor:
@@ -242,5 +247,5 @@ def _piped(made: Made, folder: Path, said: list[str]) -> Trained:
     # As `close` does it, without the run's report.
     from gpp.runtime.checkpoint.state import copy_into
 
-    copy_into(pipeline.model, state)
-    return Trained(losses, {**_own(made.model), **made.kept})
+    copy_into(pipeline.model, state, made.of_loss)
+    return Trained(losses, {**_own(made.model), **_own(made.of_loss, "loss."), **made.kept})

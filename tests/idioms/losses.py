@@ -53,7 +53,7 @@ class Temperature(nn.Module):
         return F.cross_entropy(outputs * self.log_scale.exp(), targets)
 
 
-@on("a loss with a parameter of its own, not trained", "equal")
+@on("a loss with a parameter of its own (a learnable temperature)", "equal")
 def temperature() -> Made:
     return classes(Temperature())
 

@@ -47,7 +47,7 @@ class Own:
         self.name, self.model, self.aliases = type(model).__name__, model, captured.aliases
         self.rows = {**examples, **{f"target:{name}": tensor for name, tensor in targets.items()}}
         self.terms: tuple[str, ...] = ()
-        self.whole = Whole(model, call, len(examples), tuple(targets), loss, {}, lambda names: setattr(self, "terms", names))
+        self.whole = Whole(model, call, tuple(examples), tuple(targets), loss, {}, {}, lambda names: setattr(self, "terms", names))
         self.samples, self.random, self.drew = samples, False, tuple[str, ...]()
         held = [*self.whole.parameters(), *self.whole.buffers()]
         devices = {tensor.device for tensor in held}
@@ -144,7 +144,8 @@ class Graph:
         self._user = own
         self.module = build_stage(captured, [node for op in captured.graph.ops for node in op.nodes], device=own.device)
         self._written = {name for node in captured.nodes for name in node.mutates}
-        self._leaves = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+        counts = [self.module.counts.module] if self.module.counts else []
+        self._leaves = {n: t for m in (*counts, self.module) for n, t in (*m.named_parameters(), *m.named_buffers())}
         # A tensor that only the capture has the value of is none of the model's.
         self._theirs = {name: tensor for name in self._leaves if (tensor := own.found(name)) is not None}
         self._copies: list[tuple[Tensor, Tensor]] = []

@@ -11,14 +11,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from gpp.capture.draft import named_tensors
 from gpp.errors import CaptureError, InvalidFile
 from gpp.runtime.job_fit import AGAIN
 
 
-def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into parameters and buffers by name; a tied weight has one of its names in `state`."""
+def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor], loss: torch.nn.Module | None = None) -> None:
+    """Copy tensors into parameters and buffers by name; a tied weight has one of its names in `state`.
+
+    Args:
+        loss: the module of the loss, whose tensors are called `loss.NAME`.
+    """
     with torch.no_grad():
-        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+        for name, tensor in named_tensors(module, loss, tied=True):
             if name in state:
                 tensor.copy_(state[name])
 

@@ -123,12 +123,17 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
     samples = data.load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     size, count = job.plan.minibatch_size, min(len(samples), settings.steps * job.plan.minibatch_size)
     totals: dict[str, float] = {}
+
+    def rows(lo: int, hi: int) -> dict[str, torch.Tensor]:
+        return samples.fetch(torch.arange(lo, hi), set(stage.inputs))
+
+    counted = stage.counting(rows, rows, count)
     with safe_open(run_dir / NAME, framework="pt") as file, torch.inference_mode():
         kinds = {name.removeprefix(ANSWER): file.get_slice(name.removeprefix(ANSWER)) for name in job.captured.results}
         for lo in range(0, count, size):
             hi = min(lo + size, count)
             values = {name: rows[lo:hi] for name, rows in kinds.items()}
-            values |= samples.fetch(torch.arange(lo, hi), set(stage.inputs))
+            values |= counted(lo, hi)
             for name, value in stage.forward(hi - lo, values).items():
                 totals[name] = totals.get(name, 0.0) + float(value) * (hi - lo) / count
     return with_total(totals)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -190,11 +190,22 @@ class Pipeline:
         if split not in self._samples:
             self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
         samples = self._samples[split]
-        if not samples.in_memory:
-            return lambda lo, hi, names: samples.fetch(indices[lo:hi], set(names))
-        wanted = {name for stage in self.stages for name in stage.inputs}
-        whole = samples.fetch(indices, wanted)
-        return lambda lo, hi, names: {name: whole[name][lo:hi] for name in names}
+        if samples.in_memory:
+            whole = samples.fetch(indices, {name for stage in self.stages for name in stage.inputs})
+        counted = [stage.modules[0].counts for stage in self.stages]
+        labels = {name for counts in counted if counts for name in counts.reads}
+
+        def rows(lo: int, hi: int, names: Collection[str]) -> dict[str, Tensor]:
+            if not samples.in_memory:
+                return samples.fetch(indices[lo:hi], set(names))
+            return {name: whole[name][lo:hi] for name in names}
+
+        known = rows(0, len(indices), labels) if labels else {}
+        numbers = [counts.columns(known) for counts in counted if counts]
+        return lambda lo, hi, names: {
+            **rows(lo, hi, names),
+            **{name: column for of in numbers for name, column in of(lo, hi).items()},
+        }
 
     def _forward(self, chunk: Chunk, step: int, rows: Rows, results: dict[int, dict[str, Tensor]]) -> list[list[Kept]]:
         """The forwards of all stages on the samples of a chunk; adds to the results of each device."""

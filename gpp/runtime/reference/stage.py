@@ -203,7 +203,8 @@ class FollowedStage:
                 self._install(replica, leaves)
             outputs = module(size, given)
         ends = {name: outputs.pop(name) for name in module.results if name in outputs}
-        losses = {name: value for name, value in ends.items() if is_loss(name)}
+        empty = module.counts.empty(given) if module.counts else ()
+        losses = {name: value for name, value in ends.items() if is_loss(name) and name not in empty}
         results = {name: value.detach().double() * share for name, value in ends.items()}
         return Kept(received, outputs, losses, share, leaves, explicit), results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -218,7 +218,8 @@ class StageRunner:
                 outputs = module.forward(hi - lo, values)
         else:
             outputs = module.forward(hi - lo, values)
-        losses = self._take_results(microbatch, lo, hi, outputs) if module.results else []
+        empty = module.counts.empty(values) if module.counts else ()
+        losses = self._take_results(microbatch, lo, hi, outputs, empty) if module.results else []
         end = self.now()
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
@@ -231,8 +232,10 @@ class StageRunner:
             self.examine()
         return start, end
 
-    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[_Loss]:
-        """Take the results out of `outputs`, and count them; returns the losses."""
+    def _take_results(
+        self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor], empty: Collection[str]
+    ) -> list[_Loss]:
+        """Take the results out of `outputs`, and count them; returns the losses, those in `empty` without a gradient."""
         share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[_Loss]()
         for name in self.module.results:
             if name not in outputs:
@@ -245,7 +248,7 @@ class StageRunner:
             if is_loss(name):
                 if isinstance(number, torch.Tensor) or not math.isfinite(number):
                     self._unread.append((name, microbatch, lo, hi, number))
-                losses.append(_Loss(get_gradient_edge(value) if value.requires_grad else None, own))
+                losses.append(_Loss(get_gradient_edge(value) if value.requires_grad and name not in empty else None, own))
         return losses
 
     def examine(self) -> None:

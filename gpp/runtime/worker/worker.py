@@ -343,7 +343,10 @@ class Worker:
 
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Order, step: int) -> None:
         for s, runner in interpreter.runners.items():
-            runner.begin(self.rows.fetch(split, size, order, runner.module.inputs), partial(self._seed, s), step)
+            module, rows = runner.module, partial(self.rows.fetch, split, size, order)
+            own = rows(module.inputs)
+            labels = rows(module.counts.reads) if module.counts and module.counts.reads != module.inputs else own
+            runner.begin(module.counting(own, labels, size), partial(self._seed, s), step)
 
     def _seed(self, stage: int, microbatch: int) -> int:
         replicas = self.job.plan.stages[stage].replicas

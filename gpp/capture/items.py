@@ -1,0 +1,386 @@
+"""What a loss is divided by: the labels that count, the weights of their classes, the ones of a mask.
+
+A mean over the tokens of a mini-batch is the sum over its tokens, divided by how many there are. Cut into micro-batches it stays
+that mean only if each part is divided by its share of the number for the whole mini-batch. That number follows from inputs and
+targets alone, so whoever has them knows it before the first forward: no device waits for another, and nothing more is kept.
+
+    sum of a micro-batch's terms / (number of the mini-batch * samples here / samples of the mini-batch)
+
+Weighted by the micro-batch's share of the samples, as all losses are, these add up to the mean of the whole mini-batch; a part
+without a label adds zero. `with_items` finds such numbers among a program's nodes and puts a given one in the place of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.draft import Draft, Drafts
+from gpp.errors import CaptureError, GppError
+from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss, references
+
+_MEAN, _SUM = 1, 2
+"""ATen's numbers of the reductions of a loss."""
+_REDUCED = ("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default", "aten.nll_loss2d.default")
+_DIVIDED, _MULTIPLIED = "aten.div.Tensor", "aten.mul.Tensor"
+_HALF = ("float16", "bfloat16")
+_BATCH, _TRIALS = 8, 8
+_TOLERANCE = 1e-6
+_MOST_BYTES = 64 << 20
+"""The most bytes that a number may take to be made; one that takes more (of one-hot labels) is left as it is."""
+
+
+def with_items(drafts: Drafts, batch: int | None, outside: Collection[str] = ()) -> Drafts:
+    """The program with given numbers in place of those that its losses are divided by.
+
+    Found are means of cross entropy and of the negative log likelihood over labels, with weights of classes or without, and scalars
+    that follow from inputs and targets alone, if something that does not is divided by them, or multiplied by their inverse.
+
+    Args:
+        batch: the only size that the program runs at; None for any.
+        outside: targets of inputs that are no user's (the outputs of a network whose loss alone is here).
+    """
+    return _Finder(drafts, batch, outside).found()
+
+
+class _Finder:
+    """The nodes of one program that follow from a mini-batch's rows alone, and what is done with them."""
+
+    def __init__(self, drafts: Drafts, batch: int | None, outside: Collection[str]) -> None:
+        self.drafts, self.batch = drafts, batch
+        self.out: list[Draft] = []
+        self.items: list[Items] = []
+        self.taken = {draft.name for draft in drafts.drafts}
+        self.draft = {draft.name: draft for draft in drafts.drafts}
+        written = {name for draft in drafts.drafts if _writes(draft) for name in _needs(draft)}
+        self.alone: dict[str, bool] = {}
+        self.counts: dict[str, bool] = {}
+        for draft in drafts.drafts:
+            needs = _needs(draft)
+            leaf = draft.kind == "input" and draft.target not in outside
+            held = draft.kind in ("buffer", "constant") and draft.name not in written
+            called = draft.kind == "call" and not _writes(draft) and not _draws(draft) and all(self.alone[n] for n in needs)
+            self.alone[draft.name] = leaf or held or called
+            self.counts[draft.name] = leaf or any(self.counts[n] for n in needs)
+
+    def found(self) -> Drafts:
+        """See `with_items`."""
+        given = {name: node for name, node in self.drafts.results.items() if name.startswith(ITEMS)}
+        results = {name: node for name, node in self.drafts.results.items() if name not in given}
+        for name, node in given.items():
+            self._refuse_others(name, node)
+        terms = {name.removeprefix(ITEMS): node for name, node in given.items()}
+        losses = sorted(filter(is_loss, results))
+        if unknown := sorted(set(terms) - {"", *losses}):
+            raise CaptureError(f"items are given of {unknown}, and the loss has {losses}. Fix: name its terms in items=")
+        counted = losses if "" in terms else [name for name in losses if name in terms]
+        searched = closure(self.draft, [node for name, node in results.items() if name not in counted])
+        for draft in self.drafts.drafts:
+            if draft.name in searched and draft.kind == "call":
+                self._look(draft)
+            self.out.append(draft)
+        for name in counted:
+            results[name] = self._shared(name, results[name], terms.get(name) or terms[""])
+        return Drafts(
+            drafts=self.out,
+            results=results,
+            constants=self.drafts.constants,
+            aliases=self.drafts.aliases,
+            items=tuple(self.items),
+        )
+
+    def _refuse_others(self, name: str, node: str) -> None:
+        if not self.alone[node] or not self.counts[node]:
+            raise CaptureError(
+                f"the number of {name.removeprefix(ITEMS) or 'the loss'}'s items does not follow from inputs and targets alone. "
+                "Fix: count labels or masks in items=, as lambda inputs, targets: (targets != -100).sum()"
+            )
+
+    def _look(self, draft: Draft) -> None:
+        """Put the nodes that are needed before a node, and change it, if it is a mean over items."""
+        if draft.target in _REDUCED:
+            self._reduced(draft)
+        elif draft.target in (_DIVIDED, _MULTIPLIED) and len(draft.args) == 2:
+            for at in (1,) if draft.target == _DIVIDED else (1, 0):
+                self._scaled(draft, at)
+
+    def _reduced(self, draft: Draft) -> None:
+        """A mean of a loss over labels becomes its sum, divided by the given number of labels."""
+        given = bound_arguments(operator_of(draft.target), list(draft.args), dict(draft.kwargs))
+        label, weight = _reference(given["target"]), _reference(given.get("weight"))
+        if given["reduction"] != _MEAN or label is None or not self.counts[label] or not self.alone[label]:
+            return
+        if "float" in (self.draft[label].dtype or "float") or (weight is not None and not self.alone[weight]):
+            return
+        counted = self._number_of_labels(draft, label, weight, given["ignore_index"])
+        number = self._given(draft, counted, "sum", "float64" if draft.dtype == "float64" else "float32")
+        own, name = replace(draft), self._name(f"{draft.name}_sum")
+        own.name, own.args, own.kwargs = name, list(given.values()), {}
+        own.args[list(given).index("reduction")] = _SUM
+        self.out.append(own)
+        draft.target, draft.args, draft.kwargs = _DIVIDED, [{"ref": name}, {"ref": number}], {}
+        if draft.dtype in _HALF:
+            # A number of labels has more digits than the type of the loss.
+            wide = self._call(draft, "mean", _DIVIDED, draft.args, (), "float32")
+            draft.target, draft.args = "aten._to_copy.default", [{"ref": wide}]
+            draft.kwargs = {"dtype": {"dtype": draft.dtype}}
+
+    def _number_of_labels(self, draft: Draft, label: str, weight: str | None, ignored: int) -> str:
+        """The node of the number of labels that count, or of the weights of their classes."""
+        shape = self.draft[label].shape
+        counts = self._call(draft, "counts", "aten.ne.Scalar", [{"ref": label}, ignored], shape, "bool")
+        if weight is not None:
+            known = self._call(draft, "classes", "aten.mul.Tensor", [{"ref": label}, {"ref": counts}], shape, "int64")
+            dtype = self.draft[weight].dtype
+            weights = self._call(draft, "weights", "aten.take.default", [{"ref": weight}, {"ref": known}], shape, dtype)
+            counts = self._call(draft, "weighted", "aten.mul.Tensor", [{"ref": weights}, {"ref": counts}], shape, dtype)
+            return self._call(draft, "items", "aten.sum.default", [{"ref": counts}], (), dtype)
+        return self._call(draft, "items", "aten.sum.default", [{"ref": counts}], (), "int64")
+
+    def _scaled(self, draft: Draft, at: int) -> None:
+        """Exchange a scalar operand of rows alone by the given one of the whole mini-batch."""
+        scalar, other = _reference(draft.args[at]), _reference(draft.args[1 - at])
+        if scalar is None or other is None or self.alone[other] or not self.alone[scalar] or not self.counts[scalar]:
+            return
+        if self.draft[scalar].shape != () or (kind := self._kind(scalar, divides=draft.target == _DIVIDED)) is None:
+            return
+        dtype = self.draft[scalar].dtype or "float32"
+        dtype = dtype if "float" in dtype else draft.dtype or "float32"
+        draft.args = [{"ref": self._given(draft, scalar, kind, dtype)} if i == at else a for i, a in enumerate(draft.args)]
+
+    def _kind(self, node: str, *, divides: bool) -> Kind | None:
+        """Whether a number (or its inverse) adds up over the parts of a batch, or is the mean of those of its parts."""
+        for trial in range(_TRIALS):
+            try:
+                whole, *halves = self._numbers(node, trial)
+            except (GppError, RuntimeError, IndexError, ValueError, TypeError):
+                return None
+            if not all(math.isfinite(number) and number for number in (whole, *halves)):
+                continue
+            if not divides and _near(1 / whole, sum(1 / half for half in halves)):
+                return "inverse"
+            if divides and _near(whole, sum(halves)):
+                return "sum"
+            if _near(whole, sum(halves) / 2):
+                return "mean"
+        return None
+
+    def _numbers(self, node: str, trial: int) -> Iterator[float]:
+        """A number on made-up rows, and on their halves."""
+        size = self.batch or _BATCH
+        needed = [draft for draft in self.drafts.drafts if draft.name in closure(self.draft, [node])]
+        extents = [[int(evaluate(extent, size)) for extent in draft.shape or ()] for draft in needed]
+        if sum(8 * math.prod(shape) for shape in extents) > _MOST_BYTES or (self.batch and size % 2):
+            raise ValueError("too large to be tried")
+        random = torch.Generator("cpu").manual_seed(trial)
+        leaves = {d.name: _made_up(shape, d, random) for d, shape in zip(needed, extents, strict=True) if d.kind != "call"}
+        for lo, hi in ((0, size), (0, size // 2), (size // 2, size)):
+            values: dict[str, Any] = {
+                name: tensor.narrow(self.draft[name].batch_dim or 0, lo, hi - lo) if self.draft[name].kind == "input" else tensor
+                for name, tensor in leaves.items()
+            }
+            for draft in needed:
+                if draft.kind == "call":
+                    args, kwargs = (
+                        decode(part, ref=values.__getitem__, number=lambda e: evaluate(e, hi - lo), device=torch.device("cpu"))  # noqa: B023
+                        for part in (draft.args, list(draft.kwargs.values()))
+                    )
+                    values[draft.name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
+            yield float(values[node])
+
+    def _shared(self, name: str, result: str, node: str) -> str:
+        """A loss times the part of the mini-batch's items that a micro-batch has, by a number that the user counts; its node."""
+        draft = self.draft[result]
+        share = self._given(draft, node, "share", "float64" if draft.dtype == "float64" else "float32", of=name)
+        none = self._call(draft, "none", "aten.eq.Scalar", [{"ref": share}, 0], (), "bool")
+        # A mean over no items is not a number, and is to count for nothing.
+        some = self._call(draft, "some", "aten.masked_fill.Scalar", [{"ref": result}, {"ref": none}, 0], (), draft.dtype)
+        return self._call(draft, "shared", "aten.mul.Tensor", [{"ref": some}, {"ref": share}], (), draft.dtype)
+
+    def _given(self, like: Draft, counted: str, kind: Kind, dtype: str, of: str = "") -> str:
+        """The node of a number that is given with the rows of a micro-batch."""
+        name = self._name(f"{like.name}_number")
+        column = Draft(
+            name=self._name(ITEMS + name),
+            kind="input",
+            target=ITEMS + name,
+            shape=(self.batch or "b",),
+            dtype=dtype,
+            batch_dim=0,
+            in_loss=like.in_loss,
+        )
+        self.out.append(column)
+        self.items.append(Items(name=column.target, node=counted, kind=kind, dtype=dtype, of=of))
+        # Each row has the number, so that any cut of the rows has it.
+        return self._call(like, None, "aten.select.int", [{"ref": column.name}, 0, 0], (), dtype, name=name)
+
+    def _call(
+        self, like: Draft, what: str | None, target: str, args: list[Any], shape: Any, dtype: str | None, name: str | None = None
+    ) -> str:
+        """A new call in the place of another, named after it."""
+        made = Draft(
+            name=name or self._name(f"{like.name}_{what}"),
+            kind="call",
+            target=target,
+            args=args,
+            shape=shape,
+            dtype=dtype,
+            module=like.module,
+            where=like.where,
+            in_loss=like.in_loss,
+        )
+        made.batch_dim = next((i for i, extent in enumerate(shape or ()) if extent == (self.batch or "b")), None)
+        self.out.append(made)
+        self.draft[made.name] = made
+        self.alone[made.name] = self.counts[made.name] = True
+        return made.name
+
+    def _name(self, wish: str) -> str:
+        name, number = wish, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wish}_{number}"
+        self.taken.add(name)
+        return name
+
+
+def closure(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
+    """Names of the nodes that some nodes need, these included."""
+    todo, seen = list(roots), set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += _needs(nodes[name])
+    return seen
+
+
+def _needs(node: Any) -> list[str]:
+    return [*references([*node.args, *node.kwargs.values()]), *node.after]
+
+
+def _reference(argument: Any) -> str | None:
+    return argument.get("ref") if isinstance(argument, dict) else None
+
+
+def _writes(draft: Draft) -> bool:
+    return draft.kind == "call" and writes(operator_of(draft.target))
+
+
+def _draws(draft: Draft) -> bool:
+    return is_random(operator_of(draft.target), draft.args, draft.kwargs)
+
+
+def _made_up(shape: list[int], draft: Draft, random: torch.Generator) -> Tensor:
+    dtype = dtype_of(draft.dtype or "float32")
+    if dtype.is_floating_point:
+        return torch.rand(shape, generator=random, device="cpu").to(dtype)
+    return torch.randint(2, shape, generator=random, device="cpu").to(dtype)
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= _TOLERANCE * (1 + abs(a))
+
+
+Rows: TypeAlias = Callable[[int, int], dict[str, Tensor]]
+"""Function (lo, hi) -> the rows of those samples of a pass by name."""
+
+_AT_ONCE = 64
+"""Samples whose labels are read at a time."""
+
+
+class Counts:
+    """The numbers that a stage's losses are divided by, for the parts of a mini-batch.
+
+    Args:
+        module: makes them, each under the name of its `Items`, from rows.
+        items: what is done with each.
+        batch: the only size that it runs at; None for any.
+        dtype: in which the numbers are given; None for each in its own.
+
+    `reads` are the names of the rows that they follow from.
+    """
+
+    def __init__(self, module: Any, items: tuple[Items, ...], batch: int | None, dtype: torch.dtype | None = None) -> None:
+        self.module, self.items, self.batch = module, items, batch
+        self._dtypes = {item.name: dtype or dtype_of(item.dtype) for item in items}
+        self.reads: tuple[str, ...] = module.inputs
+
+    def lacks(self, values: Mapping[str, Tensor]) -> bool:
+        """Whether values that a stage is given lack the numbers."""
+        return self.items[0].name not in values
+
+    def empty(self, values: Mapping[str, Tensor]) -> frozenset[str]:
+        """The losses that count for nothing, because the samples have none of their items: their gradients are no numbers."""
+        shares = [item for item in self.items if item.kind == "share"]
+        return frozenset(item.of for item in shares if not bool(values[item.name][0]))
+
+    def beside(self, rows: Rows, labels: Rows, size: int) -> Rows:
+        """See `StageModule.counting`."""
+        held: tuple[int, Rows] | None = None
+
+        def counted(lo: int, hi: int) -> dict[str, Tensor]:
+            nonlocal held
+            number = lo // size
+            if held is None or held[0] != number:
+                # Forwards come in order, so one mini-batch is enough to hold.
+                ends = range(number * size, (number + 1) * size, _AT_ONCE)
+                parts = [labels(at, min(at + _AT_ONCE, ends.stop)) for at in ends]
+                whole = {name: torch.cat([part[name] for part in parts]) for name in self.reads} if len(parts) > 1 else parts[0]
+                held = number, self.columns(whole)
+            return {**rows(lo, hi), **held[1](lo - number * size, hi - number * size)}
+
+        return counted
+
+    def columns(self, rows: Mapping[str, Tensor]) -> Rows:
+        """Function (lo, hi) -> by name what those samples of a mini-batch are given, once for each sample: [hi - lo].
+
+        Args:
+            rows: of the whole mini-batch, at least those in `reads`.
+        """
+        own = {name: rows[name] for name in self.reads}
+        size = len(next(iter(own.values())))
+        whole = self._made(own, 0, size)
+
+        def of(lo: int, hi: int) -> dict[str, Tensor]:
+            part = self._made(own, lo, hi) if any(item.kind == "share" for item in self.items) else whole
+            numbers = {item.name: _part(item.kind, whole[item.name], part[item.name], hi - lo, size) for item in self.items}
+            return {name: number.to(self._dtypes[name]).expand(hi - lo) for name, number in numbers.items()}
+
+        return of
+
+    def _made(self, rows: Mapping[str, Tensor], lo: int, hi: int) -> dict[str, Tensor]:
+        """The numbers of samples [lo, hi), as scalars in float64."""
+        step = self.batch or hi - lo
+        with torch.no_grad():
+            parts = [
+                self.module(step, {name: tensor[at : at + step] for name, tensor in rows.items()}) for at in range(lo, hi, step)
+            ]
+        out = {}
+        for item in self.items:
+            numbers = torch.stack([part["metric:" + item.name].double() for part in parts])
+            # Where there are several parts, a number is put together from theirs.
+            inverse = item.kind == "inverse"
+            out[item.name] = numbers.reciprocal().sum().reciprocal() if inverse else numbers.sum()
+            if item.kind == "mean":
+                out[item.name] = numbers.mean()
+        return out
+
+
+def _part(kind: Kind, whole: Tensor, part: Tensor, samples: int, size: int) -> Tensor:
+    """What a part with so many of a mini-batch's samples is given of the mini-batch's number."""
+    match kind:
+        case "sum":
+            return whole * samples / size
+        case "inverse":
+            return whole * size / samples
+        case "share":
+            return part / whole * size / samples
+        case "mean":
+            return whole
