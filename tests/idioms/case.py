@@ -85,9 +85,9 @@ class Idiom:
     Args:
         name: as users would say it.
         kind: what is to happen.
+        theme: heading of its part of the table.
         words: a part of the refusal or of the warning.
-        fix: what to write in its place, for the table.
-        real: whether workers in the user's process would be another matter than processes.
+        fix: what to write in its place.
     """
 
     name: str
@@ -165,6 +165,11 @@ def tried(case: Idiom, folder: Path, workers: Callable[[], AbstractContextManage
     if case.words and any(case.words in words for words in said):
         return Outcome("warned", tuple(said), far)
     return Outcome("equal" if far <= TOLERANCE else "silent", tuple(said), far)
+
+
+def agrees(case: Idiom, found: Outcome) -> bool:
+    """Whether a case went as its row of the table says, with the words that it has there."""
+    return found.kind == case.kind and (not case.words or any(case.words in said for said in found.said))
 
 
 def _made(case: Idiom) -> Made:
