@@ -1,4 +1,4 @@
-"""What users do, through `gpp.parallelize` with workers as threads, against a plain loop: equal, refused or warned of, never silent.
+"""What users do, through `gpp.parallelize` with threads as workers, against a plain loop: equal, refused or warned of, never silent.
 
 `python -m tests.check_idioms` runs the same cases with workers that are processes.
 """

@@ -1,4 +1,4 @@
-"""The table of idioms in docs/training.md, made from the cases whose outcomes the tests and `python -m tests.check_idioms` prove."""
+"""The table of idioms in docs/training.md, made of the cases whose outcomes tests and `python -m tests.check_idioms` prove."""
 
 from __future__ import annotations
 
