@@ -65,8 +65,8 @@ def capture_model(
         targets: likewise what the loss compares with.
         loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
         metrics: name -> function like `loss`.
-        items: (inputs, targets) -> the number that the loss is a mean over, by term where it has several; only for a loss of which it
-            is not found by itself (`gpp.capture.items`).
+        items: (inputs, targets) -> the number that the loss is a mean over, by term where it has several; only for a loss of
+            which it is not found by itself (`gpp.capture.items`).
     """
     from gpp.capture.build import capture as build
 

@@ -105,7 +105,7 @@ def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., An
 
 
 def items_of(items: Count | Mapping[str, Count] | None, compares: bool) -> dict[str, Callable[..., Any]]:
-    """What capture asks for of `items=`: by name of a loss term, or under an empty one for all, a function (inputs, targets) -> number.
+    """`items=` as capture asks for it: by name of a loss term, or under an empty one for all, (inputs, targets) -> number.
 
     Args:
         compares: whether there are targets.

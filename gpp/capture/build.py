@@ -22,7 +22,7 @@ from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.faithful.compared import compared
 from gpp.capture.halves import halves
-from gpp.capture.items import closure, with_items
+from gpp.capture.items import needed_by, with_items
 from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
@@ -77,7 +77,7 @@ def capture(
         name: name of the model.
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
         items: name of a loss term, or an empty one for all -> function (inputs, targets) -> the number that the term is a mean
-            over, for one that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
+            over, where that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
 
     Raises:
         CaptureError: the model cannot be captured, or what was captured computes other numbers; the message names the operation,
@@ -114,7 +114,7 @@ def assemble(
             draft.requires_grad = known[draft.name].requires_grad
     graph = _Costs(drafts, known, groups, size).graph(name)
     named = {draft.name: draft for draft in drafts.drafts}
-    counted = closure(named, [item.node for item in drafts.items])
+    counted = needed_by(named, [item.node for item in drafts.items])
     kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.name in counted or draft.kind == "input"]
     noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _has_switch(draft.target)]
     notes = tuple(

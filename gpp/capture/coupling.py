@@ -27,7 +27,7 @@ _LARGE, _FIRST, _STEP = 16, 5, 5
 """Sizes above the first number are made smaller: the smallest of them to the second, and each to at most the third above the one
 before, so that neighbours (a text, and what follows its first token) stay neighbours."""
 
-_BATCH = 4
+_BATCH, _TRIALS = 4, 4
 _MEAN = 1
 """ATen's number of a mean among the reductions of a loss."""
 _TOLERANCE = 1e-6
@@ -51,11 +51,11 @@ def cut_loss(captured: Captured) -> Cut:
     Nothing is known where the loss does not run on made-up values, or was captured at one batch size. Where the network computes
     the loss itself, only the operator that makes it is looked at, and it tells where all that it reads has one row a sample.
     """
-    known = _whole_and_parts(captured, _BATCH, _BATCH // 2, {})
-    if known is None or not all(math.isfinite(number) for pair in known.values() for number in pair):
+    known = _whole_and_parts(captured, _BATCH, _BATCH // 2, {}, trials=_TRIALS)
+    if known is None or not all(math.isfinite(number) for pair in known for number in pair):
         return Cut()
-    means = [_near(value, total / 2) for value, total in known.values()]
-    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known.values(), strict=True))
+    means = [_near(value, total / 2) for value, total in known]
+    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known, strict=True))
     if captured.loss_ops or summed or not all(means):
         return Cut(not all(means) if captured.loss_ops else summed or None, summed)
     return Cut(False if _read_by_samples(captured) else None)
@@ -75,7 +75,7 @@ def uneven(captured: Captured, rows: Mapping[str, torch.Tensor], *, weighs: bool
         return False
     known = _whole_and_parts(captured, size, 1, rows, weighs=weighs) if captured.loss_ops else None
     if known is not None:
-        return any(math.isfinite(whole) and not _near(whole, total / size) for whole, total in known.values())
+        return any(math.isfinite(whole) and not _near(whole, total / size) for whole, total in known)
     label = ignored_label(captured, weighs=weighs)
     integers = [tensor for tensor in rows.values() if tensor.dim() > 1 and not tensor.is_floating_point()]
     left_out = [(tensor.flatten(1) == label).sum(1) for tensor in integers if label is not None]
@@ -98,14 +98,15 @@ def _read_by_samples(captured: Captured) -> bool:
 
 
 def _whole_and_parts(
-    captured: Captured, size: int, part: int, rows: Mapping[str, torch.Tensor], *, weighs: bool = True
-) -> dict[str, tuple[float, float]] | None:
-    """The loss terms of a batch of random outputs by name, each with the sum over the batch's parts; None where they are unknown.
+    captured: Captured, size: int, part: int, rows: Mapping[str, torch.Tensor], *, weighs: bool = True, trials: int = 1
+) -> list[tuple[float, float]] | None:
+    """The loss terms of batches of random outputs, each with the sum over the batch's parts; None where they are unknown.
 
     Args:
         size, part: samples of the batch, and of a part.
         rows: inputs and targets that are not to be random.
         weighs: whether the parts are told of the batch's items.
+        trials: batches, for what shows by chance alone (a mask that follows from outputs).
     """
     nodes = _loss_nodes(captured)
     if not nodes or captured.batch is not None:
@@ -119,13 +120,16 @@ def _whole_and_parts(
             rows = {name: _cut_to(tensor, captured.rows[name], size) for name, tensor in rows.items() if name in captured.rows}
             module = _module(captured, nodes)
             shapes = _shapes(captured, module, size)
-        values = _values(module, shapes, size, rows)
-        with torch.no_grad():
-            whole = _losses(module, values, 0, size, weighs=weighs)
-            parts = [_losses(module, values, lo, lo + part, weighs=weighs) for lo in range(0, size, part)]
+        out = []
+        for trial in range(trials):
+            values = _values(module, shapes, size, rows, trial)
+            with torch.no_grad():
+                whole = _losses(module, values, 0, size, weighs=weighs)
+                parts = [_losses(module, values, lo, lo + part, weighs=weighs) for lo in range(0, size, part)]
+            out += [(value, sum(each[name] for each in parts)) for name, value in whole.items()]
     except (GppError, RuntimeError, IndexError, ValueError, TypeError):
         return None
-    return {name: (value, sum(each[name] for each in parts)) for name, value in whole.items()}
+    return out
 
 
 def ignored_label(captured: Captured, *, weighs: bool = True) -> int | None:
@@ -136,6 +140,8 @@ def ignored_label(captured: Captured, *, weighs: bool = True) -> int | None:
     Args:
         weighs: whether parts count by their shares of the items that are known, so that such a loss is none of these.
     """
+    if weighs and any(item.kind == "share" for item in captured.items):
+        return None
     for node in captured.nodes:
         if node.kind == "call" and any(name in node.target for name in ("cross_entropy_loss", "nll_loss")):
             given = bound_arguments(operator_of(node.target), list(node.args), dict(node.kwargs))
@@ -161,9 +167,7 @@ def _shapes(captured: Captured, module: StageModule, size: int) -> dict[str, tup
     return {name: ([int(evaluate(extent, size)) for extent in node.shape or ()], node) for name, node in entering.items()}
 
 
-def _small(
-    shapes: Mapping[str, tuple[list[int], Node]], captured: Captured, module: StageModule, size: int
-) -> dict[int, int]:
+def _small(shapes: Mapping[str, tuple[list[int], Node]], captured: Captured, module: StageModule, size: int) -> dict[int, int]:
     """Large sizes of what the loss reads, their products and their neighbours, each with the one that stands in for it.
 
     Sizes that differ stay different, in the same order, so that the loss does with the small tensors what it does with its own.
@@ -205,14 +209,14 @@ def _cut_to(tensor: torch.Tensor, node: Node, size: int) -> torch.Tensor:
 
 
 def _values(
-    module: StageModule, shapes: Mapping[str, tuple[list[int], Node]], size: int, rows: Mapping[str, torch.Tensor]
+    module: StageModule, shapes: Mapping[str, tuple[list[int], Node]], size: int, rows: Mapping[str, torch.Tensor], seed: int
 ) -> dict[str, tuple[torch.Tensor, int]]:
     """Tensors of `size` samples for the loss with their batch dimensions; fills its parameters.
 
     Args:
         rows: those that are not made up, by name.
     """
-    random = torch.Generator("cpu").manual_seed(0)
+    random = torch.Generator("cpu").manual_seed(seed)
     held = [*module.parameters(), *module.buffers(), *(module.counts.module.buffers() if module.counts else ())]
     known: dict[tuple[int, ...], torch.Tensor] = {}
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.emit import Emitter, Root
 from gpp.capture.halves import Halves, halves
-from gpp.capture.items import closure
+from gpp.capture.items import needed_by
 from gpp.capture.late import Late
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
@@ -64,7 +64,7 @@ class Cut:
         both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
         given = {self.node_of[n].target for n in both if self.node_of[n].kind == "input"}
         self.items = tuple(item for item in captured.items if item.name in given)
-        counted = closure(self.node_of, [item.node for item in self.items])
+        counted = needed_by(self.node_of, [item.node for item in self.items])
         rows = sorted({*both, *counted}, key=self.order.__getitem__)
         self.inputs = tuple(self.node_of[n].target for n in rows if is_row(self.node_of[n]))
         self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))

@@ -73,7 +73,7 @@ class Drafts:
 
 
 def named_tensors(model: nn.Module, loss: nn.Module | None = None, *, tied: bool = False) -> list[tuple[str, Tensor]]:
-    """Parameters, then buffers (non-persistent ones too) by full name; those of a loss, which is none of the model's, as `loss.NAME`.
+    """Parameters, then buffers (non-persistent ones too) by full name; those of a loss that is no part of the model as `loss.NAME`.
 
     Args:
         tied: whether one that has several names comes under each of them.

@@ -80,7 +80,7 @@ class _Finder:
         if unknown := sorted(set(terms) - {"", *losses}):
             raise CaptureError(f"items are given of {unknown}, and the loss has {losses}. Fix: name its terms in items=")
         counted = losses if "" in terms else [name for name in losses if name in terms]
-        searched = closure(self.draft, [node for name, node in results.items() if name not in counted])
+        searched = needed_by(self.draft, [node for name, node in results.items() if name not in counted])
         for draft in self.drafts.drafts:
             if draft.name in searched and draft.kind == "call":
                 self._look(draft)
@@ -174,7 +174,7 @@ class _Finder:
     def _numbers(self, node: str, trial: int) -> Iterator[float]:
         """A number on made-up rows, and on their halves."""
         size = self.batch or _BATCH
-        needed = [draft for draft in self.drafts.drafts if draft.name in closure(self.draft, [node])]
+        needed = [draft for draft in self.drafts.drafts if draft.name in needed_by(self.draft, [node])]
         extents = [[int(evaluate(extent, size)) for extent in draft.shape or ()] for draft in needed]
         if sum(8 * math.prod(shape) for shape in extents) > _MOST_BYTES or (self.batch and size % 2):
             raise ValueError("too large to be tried")
@@ -250,7 +250,7 @@ class _Finder:
         return name
 
 
-def closure(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
+def needed_by(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
     """Names of the nodes that some nodes need, these included."""
     todo, seen = list(roots), set[str]()
     while todo:

@@ -19,7 +19,7 @@ from gpp.capture.cut import Cut, TensorSpec
 from gpp.capture.draft import named_tensors
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
-from gpp.capture.items import Counts, Rows, closure
+from gpp.capture.items import Counts, Rows, needed_by
 from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
 from gpp.errors import CaptureError, InvalidConfig
@@ -247,7 +247,7 @@ def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats:
     """What the losses of a stage are divided by: a small module of its own, which reads rows."""
     if not cut.items:
         return None
-    needed = closure(captured.node_of, [item.node for item in cut.items])
+    needed = needed_by(captured.node_of, [item.node for item in cut.items])
     nodes = tuple(node for node in captured.nodes if node.name in needed)
     own = replace(captured, nodes=nodes, results={f"metric:{item.name}": item.node for item in cut.items}, items=())
     called = [node.name for node in nodes if node.kind == "call"]

@@ -159,6 +159,7 @@ class Captured:
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
         summed: whether it, or a term of it, is the sum of those of its parts.
         derived: tensors kept for a backward that are computed from parameters alone.
+        mixes: whether the network computes a sample by the others of its batch; None where it is unknown, or the loss is coupled.
         checked: how it was compared with the user's own module; None where that was not tried.
         items: what the losses are divided by (`gpp.capture.items`).
     """
@@ -176,6 +177,7 @@ class Captured:
     coupled: bool | None = None
     summed: bool = False
     derived: tuple[Derived, ...] = ()
+    mixes: bool | None = None
     checked: Checked | None = field(default=None, compare=False)
     items: tuple[Items, ...] = ()
 

@@ -81,7 +81,7 @@ def module_of(loss: Any) -> nn.Module | None:
 
 
 def untrained(loss: Any, model: nn.Module) -> tuple[str, ...]:
-    """Names, in the code of a loss that is no module, of what has trainable parameters beside the model's: they become constants."""
+    """What a loss that is no module has of trainable parameters beside the model's, by its own names: they become constants."""
     known = {id(param) for part in (model, module_of(loss)) if part is not None for param in part.parameters()}
     while "__wrapped__" in getattr(loss, "__dict__", {}):
         loss = loss.__wrapped__

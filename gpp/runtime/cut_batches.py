@@ -36,11 +36,12 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
     if smallest == plan.minibatch_size:
         return out
     scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
+    counted = "items= of gpp.parallelize or gpp.capture_model, a function that counts those labels, or "
     if uneven and (whole_model or not whole_loss):
         out.append(
             "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
             f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
-            f"Fix: {scope if whole_model else f'items= of gpp.parallelize or gpp.capture_model, which counts those labels, or {scope}'}"
+            f"Fix: {'' if whole_model else counted}{scope}"
         )
     if captured.coupled is None and loss_nodes(captured.results) and (whole_model or not whole_loss):
         why = f"it was captured at {captured.batch} samples only" if captured.batch else "it does not run on made-up values"
@@ -61,9 +62,25 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
                 "the loss compares the samples of a batch with each other, and a device sees only a part of the batch at once, "
                 f"{smallest} samples or more: the loss is not that of the whole mini-batch. Fix: {scope}"
             )
+    if captured.mixes:
+        out.append(
+            "the loss of samples together is not the mean of their losses: the network computes a sample by the others of its batch (a "
+            f"mean over them, or how many there are), and a device sees only a part of it at once, {smallest} samples or more. "
+            f"Fix: microbatch_size={plan.minibatch_size}, or constants in their place"
+        )
+    if scaled := [node for node in captured.nodes if _by_frequency(node)]:
+        out.append(
+            f"{scaled[0].module or 'an embedding'} scales gradients by how often a row is read in a batch (scale_grad_by_freq), and a "
+            f"device sees only a part of it at once, {smallest} samples or more. Fix: microbatch_size={plan.minibatch_size}"
+        )
     if buffers:
         out.append(
             f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
             "batch statistics differ from those of the whole mini-batch"
         )
     return out
+
+
+def _by_frequency(node: Node) -> bool:
+    """Whether a node is an embedding, or a bag of them, whose fourth argument is set: `scale_grad_by_freq`."""
+    return node.target.startswith(("aten.embedding.", "aten._embedding_bag")) and len(node.args) > 3 and node.args[3] is True

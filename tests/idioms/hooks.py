@@ -167,12 +167,12 @@ def asserted() -> Made:
     return Made(by(forward))
 
 
-@on("`if len(x) > 4`: another path by the number of samples", "refused", "", "")
+@on("`if len(x) > 4`: another path by the number of samples", "warned", "captured at the fixed batch size", "one path")
 def by_samples() -> Made:
     return Made(by(lambda layer, x: layer(x) if len(x) > 4 else x))
 
 
-@on("a scale by the number of samples (`x / len(x)`)", "warned", "", "a scale by the mini-batch's, as a constant")
+@on("a scale by the number of samples (`x / len(x)`)", "warned", "by the others of its batch", "a constant")
 def over_samples() -> Made:
     return Made(by(lambda layer, x: layer(x) / len(x)))
 

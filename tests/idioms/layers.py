@@ -54,7 +54,7 @@ def sparse() -> Made:
     return made
 
 
-@on("`nn.Embedding(scale_grad_by_freq=True)`", "warned", "", "one micro-batch a mini-batch")
+@on("`nn.Embedding(scale_grad_by_freq=True)`", "warned", "scale_grad_by_freq", "one micro-batch a mini-batch")
 def by_frequency() -> Made:
     return words(scale_grad_by_freq=True)
 

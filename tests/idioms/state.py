@@ -75,7 +75,7 @@ class Centred(nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
-@on("samples compared in `forward` (`x - x.mean(0)`)", "warned", "", "one micro-batch a mini-batch")
+@on("samples compared in `forward` (`x - x.mean(0)`)", "warned", "by the others of its batch", "one micro-batch a mini-batch")
 def centred() -> Made:
     return Made(Between(Centred()))
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.capture.build import capture
-from gpp.capture.coupling import uneven
 from gpp.capture.stage import initial_state
 from gpp.data.base import Samples
 from gpp.data.sampler import minibatch
@@ -25,7 +24,6 @@ from gpp.graph.captured import Captured
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
-from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -131,12 +129,6 @@ def over_labels(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
-def over_a_mask(scores: Tensor, labels: Tensor) -> Tensor:
-    """The same mean, by a mask of one's own."""
-    each = F.cross_entropy(scores.flatten(0, 1), labels.flatten().clamp(min=0), reduction="none")
-    return (each * (labels.flatten() >= 0)).sum() / (labels >= 0).sum()
-
-
 def padded(num: int, length: int = 5) -> tuple[Tensor, Tensor]:
     """Tokens and labels [num, length] of texts of 1 to `length` words; what follows a text's end has the label that is ignored."""
     random = torch.Generator().manual_seed(3)
@@ -161,7 +153,7 @@ def test_a_mean_over_the_labels_of_the_whole_mini_batch_is_differentiated(
     """torchtitan, https://github.com/pytorch/torchtitan/issues/2972 (April 2026): without a pipeline the loss was the sum over
     tokens divided by the number of valid tokens of the whole batch; the pipeline differentiated the sum and divided the logged loss
     alone, so that gradients were as many times too large as there were valid tokens. Here the mean over all valid tokens of the
-    mini-batch is `loss.scope=minibatch`, whatever the micro-batches of the other stages."""
+    mini-batch is `loss.scope=minibatch`, whatever the micro-batches of the other stages; test_token_means.py has it without."""
     network, found, weights = reader
     tokens, labels = padded(BATCH)
     write(tmp_path / "data", "train", {"x": tokens, "target:target": labels})
@@ -186,20 +178,3 @@ def test_a_mean_over_the_labels_of_the_whole_mini_batch_is_differentiated(
     sums = F.cross_entropy(network(tokens).flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED)
     (sums / (labels != IGNORED).sum()).backward()
     check_gradients(job, weights, tmp_path / "run", [gradients_of(network)])
-
-
-@pytest.mark.parametrize("loss", [over_labels, over_a_mask])
-def test_labels_that_are_left_out_are_warned_of_where_micro_batches_have_unequally_many(loss) -> None:
-    """The other way into the same report: each micro-batch has a mean of its own, over its own valid tokens, and their mean is not
-    that of the mini-batch. It cannot be seen in the loss function, only in the labels of the run."""
-    found = capture(Reader(), {"x": torch.zeros(2, 5, dtype=torch.long)}, torch.zeros(2, 5, dtype=torch.long), loss, name="reader")
-    assert found.coupled is False
-    tokens, labels = padded(BATCH)
-    rows = {"x": tokens, "target:target": labels}
-    assert uneven(found, rows)
-    assert not uneven(found, {"x": tokens, "target:target": labels.clamp(min=0)})
-    assert not uneven(found, {"x": tokens, "target:target": labels[:1].expand(BATCH, -1)})
-    plan = make_plan(inprocess.problem_of(found, 1, BATCH), "test", [(inprocess.problem_of(found, 1, BATCH).graph.all_mask, 1)], 2)
-    (warning,) = cut_warnings(found, plan, whole_loss=False, whole_model=False, uneven=True)
-    assert "some samples have more than others" in warning and warning.endswith("Fix: loss.scope=minibatch")
-    assert not cut_warnings(found, plan, whole_loss=True, whole_model=False, uneven=True)

@@ -74,8 +74,10 @@ def compared(
     notes: list[str] = []
     try:
         own = Own(captured, model, inputs, targets, loss, samples)
+        check = _Check(captured, own, notes)
         try:
-            _Check(captured, own, notes).run()
+            check.run()
+            captured = replace(captured, mixes=check.mixes)
         finally:
             samples = own.samples
             own.kept.put_back()
@@ -92,6 +94,7 @@ class _Check:
 
     def __init__(self, captured: Captured, own: Own, notes: list[str]) -> None:
         self.captured, self.own, self.notes = captured, own, notes
+        self.mixes: bool | None = None
 
     def run(self) -> None:
         """Compare.
@@ -115,6 +118,7 @@ class _Check:
         if not differences:
             self._evaluation(graph)
             self._mode()
+            self.mixes = self._mixed(graph)
         causes = [
             *(_Cause(f"the hook of the tensor at {line}", _HOOK) for line in lines),
             *(_Cause(hook, _HOOK) for hook in hooks),
@@ -129,6 +133,18 @@ class _Check:
             self._refuse(["the loss depends on what Python draws"], causes[-len(drew) :])
         lacks = "workers run the captured graph alone, which lacks"
         self.notes += [f"{lacks} {cause.what}; no number of {steps} depends on it" for cause in causes]
+
+    def _mixed(self, graph: Graph) -> bool | None:
+        """Whether the loss of the samples together is another than the mean of theirs; None where that is told otherwise.
+
+        A loss function that compares samples is found without the network (`gpp.capture.coupling`).
+        """
+        samples = self.own.samples
+        if self.captured.batch is not None or self.captured.coupled or samples < 2:
+            return None
+        whole, *parts = graph.of_parts([(0, samples), *((i, i + 1) for i in range(samples))])
+        means = {name: torch.stack([part[name] for part in parts]).mean() for name in whole}
+        return bool(differing(whole, means))
 
     def _large(self) -> bool:
         """Whether a step takes seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,22 @@ class Graph:
         with torch.no_grad():
             made = self._forward(self.module.eval_module())
         return {name: value for name, value in made.items() if is_loss(name)}
+
+    def of_parts(self, parts: Iterable[tuple[int, int]]) -> list[dict[str, Tensor]]:
+        """The losses of parts [lo, hi) of the samples, each told of what the losses of all of them are divided by.
+
+        They are those of a training pass, unless it draws random numbers or writes buffers; then of evaluation.
+        """
+        rows = dict(zip(self._user.rows, self._user.flat, strict=True))
+        module = self.module.eval_module() if self.module.has_random or self._written else self.module
+
+        def cut(lo: int, hi: int) -> dict[str, Tensor]:
+            return {name: tensor[lo:hi] for name, tensor in rows.items()}
+
+        given = self.module.counting(cut, cut, self._user.samples)
+        with torch.no_grad():
+            made = [module(hi - lo, given(lo, hi)) for lo, hi in parts]
+        return [{name: value for name, value in one.items() if is_loss(name)} for one in made]
 
     def watched(self) -> list[Tensor]:
         """All that the nodes of a training pass read and make."""
