@@ -15,9 +15,21 @@ import torch
 from tests.idioms.case import Idiom, agrees, tried
 from tests.idioms.optimizers import CLASSES
 from tests.idioms.table import PAGE, idioms, written
+from tests.support.long import long
 from tests.support.threads import workers_in_threads
 
 CASES = idioms()
+MORE = set(
+    """
+    bitfit peft old_weight_norm own_parametrization two_names functional complex_numbers ema stubborn buffer_copied
+    passing_buffer functional_dropout enable_grad straight_through reentrant cast gru lstm cell encoder images operators
+    compiled traced partial_loss positive_weights others outputs_alone fused foreach own_class zero_gradient
+    without_gradient tied_by_property called by_name no_grad stopped plain_python attention sparse pruned orthogonal
+    tensor_rate partial_class several_targets sync_norm renamed compares spectral_norm torch_Adadelta torch_Adamax
+    torch_RAdam torch_Rprop torch_RMSprop torch_Adam torch_NAdam
+    """.split()
+)
+"""Those that tell little beside others, or take seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +42,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__name__)
+def test_names_of_those_left_out_are_names() -> None:
+    assert {case.make.__name__ for case in CASES} >= MORE
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=long) if case.make.__name__ in MORE else case for case in CASES],
+    ids=lambda case: case.make.__name__,
+)
 def test_an_idiom_is_equal_or_told(case: Idiom, tmp_path: Path) -> None:
     found = tried(case, tmp_path / "run", workers_in_threads)
     assert agrees(case, found), f"{case.name}: {found}"
