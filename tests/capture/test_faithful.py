@@ -109,7 +109,9 @@ class InPlace(Plain):
 
 
 class Assigned(InPlace):
-    between = Averaged.between
+    def between(self, h: Tensor) -> Tensor:
+        self.ema = 0.9 * self.ema + 0.1 * h.detach().mean()
+        return h - self.ema
 
 
 class AssignedAfter(Assigned):
@@ -134,8 +136,9 @@ class Frozen(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).requires_grad_(False).eval()
-        self.encoder[1].running_mean.fill_(0.3)
+        norm = nn.BatchNorm1d(6)
+        norm.register_buffer("running_mean", torch.full((6,), 0.3))
+        self.encoder = nn.Sequential(nn.Linear(6, 6), norm, nn.Dropout(0.5)).requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.encoder(x))
@@ -156,7 +159,7 @@ KEPT = [
     Assigned,
     AssignedAfter,
     AssignedAttached,
-    hooked(lambda m: m.a.register_forward_hook(lambda a, i, o: 3 * o)),
+    hooked(lambda m: m.a.register_forward_hook(lambda a, i, o: torch.mul(o, 3))),
 ]
 
 
@@ -301,7 +304,7 @@ def test_a_planned_model_is_compared_when_its_weights_are_built() -> None:
     network = built(model, seed=0, dtype="float64")
     checked = compare(model, found, network, rows, dtype="float64").checked
     assert checked is not None and checked.unknown is None
-    network.register_forward_hook(lambda module, args, output: 1.001 * output)
+    network.register_forward_hook(lambda module, args, output: torch.mul(output, 1.001))
     with pytest.raises(CaptureError, match="in the first step loss is"):
         compare(model, found, network, rows, dtype="float64")
 

@@ -158,7 +158,7 @@ class _Check:
         self._forward_differs = bool(losses)
         phrases = [f"{name} is {plain(own.losses[name])} and not {plain(graph.losses[name])}" for name in losses]
         phrases += listed(differing(own.gradients, graph.gradients), "the gradient of")
-        phrases += listed(differing(own.tensors, {**graph.tensors, **others}), "the value left in")
+        phrases += listed(differing(own.tensors, {**graph.tensors, **others}, joint=False), "the value left in")
         return [f"in the {when} step {phrases[0]}", *phrases[1:]] if phrases else []
 
     def _of_changes(self, changes: Iterable[Change]) -> Iterator[_Cause]:
