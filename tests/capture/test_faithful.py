@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,19 +154,27 @@ def hooked(register: Callable[[Plain], object]) -> Callable[[], Plain]:
     return make
 
 
+def tripled(module: nn.Module, args: Any, output: Any) -> Tensor:
+    return 3 * output
+
+
+def nearly(module: nn.Module, args: Any, output: Any) -> Tensor:
+    return 1.001 * output
+
+
+def doubled(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
 KEPT = [
     Frozen,
     InPlace,
     Assigned,
     AssignedAfter,
     AssignedAttached,
-    hooked(lambda m: m.a.register_forward_hook(lambda a, i, o: torch.mul(o, 3))),
+    hooked(lambda m: m.a.register_forward_hook(tripled)),
 ]
-
-
-def doubled(parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    parameter.grad.mul_(2)
 
 
 @pytest.fixture(autouse=True)
@@ -304,7 +313,7 @@ def test_a_planned_model_is_compared_when_its_weights_are_built() -> None:
     network = built(model, seed=0, dtype="float64")
     checked = compare(model, found, network, rows, dtype="float64").checked
     assert checked is not None and checked.unknown is None
-    network.register_forward_hook(lambda module, args, output: torch.mul(output, 1.001))
+    network.register_forward_hook(nearly)
     with pytest.raises(CaptureError, match="in the first step loss is"):
         compare(model, found, network, rows, dtype="float64")
 
@@ -336,4 +345,4 @@ def test_workers_keep_a_frozen_encoder_in_evaluation_mode(tmp_path) -> None:
         for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
     )
     assert model.training and not model.encoder.training
-    assert evaluated == pytest.approx(float(F.cross_entropy(plain.eval()(x), y)), rel=1e-13)
+    assert evaluated == pytest.approx(float(F.cross_entropy(plain.eval()(x), y).detach()), rel=1e-13)
