@@ -141,15 +141,19 @@ class _Check:
         Raises:
             Unknown: there is none.
         """
-        own = self.own
+        own, failed = self.own, Unknown("the loss of the example is not finite. Fix: give an example with a finite loss")
         for samples in dict.fromkeys((own.samples, self.captured.batch or max(SAMPLES, len(next(iter(own.rows.values())))))):
             if samples != own.samples:
                 own.kept.put_back()
                 own.take(samples)
-            numbers = own.step()
+            try:
+                numbers = own.step()
+            except Unknown as error:
+                failed = error
+                continue
             if all(bool(value.isfinite()) for value in numbers.losses.values()):
                 return numbers
-        raise Unknown("the loss of the example is not finite. Fix: give an example with a finite loss")
+        raise failed
 
     def _compare(self, own: Numbers, graph: Numbers, when: str) -> list[str]:
         """Phrases of what differs."""
