@@ -88,7 +88,7 @@ class Kept:
                 if not _same(before, after):
                     yield name, before, after
             elif isinstance(before, Tensor) and before is after:
-                if id(before) in self.values and not torch.equal(self.value(before), after):
+                if id(before) in self.values and after.layout == torch.strided and not torch.equal(self.value(before), after):
                     yield name, self.value(before), after
             elif not _same(before, after):
                 yield name, before, after
@@ -106,7 +106,7 @@ class Kept:
                 _refill(kept[name], held)
         with torch.no_grad():
             for tensor, value, gradient in self.values.values():
-                if not torch.equal(tensor, value):
+                if tensor.layout == torch.strided and not torch.equal(tensor, value):
                     tensor.data.copy_(value)
                 if tensor.is_leaf:
                     tensor.grad = gradient

@@ -236,7 +236,7 @@ def reference(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training on one device in plain PyTorch, whole mini-batches."""
     with default_dtype(dtype):
-        network = model.build().train()
+        network = model.build()
     with torch.no_grad():
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
             if name in weights:

@@ -157,15 +157,19 @@ class _Check:
         Raises:
             Unknown: there is none.
         """
-        own = self.own
+        own, failed = self.own, Unknown("the loss of the example is not finite. Fix: give an example with a finite loss")
         for samples in dict.fromkeys((own.samples, self.captured.batch or max(SAMPLES, len(next(iter(own.rows.values())))))):
             if samples != own.samples:
                 own.kept.put_back()
                 own.take(samples)
-            numbers = own.step()
+            try:
+                numbers = own.step()
+            except Unknown as error:
+                failed = error
+                continue
             if all(bool(value.isfinite()) for value in numbers.losses.values()):
                 return numbers
-        raise Unknown("the loss of the example is not finite. Fix: give an example with a finite loss")
+        raise failed
 
     def _compare(self, own: Numbers, graph: Numbers, when: str) -> list[str]:
         """Phrases of what differs."""
@@ -174,7 +178,7 @@ class _Check:
         self._forward_differs = bool(losses)
         phrases = [f"{name} is {plain(own.losses[name])} and not {plain(graph.losses[name])}" for name in losses]
         phrases += listed(differing(own.gradients, graph.gradients), "the gradient of")
-        phrases += listed(differing(own.tensors, {**graph.tensors, **others}), "the value left in")
+        phrases += listed(differing(own.tensors, {**graph.tensors, **others}, joint=False), "the value left in")
         return [f"in the {when} step {phrases[0]}", *phrases[1:]] if phrases else []
 
     def _of_changes(self, changes: Iterable[Change]) -> Iterator[_Cause]:

@@ -70,16 +70,22 @@ def off(own: Tensor, other: Tensor, floor: float) -> float:
     return distance / scale if scale else float("inf")
 
 
-def differing(own: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None]) -> dict[str, float]:
+def differing(own: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None], *, joint: bool = True) -> dict[str, float]:
     """By how much tensors differ, by name; one that is None is one of zeros.
 
-    A gradient that is zero but for rounding may be rounded otherwise: the floor is what rounding leaves of the largest.
+    Args:
+        joint: whether all come from one computation: one that is zero but for rounding may then be rounded otherwise, by what
+            rounding leaves of the largest.
     """
     floats = [tensor for tensor in own.values() if tensor is not None and tensor.is_floating_point()]
     eps = max((torch.finfo(tensor.dtype).eps for tensor in floats), default=0.0)
     out = {}
     exact = {name: (a, b) for name, a in own.items() if not _same(a, b := other.get(name))}
-    floor = 32 * eps * max((float(tensor.detach().to_dense().double().norm()) for tensor in floats), default=0.0) if exact else 0.0
+    floor = (
+        32 * eps * max((float(tensor.detach().to_dense().double().norm()) for tensor in floats), default=0.0)
+        if exact and joint
+        else 0.0
+    )
     for name, (a, b) in exact.items():
         given = a if a is not None else b
         assert given is not None  # two that are None are equal

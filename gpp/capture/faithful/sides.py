@@ -15,7 +15,8 @@ from gpp.capture.faithful.draws import Draws, Replayed
 from gpp.capture.faithful.numbers import Numbers, flat, telling, total_of
 from gpp.capture.kept import Kept, advanced, random_states, seed_all
 from gpp.capture.stage import build_stage
-from gpp.capture.trace import Whole, named_inputs, resized, where
+from gpp.capture.trace import REWRITE, Whole, named_inputs, resized, where
+from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, is_loss
 from gpp.models.losses import Loss
 
@@ -170,14 +171,22 @@ class Graph:
             copy.copy_(theirs.detach())
 
     def step(self) -> Numbers:
-        """Forward and backward, with the random numbers of the user's last forward."""
+        """Forward and backward, with the random numbers of the user's last forward.
+
+        Raises:
+            CaptureError: the graph fails where the user's module does not.
+        """
         trained = dict(self.module.named_parameters())
         for parameter in trained.values():
             parameter.grad = None
-        with torch.enable_grad():
-            losses = self._forward(self.module)
-            if (total := total_of(losses)).requires_grad:
-                total.backward()
+        try:
+            with torch.enable_grad():
+                losses = self._forward(self.module)
+                if (total := total_of(losses)).requires_grad:
+                    total.backward()
+        except RuntimeError as error:
+            words = f"the captured model fails where {self._user.name} does not: {error}"
+            raise CaptureError(f"{words}. Fix: {REWRITE}") from error
         tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
         return Numbers(
             losses={name: value.detach() for name, value in losses.items()},
