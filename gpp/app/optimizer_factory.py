@@ -66,7 +66,7 @@ def optimizer_of(
         return given or Adam(lr=1e-3), None
     import torch
 
-    from gpp.capture.draft import named_tensors
+    from gpp.models.losses import named_tensors
 
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
     every = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter)}

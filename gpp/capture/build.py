@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.faithful.compared import compared
 from gpp.capture.halves import halves
-from gpp.capture.items import needed_by, with_items
+from gpp.capture.items import with_items
 from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
+from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
 from gpp.capture.halves import Halves, halves
-from gpp.capture.items import needed_by
 from gpp.capture.late import Late
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError

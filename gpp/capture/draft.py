@@ -19,8 +19,9 @@ from torch.export.graph_signature import InputKind
 
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
 from gpp.capture.trace import Traced, where_of
-from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import LOSS, Items
+from gpp.errors import CaptureError
+from gpp.graph.captured import Items
+from gpp.models.losses import named_tensors
 
 # checks that torch adds while tracing; they compute nothing
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}
@@ -70,25 +71,6 @@ class Drafts:
     constants: dict[str, str | None]
     aliases: dict[str, str]
     items: tuple[Items, ...] = ()
-
-
-def named_tensors(model: nn.Module, loss: nn.Module | None = None, *, tied: bool = False) -> list[tuple[str, Tensor]]:
-    """Parameters, then buffers (non-persistent ones too) by full name; those of a loss that is no part of the model as `loss.NAME`.
-
-    Args:
-        tied: whether one that has several names comes under each of them.
-
-    Raises:
-        InvalidConfig: the model has tensors under the same names as the loss.
-    """
-    parts = [("", model)] if loss is None or loss in set(model.modules()) else [("", model), (f"{LOSS}.", loss)]
-    out = [(at + name, p) for at, part in parts for name, p in part.named_parameters(remove_duplicate=not tied)]
-    out += [(at + name, b) for at, part in parts for name, b in part.named_buffers(remove_duplicate=not tied)]
-    names = [name for name, _ in out]
-    if len(parts) > 1 and len(set(names)) < len(names):
-        rule = "is a module of the model, and the loss's own tensors are called so, too"
-        raise InvalidConfig("model.loss", max(names, key=names.count), rule, "call that module of the model otherwise")
-    return out
 
 
 def tied_names(model: nn.Module, loss: nn.Module | None = None) -> dict[str, str]:

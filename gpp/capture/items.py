@@ -13,17 +13,18 @@ without a label adds zero. `with_items` finds such numbers among a program's nod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.counts import needed_by, needs
 from gpp.capture.draft import Draft, Drafts
 from gpp.errors import CaptureError, GppError
-from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss, references
+from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss
 
 _MEAN, _SUM = 1, 2
 """ATen's numbers of the reductions of a loss."""
@@ -58,16 +59,16 @@ class _Finder:
         self.items: list[Items] = []
         self.taken = {draft.name for draft in drafts.drafts}
         self.draft = {draft.name: draft for draft in drafts.drafts}
-        written = {name for draft in drafts.drafts if _writes(draft) for name in _needs(draft)}
+        written = {name for draft in drafts.drafts if _writes(draft) for name in needs(draft)}
         self.alone: dict[str, bool] = {}
         self.counts: dict[str, bool] = {}
         for draft in drafts.drafts:
-            needs = _needs(draft)
+            read = needs(draft)
             leaf = draft.kind == "input" and draft.target not in outside
             held = draft.kind in ("buffer", "constant") and draft.name not in written
-            called = draft.kind == "call" and not _writes(draft) and not _draws(draft) and all(self.alone[n] for n in needs)
+            called = draft.kind == "call" and not _writes(draft) and not _draws(draft) and all(self.alone[n] for n in read)
             self.alone[draft.name] = leaf or held or called
-            self.counts[draft.name] = leaf or any(self.counts[n] for n in needs)
+            self.counts[draft.name] = leaf or any(self.counts[n] for n in read)
 
     def found(self) -> Drafts:
         """See `with_items`."""
@@ -250,21 +251,6 @@ class _Finder:
         return name
 
 
-def needed_by(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
-    """Names of the nodes that some nodes need, these included."""
-    todo, seen = list(roots), set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += _needs(nodes[name])
-    return seen
-
-
-def _needs(node: Any) -> list[str]:
-    return [*references([*node.args, *node.kwargs.values()]), *node.after]
-
-
 def _reference(argument: Any) -> str | None:
     return argument.get("ref") if isinstance(argument, dict) else None
 
@@ -286,101 +272,3 @@ def _made_up(shape: list[int], draft: Draft, random: torch.Generator) -> Tensor:
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= _TOLERANCE * (1 + abs(a))
-
-
-Rows: TypeAlias = Callable[[int, int], dict[str, Tensor]]
-"""Function (lo, hi) -> the rows of those samples of a pass by name."""
-
-_AT_ONCE = 64
-"""Samples whose labels are read at a time."""
-
-
-class Counts:
-    """The numbers that a stage's losses are divided by, for the parts of a mini-batch.
-
-    Args:
-        module: makes them, each under the name of its `Items`, from rows.
-        items: what is done with each.
-        batch: the only size that it runs at; None for any.
-        dtype: in which the numbers are given; None for each in its own.
-
-    `reads` are the names of the rows that they follow from.
-    """
-
-    def __init__(self, module: Any, items: tuple[Items, ...], batch: int | None, dtype: torch.dtype | None = None) -> None:
-        self.module, self.items, self.batch = module, items, batch
-        self._dtypes = {item.name: dtype or dtype_of(item.dtype) for item in items}
-        self.reads: tuple[str, ...] = module.inputs
-
-    def lacks(self, values: Mapping[str, Tensor]) -> bool:
-        """Whether values that a stage is given lack the numbers."""
-        return self.items[0].name not in values
-
-    def empty(self, values: Mapping[str, Tensor]) -> frozenset[str]:
-        """The losses that count for nothing, because the samples have none of their items: their gradients are no numbers."""
-        shares = [item for item in self.items if item.kind == "share"]
-        return frozenset(item.of for item in shares if not bool(values[item.name][0]))
-
-    def beside(self, rows: Rows, labels: Rows, size: int) -> Rows:
-        """See `StageModule.counting`."""
-        held: tuple[int, Rows] | None = None
-
-        def counted(lo: int, hi: int) -> dict[str, Tensor]:
-            nonlocal held
-            number = lo // size
-            if held is None or held[0] != number:
-                # Forwards come in order, so one mini-batch is enough to hold.
-                ends = range(number * size, (number + 1) * size, _AT_ONCE)
-                parts = [labels(at, min(at + _AT_ONCE, ends.stop)) for at in ends]
-                whole = {name: torch.cat([part[name] for part in parts]) for name in self.reads} if len(parts) > 1 else parts[0]
-                held = number, self.columns(whole)
-            return {**rows(lo, hi), **held[1](lo - number * size, hi - number * size)}
-
-        return counted
-
-    def columns(self, rows: Mapping[str, Tensor]) -> Rows:
-        """Function (lo, hi) -> by name what those samples of a mini-batch are given, once for each sample: [hi - lo].
-
-        Args:
-            rows: of the whole mini-batch, at least those in `reads`.
-        """
-        own = {name: rows[name] for name in self.reads}
-        size = len(next(iter(own.values())))
-        whole = self._made(own, 0, size)
-
-        def of(lo: int, hi: int) -> dict[str, Tensor]:
-            part = self._made(own, lo, hi) if any(item.kind == "share" for item in self.items) else whole
-            numbers = {item.name: _part(item.kind, whole[item.name], part[item.name], hi - lo, size) for item in self.items}
-            return {name: number.to(self._dtypes[name]).expand(hi - lo) for name, number in numbers.items()}
-
-        return of
-
-    def _made(self, rows: Mapping[str, Tensor], lo: int, hi: int) -> dict[str, Tensor]:
-        """The numbers of samples [lo, hi), as scalars in float64."""
-        step = self.batch or hi - lo
-        with torch.no_grad():
-            parts = [
-                self.module(step, {name: tensor[at : at + step] for name, tensor in rows.items()}) for at in range(lo, hi, step)
-            ]
-        out = {}
-        for item in self.items:
-            numbers = torch.stack([part["metric:" + item.name].double() for part in parts])
-            # Where there are several parts, a number is put together from theirs.
-            inverse = item.kind == "inverse"
-            out[item.name] = numbers.reciprocal().sum().reciprocal() if inverse else numbers.sum()
-            if item.kind == "mean":
-                out[item.name] = numbers.mean()
-        return out
-
-
-def _part(kind: Kind, whole: Tensor, part: Tensor, samples: int, size: int) -> Tensor:
-    """What a part with so many of a mini-batch's samples is given of the mini-batch's number."""
-    match kind:
-        case "sum":
-            return whole * samples / size
-        case "inverse":
-            return whole * size / samples
-        case "share":
-            return part / whole * size / samples
-        case "mean":
-            return whole

@@ -259,7 +259,8 @@ def _values(captured: Captured, module: StageModule, samples: int, device: torch
             out[name] = torch.randn(shape, dtype=dtype, device=device)
         else:
             out[name] = torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
-    return out
+    # A run counts once for a mini-batch, not in every forward.
+    return {**out, **(module.counts.columns(out)(0, samples) if module.counts else {})}
 
 
 def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _Pair:

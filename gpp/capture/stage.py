@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
+from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import Cut, TensorSpec
-from gpp.capture.draft import named_tensors
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
-from gpp.capture.items import Counts, Rows, needed_by
 from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
+from gpp.models.losses import named_tensors
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

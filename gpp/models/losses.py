@@ -80,6 +80,25 @@ def module_of(loss: Any) -> nn.Module | None:
     return loss
 
 
+def named_tensors(model: nn.Module, loss: nn.Module | None = None, *, tied: bool = False) -> list[tuple[str, Tensor]]:
+    """Parameters, then buffers (non-persistent ones too) by full name; those of a loss that is no part of the model as `loss.NAME`.
+
+    Args:
+        tied: whether one that has several names comes under each of them.
+
+    Raises:
+        InvalidConfig: the model has tensors under the same names as the loss.
+    """
+    parts = [("", model)] if loss is None or loss in set(model.modules()) else [("", model), (f"{LOSS}.", loss)]
+    out = [(at + name, p) for at, part in parts for name, p in part.named_parameters(remove_duplicate=not tied)]
+    out += [(at + name, b) for at, part in parts for name, b in part.named_buffers(remove_duplicate=not tied)]
+    names = [name for name, _ in out]
+    if len(parts) > 1 and len(set(names)) < len(names):
+        rule = "is a module of the model, and the loss's own tensors are called so, too"
+        raise InvalidConfig("model.loss", max(names, key=names.count), rule, "call that module of the model otherwise")
+    return out
+
+
 def untrained(loss: Any, model: nn.Module) -> tuple[str, ...]:
     """What a loss that is no module has of trainable parameters beside the model's, by its own names: they become constants."""
     known = {id(param) for part in (model, module_of(loss)) if part is not None for param in part.parameters()}

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from gpp.capture.draft import named_tensors
 from gpp.errors import CaptureError, InvalidFile
+from gpp.models.losses import named_tensors
 from gpp.runtime.job_fit import AGAIN
 
 

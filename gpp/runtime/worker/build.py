@@ -82,7 +82,8 @@ def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], dev
         for s, known in modules.items():
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
             module = found[s] = build_stage(job.captured, nodes, device=device)
-            shared = {n: t for n, t in (*known.named_parameters(), *known.named_buffers()) if n not in own}
+            counted = known.counts.module.named_buffers() if known.counts else ()
+            shared = {n: t for n, t in (*counted, *known.named_parameters(), *known.named_buffers()) if n not in own}
             held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
             module.adopt({name: tensor for name, tensor in shared.items() if name in held})
             module.load(shared | dict(constants))
