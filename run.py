@@ -29,6 +29,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
+    recorder.checked = captured.checked
     recorder.warn(*captured.warnings)
 
     graph = experiment.op_graph(captured)

@@ -40,7 +40,7 @@ class WholeModel(AbstractShare):
         torch.manual_seed(settings.seed)
         default = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, settings.dtype))
-        self.module: torch.nn.Module = model.build().train()
+        self.module: torch.nn.Module = model.build()
         torch.set_default_dtype(default)
         copy_into(self.module, load_file(harness.run_dir / "job" / "weights.safetensors"))
         self.module.to(harness.device)
@@ -138,6 +138,7 @@ class WholeModel(AbstractShare):
     def evaluate(self) -> dict[str, float]:
         harness, stage, found = self.harness, self.harness.job.plan.stages[0], dict[str, float]()
         count = harness.job.settings.evaluation_samples
+        modes = {module: module.training for module in self.module.modules()}
         self.module.eval()
         # Parts are as large as in training, so that a loss that couples samples means the same.
         for piece in stage.pieces(count):
@@ -150,7 +151,8 @@ class WholeModel(AbstractShare):
                 results[f"metric:{harness.model.metric}"] = self.metric(outputs, targets)
             for name, value in results.items():
                 found[name] = found.get(name, 0.0) + value.item() * (piece.hi - piece.lo) / count
-        self.module.train()
+        for module, mode in modes.items():
+            module.training = mode
         return found
 
     def final_state(self) -> dict[int, dict[str, torch.Tensor]]:

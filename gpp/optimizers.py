@@ -50,24 +50,39 @@ def keeping(weight_decay: float) -> Work:
     return ADD if weight_decay else COPY
 
 
-class AbstractOptimizer(ABC):
-    """An optimizer's settings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundSteps:
+    """What the pipeline does around the steps of an optimizer, whichever it is.
 
-    `clip_norm` is the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
-    `clip_scope` says whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the
-    devices need not meet. With `log_gradient_norm` the norm of the whole model's gradient is logged every step, for which the
-    devices meet; where they clip by it, it is logged in any case. With `shard` = `replicas` each replica of a stage keeps
-    the state of a part of the stage's parameters, updates these, and hands them to the others (ZeRO's first stage, arXiv
-    1910.02054).
+    Args:
+        learning_rate: multiplies the optimizer's own rate, step by step.
+        clip_norm: the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
+        clip_scope: whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the devices need
+            not meet.
+        log_gradient_norm: whether the norm of the whole model's gradient is logged every step, for which the devices meet; where
+            they clip by it, it is logged in any case.
+        shard: with `replicas` each replica of a stage keeps the state of a part of the stage's parameters, updates these, and
+            hands them to the others (ZeRO's first stage, arXiv 1910.02054).
     """
 
-    lr: float
-    weight_decay: float
-    learning_rate: LearningRate
-    clip_norm: float | None
-    clip_scope: ClipScope
-    log_gradient_norm: bool
-    shard: Shard
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
+    log_gradient_norm: bool = False
+    shard: Shard = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractOptimizer(AroundSteps, ABC):
+    """An optimizer's settings."""
+
+    lr: Rate
+    weight_decay: NotNegative = 0.0
+
+    @property
+    def kind(self) -> str:
+        """What it is called where times measured with it are kept."""
+        return type(self).__name__
 
     def needs_norm(self, autocast: str | None) -> bool:
         """Whether an update needs the norm of all gradients: to clip by it, to log it, or to see whether float16 has overflowed."""
@@ -144,14 +159,7 @@ class AbstractOptimizer(ABC):
 class SGD(AbstractOptimizer):
     """Stochastic gradient descent, with momentum if it is above 0."""
 
-    lr: Rate
-    momentum: Decay = 0.9
-    weight_decay: NotNegative = 0.0
-    learning_rate: LearningRate = LearningRate()
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    log_gradient_norm: bool = False
-    shard: Shard = "none"
+    momentum: Decay = 0.0
 
     @property
     def momentum_factor(self) -> float:
@@ -182,16 +190,9 @@ class SGD(AbstractOptimizer):
 class AbstractAdam(AbstractOptimizer):
     """Optimizers that keep a mean of gradients and one of their squares; with `decoupled` the weight decay is AdamW's."""
 
-    lr: Rate
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
-    weight_decay: NotNegative = 0.0
     decoupled: bool = False
-    learning_rate: LearningRate = field(default_factory=LearningRate)
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    log_gradient_norm: bool = False
-    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:
@@ -232,16 +233,9 @@ class Adam(AbstractAdam):
 class RMSprop(AbstractOptimizer):
     """RMSprop, with momentum if it is above 0."""
 
-    lr: Rate
     alpha: Decay = 0.99
     eps: NotNegative = 1e-8
-    weight_decay: NotNegative = 0.0
     momentum: Decay = 0.0
-    learning_rate: LearningRate = LearningRate()
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    log_gradient_norm: bool = False
-    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:
@@ -329,18 +323,12 @@ class Muon(AbstractOptimizer):
         eps: of AdamW.
     """
 
-    lr: Rate
     momentum: Decay = 0.95
     nesterov: bool = True
-    adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    adjust: Literal["original", "match_rms_adamw"] = "original"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.1
-    learning_rate: LearningRate = LearningRate()
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    log_gradient_norm: bool = False
-    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:

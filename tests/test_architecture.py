@@ -105,7 +105,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"vocabulary"},
         {"refusals"},
         {"command", "new_project", "sweep_tracking"},
-        {"api", "batches", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
+        {"api", "batches", "changes", "forms", "modules", "multirun", "optimizer_factory", "pipeline", "wanted"},
         {"cli"},
     ],
 }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import fields
 
 import pytest
 import torch
 
+from gpp.app.optimizer_factory import ByFactory, optimizer_of
 from gpp.errors import InvalidConfig
-from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon, NAdam, RMSprop
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, AroundSteps, Muon, NAdam, RMSprop
+from gpp.runtime.job import describe, restore
+from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.allocator import states, storage_bytes
 
 OPTIMIZERS = [
     SGD(lr=0.1, momentum=0.0),
-    SGD(lr=0.1),
+    SGD(lr=0.1, momentum=0.9),
     Adam(lr=0.1),
     Adam(lr=0.1, decoupled=True),
     RMSprop(lr=0.1),
@@ -21,6 +25,60 @@ OPTIMIZERS = [
     NAdam(lr=0.1),
     Muon(lr=0.1),
 ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (SGD, torch.optim.SGD),
+        (Adam, torch.optim.Adam),
+        (RMSprop, torch.optim.RMSprop),
+        (NAdam, torch.optim.NAdam),
+        (Muon, torch.optim.Muon),
+    ],
+)
+def test_defaults_are_torchs(ours: type[AbstractOptimizer], torchs: type[torch.optim.Optimizer]) -> None:
+    """Momentum, betas, eps, weight decay, Nesterov and all else but the rate, which has no default, and the kernels."""
+    weight, kernels = torch.nn.Parameter(torch.ones(2, 2)), {"lr", "fused", "foreach"}
+    made, theirs = ours(lr=0.1).build([weight]).param_groups[0], torchs([weight]).param_groups[0]  # pyright: ignore
+    differing = {name: (made.get(name), value) for name, value in theirs.items() if name not in kernels | {"params"}}
+    differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
+    # None is torch's word for the original rule.
+    assert differing in ({}, {"adjust_lr_fn": ("original", None)})
+
+
+def kinds(of: type[AbstractOptimizer] = AbstractOptimizer) -> set[str]:
+    """Names of all classes of optimizers that can be made; a class with slots is there twice."""
+    found = {name for sub in of.__subclasses__() for name in ({sub.__name__} | kinds(sub))}
+    return {name for name in found if not name.startswith("Abstract")}
+
+
+def test_every_optimizer_keeps_the_whole_contract_also_as_a_worker_reads_it() -> None:
+    """What the rest of the program may ask of an optimizer: its public names, each of which must be there whatever the class."""
+    asked = ByFactory(factory=torch.optim.AdamW, clip_norm=0.5, clip_scope="stage", log_gradient_norm=True, shard="replicas")
+    found, _ = optimizer_of(asked, torch.nn.Linear(2, 3))
+    made = [*OPTIMIZERS, found]
+    assert {type(one).__name__ for one in made} == kinds()
+    names = [name for name in dir(AbstractOptimizer) if not name.startswith("_")]
+    for one in (*made, *(restore(describe(one)) for one in made)):
+        for name in (*names, *(field.name for field in fields(AbstractOptimizer))):
+            getattr(one, name)
+        assert one.needs_norm(None) == (one.clips_model or one.log_gradient_norm)
+    for setting in fields(AroundSteps):
+        assert getattr(found, setting.name) == getattr(asked, setting.name)
+
+
+def test_a_torch_optimizer_is_what_measured_times_of_updates_are_kept_by() -> None:
+    model = torch.nn.Linear(2, 3)
+    kept = {optimizer_of(cls, model)[0].kind for cls in (torch.optim.AdamW, torch.optim.SGD)}
+    assert kept == {"torch.optim.adamw.AdamW", "torch.optim.sgd.SGD"} and Adam(lr=0.1).kind == "Adam"
+
+
+def test_a_worker_takes_a_parameter_that_is_in_no_group_for_a_defect() -> None:
+    found, _ = optimizer_of(torch.optim.SGD, torch.nn.Linear(2, 3))
+    assert isinstance(found, TorchOptimizer)
+    with pytest.raises(InvalidConfig, match="has no group for other"):
+        found.build_named([("other", torch.nn.Parameter(torch.ones(2)))])
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=repr)
@@ -54,7 +112,7 @@ def test_muon_is_for_matrices_and_goes_on_from_its_state() -> None:
     """Each parameter moves as under torch's optimizer for it alone; a copy that gets the state half-way ends the same."""
     torch.manual_seed(0)
     start = [torch.randn(4, 3), torch.randn(3), torch.randn(2, 3, 3)]
-    spec = Muon(lr=0.01, weight_decay=0.1)
+    spec = Muon(lr=0.01, weight_decay=0.1, adjust="match_rms_adamw")
 
     def train(steps: int, params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, first: int = 0) -> None:
         for t in range(first, first + steps):

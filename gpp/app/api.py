@@ -26,7 +26,7 @@ from gpp.cost.problem import Problem
 from gpp.data import tensors
 from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured
+from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -71,7 +71,7 @@ def capture_model(
     from gpp.capture.build import capture as build
 
     counts = items_of(items, compares=True)
-    return build(model.train(), inputs, targets, loss, dict(metrics or {}), name=type(model).__name__, items=counts)
+    return build(model, inputs, targets, loss, dict(metrics or {}), name=type(model).__name__, items=counts)
 
 
 @arguments("")
@@ -218,7 +218,9 @@ def train(
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
     """Tell the user what the model, the cut and the engine have to say."""
     cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
-    for words in (*captured.warnings, *cut, *engine.check(plan)):
+    unlike = f"the captured model was not compared with the module itself: {WITHOUT_WEIGHTS} when it was captured"
+    blind = [unlike] if captured.checked and captured.checked.unknown == WITHOUT_WEIGHTS else []
+    for words in (*captured.warnings, *blind, *cut, *engine.check(plan)):
         progress.warn(words)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.data.base import Samples
-from gpp.graph.captured import Captured, capture_key, load_cached, store
+from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
+from gpp.models.dotted import origin
 from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
     own = model.captured()
     if own is not None:
         return own
-    key = capture_key({**model.key(), "dtype": dtype, **({"batch": batch} if batch else {})})
-    folder = Path(cache_dir) / "graphs"
+    key, folder = _key(model, dtype, batch), Path(cache_dir) / "graphs"
     found = load_cached(key, folder)
     if found is None:
         from gpp.capture.examples import capture_model
@@ -46,6 +46,32 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
         found = capture_model(model, dtype=dtype, batch=batch)
         store(key, found, folder)
     return found
+
+
+def _key(model: AbstractModel, dtype: str, batch: int | None) -> str:
+    """Of a capture, and of its comparison with the network: settings, and the source of the network and of the loss."""
+    measures = {"model.loss": model.loss, "model.metric": model.metric}
+    own = [origin(path, field=field) for field, path in measures.items() if path and "." in path]
+    return capture_key({**model.key(), "measures": own, "dtype": dtype, **({"batch": batch} if batch else {})})
+
+
+def must_compare(captured: Captured) -> bool:
+    """Whether a captured model is still to be compared with its network: it had no weights."""
+    return captured.checked is not None and captured.checked.unknown == WITHOUT_WEIGHTS
+
+
+def compared_model(
+    model: AbstractModel, captured: Captured, samples: Samples, cache_dir: str, *, seed: int, dtype: str
+) -> tuple[Captured, torch.nn.Module]:
+    """The captured model after its comparison with the network, which the cache keeps; and the network with its first weights."""
+    from gpp.capture.examples import built, compare
+    from gpp.data.sampler import minibatch
+
+    network = built(model, seed=seed, dtype=dtype)
+    size = min(len(samples), max(captured.batch or 0, 4))
+    found = compare(model, captured, network, samples.fetch(minibatch(0, size, len(samples), seed), captured.inputs), dtype=dtype)
+    store(_key(model, dtype, captured.batch), found, Path(cache_dir) / "graphs")
+    return found, network
 
 
 def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
@@ -61,10 +87,16 @@ def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, se
     return uneven(captured, samples.fetch(first, captured.inputs), weighs=weighs)
 
 
-def weights_of(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
-    """Weights by full name: those of a run or a file, else those that the model is built with."""
-    from gpp.capture.examples import initial_weights
+def weights_of(
+    model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str, network: torch.nn.Module | None = None
+) -> dict[str, torch.Tensor]:
+    """Weights by full name: those of a run or a file, else those that the model is built with.
+
+    Args:
+        network: the model as it was built with this seed; None to build it.
+    """
+    from gpp.capture.examples import built, state_of
     from gpp.runtime.checkpoint.weights import read_weights
 
-    built = initial_weights(model, captured, seed=seed, dtype=dtype)
-    return read_weights(source, built, captured) if source else built
+    first = state_of(model, captured, network or built(model, seed=seed, dtype=dtype), dtype=dtype)
+    return read_weights(source, first, captured) if source else first

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from gpp.analysis.explore import Grid
-from gpp.app.capturing import captured_model, uneven_targets, weights_of
+from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
@@ -240,7 +240,12 @@ class Experiment:
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        return captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
+        captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
+        if not (self.trains and must_compare(captured)):
+            return captured
+        given = {"seed": self.seed, "dtype": self.dtype}
+        found, self.__dict__["_network"] = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
+        return found
 
     def op_graph(self, captured: Captured) -> OpGraph:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them, or the captured ones."""
@@ -384,5 +389,12 @@ class Experiment:
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
         if "_weights" not in self.__dict__:
-            self.__dict__["_weights"] = weights_of(self.model, captured, self.load_weights, seed=self.seed, dtype=self.dtype)
+            self.__dict__["_weights"] = weights_of(
+                self.model,
+                captured,
+                self.load_weights,
+                seed=self.seed,
+                dtype=self.dtype,
+                network=self.__dict__.pop("_network", None),
+            )
         return self.__dict__["_weights"]

@@ -50,7 +50,7 @@ def profiled(
     device, beside = cluster.devices[0].kind, cost.num_companions(cluster)
     if device == "cpu":
         # The common case needs no torch.
-        found = cost.load(graph, cpu_setting(cost.num_threads, type(optimizer).__name__, beside))
+        found = cost.load(graph, cpu_setting(cost.num_threads, optimizer.kind, beside))
         if found and (found.sample_counts[-1] >= largest or captured.batch is not None):
             return cost.add(found)
     from gpp.capture.profiler import measured

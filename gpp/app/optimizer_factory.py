@@ -1,8 +1,9 @@
-"""An optimizer by a function of the parameters, as plain settings that every worker makes its own optimizer of.
+"""An optimizer of torch's, as plain settings that every worker makes its own optimizer of.
 
-A worker has the parameters of its stages alone, and is handed no code of the user's program. So the function is called here, and
-what it returns is read: its class, by a dotted path, and the settings of each group of parameters. Whether that says all is tried
-out on small parameters: the optimizer that a worker makes must take the same steps whether it has all parameters or one of them.
+A worker has the parameters of its stages alone, and is handed no code of the user's program. So an optimizer over the model's
+parameters, which is given or made here by the user's function, is read: its class, by a dotted path, and the settings of each group
+of parameters. Whether that says all is tried out on small parameters: the optimizer that a worker makes must take the same steps
+whether it has all parameters or one of them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import AbstractOptimizer, Adam, ClipNorm, ClipScope, LearningRate
-from gpp.runtime.torch_optimizer import Group, TorchOptimizer
+from gpp.optimizers import AbstractOptimizer, Adam, AroundSteps
+from gpp.runtime.torch_optimizer import Group, TorchOptimizer, base_rate
 from gpp.settings import settings
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     Factory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    GivenOptimizer: TypeAlias = "AbstractOptimizer | ByFactory | Factory | torch.optim.Optimizer | None"
 
 STEPS = 3
 """Steps of the trial: what a step leaves behind shows in the next ones."""
@@ -31,61 +34,48 @@ MOST = 6
 """Most elements of the trial's parameters along a dimension."""
 
 
+PLAIN = "use a class whose steps follow from its settings and each parameter's gradient alone, as torch.optim.AdamW"
+
+
 @final
 @settings("optimizer")
-class ByFactory:
-    """An optimizer by a function, with what the pipeline does around it.
+class ByFactory(AroundSteps):
+    """An optimizer of torch's, with what the pipeline does around its steps.
 
     Args:
-        factory: (params) -> torch.optim.Optimizer.
-        learning_rate: over the steps, beginning with the optimizer's own; a scheduler of torch's acts on no worker's optimizer.
-        clip_norm, clip_scope: as of `gpp.Adam`.
+        factory: (params) -> torch.optim.Optimizer, or an optimizer over the model's parameters.
     """
 
     factory: Any
-    learning_rate: LearningRate = LearningRate()
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
 
 
 def optimizer_of(
-    given: AbstractOptimizer | ByFactory | Factory | None, model: nn.Module, loss: nn.Module | None = None
-) -> AbstractOptimizer:
-    """Settings of an optimizer, or those that a function's optimizer has.
+    given: GivenOptimizer, model: nn.Module, loss: nn.Module | None = None
+) -> tuple[AbstractOptimizer, torch.optim.Optimizer | None]:
+    """Settings of an optimizer, or those of one of torch's, which is given or which a function makes; and that one.
 
     Args:
         given: None for Adam(lr=1e-3).
-        model, loss: the function is called on the parameters of both; they are not changed.
+        model, loss: whose parameters the optimizer has, or is given; they are not changed.
 
     Raises:
-        InvalidConfig: it is neither; a worker cannot make the optimizer by its class and settings; it needs a closure or all
-            parameters at once, or leaves some out.
+        InvalidConfig: it is none of them; a worker cannot make the optimizer by its class and settings; it needs a closure or all
+            parameters at once, has other parameters than the model or leaves some out, or has begun.
     """
     if given is None or isinstance(given, AbstractOptimizer):
-        return given or Adam(lr=1e-3)
+        return given or Adam(lr=1e-3), None
     import torch
 
     from gpp.models.losses import named_tensors
 
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
-    if not callable(asked.factory):
-        fix = "say optimizer=gpp.Adam(lr=1e-3), or optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)"
-        raise InvalidConfig("optimizer", asked.factory, "must be settings of an optimizer, or a function that makes one", fix)
-    params = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter) and p.requires_grad}
-    made: Any = asked.factory(list(params.values()))
-    path, lr = _path(made), made.param_groups[0].get("lr")
-    if not isinstance(lr, int | float) or lr <= 0:
-        rule = f"has the learning rate {lr}, by which those of the other groups are told and which follows the steps"
-        raise InvalidConfig("optimizer", path, rule, "say a number above 0, as lr=1e-3; gpp.LearningRate has warm-ups")
-    found = TorchOptimizer(
-        path=path,
-        lr=float(lr),
-        groups=_groups(made, params),
-        state=0.0,
-        learning_rate=asked.learning_rate,
-        clip_norm=asked.clip_norm,
-        clip_scope=asked.clip_scope,
-    )
+    every = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter)}
+    params = {name: p for name, p in every.items() if p.requires_grad}
+    made: Any = asked.factory if isinstance(asked.factory, torch.optim.Optimizer) else _called(asked.factory, params)
+    path = _path(made)
+    groups = _groups(made, params, {id(p) for p in every.values()})
+    around = {setting.name: getattr(asked, setting.name) for setting in fields(AroundSteps)}
+    found = TorchOptimizer(path=path, lr=base_rate(groups), groups=groups, state=0.0, **around)
     together = _small(params)
     own = _stepped(found, together, made)
     for name, param in together.items():
@@ -95,14 +85,34 @@ def optimizer_of(
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
     held = sum(t.nbytes for entry in own.state.values() for t in entry.values() if hasattr(t, "nbytes") and t.ndim)
-    return replace(found, state=held / max(1, sum(p.nbytes for p in together.values())))
+    return replace(found, state=held / max(1, sum(p.nbytes for p in together.values()))), made
+
+
+def _called(factory: Any, params: Mapping[str, nn.Parameter]) -> Any:
+    """What a function makes of parameters.
+
+    Raises:
+        InvalidConfig: it is no function, or it raises an error.
+    """
+    if not callable(factory):
+        fix = "say optimizer=gpp.Adam(lr=1e-3), or optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)"
+        raise InvalidConfig(
+            "optimizer", factory, "must be settings of an optimizer, an optimizer, or a function that makes one", fix
+        )
+    try:
+        return factory(list(params.values()))
+    except Exception as error:
+        name = getattr(factory, "__name__", None) or type(factory).__name__
+        rule = f"was called with a list of {len(params)} trained parameters and raised {type(error).__name__}: {error}"
+        fix = "let it make one optimizer of all of them, as torch.optim.AdamW does; gpp.Muon has AdamW for what is no matrix"
+        raise InvalidConfig("optimizer", name, rule, fix) from error
 
 
 def _path(made: Any) -> str:
     """The dotted path of an optimizer's class.
 
     Raises:
-        InvalidConfig: it is no optimizer, is in a place that no worker can import, or needs a closure.
+        InvalidConfig: it is no optimizer, is in a place that no worker can import, needs a closure, or calls functions.
     """
     import torch
 
@@ -116,30 +126,67 @@ def _path(made: Any) -> str:
     if inspect.signature(cls.step).parameters["closure"].default is inspect.Parameter.empty:
         rule = "needs a closure that computes the loss again, with all parameters at once"
         raise InvalidConfig("optimizer", path, rule, "use one that steps by gradients alone, as torch.optim.AdamW")
+    if any(getattr(made, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
+        rule = "has hooks around its steps, which no worker is handed"
+        fix = "take them away; gpp.ByFactory has clipping by the norm of all gradients"
+        raise InvalidConfig("optimizer", path, rule, fix)
     return path
 
 
-def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> tuple[Group, ...]:
+def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], known: set[int]) -> tuple[Group, ...]:
     """The groups of an optimizer with names in place of parameters.
 
+    Args:
+        params: the trained ones by name.
+        known: `id` of all parameters.
+
     Raises:
-        InvalidConfig: a trained parameter is in none; a setting is no plain value.
+        InvalidConfig: a trained parameter is in none; a group has one of something else; see `values_of`.
     """
-    name_of = {id(p): name for name, p in params.items()}
-    takes = set(inspect.signature(type(made).__init__).parameters)
+    name_of, path = {id(p): name for name, p in params.items()}, type(made).__name__
     out = []
-    for group in made.param_groups:
-        values = {name: value for name, value in group.items() if name in takes and name != "params"}
-        try:
-            plain = json.loads(json.dumps(values))
-        except (TypeError, ValueError) as error:
-            rule = f"has settings that are no plain numbers or words ({error})"
-            raise InvalidConfig("optimizer", type(made).__name__, rule, "say numbers, as lr=1e-3") from error
-        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=plain))
+    for number, (group, values) in enumerate(zip(made.param_groups, values_of(made), strict=True)):
+        if others := [tuple(p.shape) for p in group["params"] if id(p) not in known and p.requires_grad]:
+            rule = f"has {len(others)} parameters in group {number} that are not the model's, one of shape {list(others[0])}"
+            raise InvalidConfig("optimizer", path, rule, "make it of the parameters of the model that is passed")
+        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=values))
     if missing := set(params) - {name for group in out for name in group.names}:
         rule = f"leaves out {len(missing)} trained parameters, as {min(missing)}"
-        raise InvalidConfig("optimizer", type(made).__name__, rule, "give it all, or freeze those (requires_grad=False)")
+        raise InvalidConfig("optimizer", path, rule, "give it all, or freeze those (requires_grad=False)")
     return tuple(out)
+
+
+def values_of(made: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group of an optimizer as they are now, as JSON values.
+
+    Raises:
+        InvalidConfig: a setting is no plain value, or a group has no learning rate.
+    """
+    takes, path, out = _takes(type(made)), type(made).__name__, []
+    for group in made.param_groups:
+        values = {name: _plain(value) for name, value in group.items() if name in takes}
+        try:
+            out.append(json.loads(json.dumps(values, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            rule = f"has settings that are no plain numbers or words ({error})"
+            raise InvalidConfig("optimizer", path, rule, "say numbers, as lr=1e-3") from error
+        lr = out[-1].get("lr")
+        if not isinstance(lr, int | float) or lr < 0:
+            raise InvalidConfig("optimizer", path, f"has the learning rate {lr}", "say a number, as lr=1e-3")
+    return out
+
+
+@cache
+def _takes(cls: type[torch.optim.Optimizer]) -> set[str]:
+    """Names of the settings that a class is made with."""
+    return set(inspect.signature(cls.__init__).parameters) - {"self", "params"}
+
+
+def _plain(value: Any) -> Any:
+    """A setting, with a number in place of a tensor of one: torch takes a rate as a tensor, too."""
+    import torch
+
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _small(params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -158,23 +205,36 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     """The optimizer as a worker makes it, after some steps along gradients that follow from the parameters.
 
     Raises:
-        InvalidConfig: it is another one than the function's.
+        InvalidConfig: it is another one than the function's, which may have begun.
     """
     try:
         own = found.build_named(params.items())
+        new = _counted(own)
         for _ in range(STEPS):
             for param in params.values():
                 param.grad = param.detach().sin()
             own.step()
     except Exception as error:
         rule = f"cannot be made again by its class and settings, or takes no step: {type(error).__name__}: {error}"
-        fix = "use a class that takes its settings by name and gradients as they are, as torch.optim.AdamW"
-        raise InvalidConfig("optimizer", found.path, rule, fix) from error
+        raise InvalidConfig("optimizer", found.path, rule, PLAIN) from error
+
+    if not _counted(made) <= new:
+        rule = "has taken steps before, whose state the workers' optimizers would begin without"
+        raise InvalidConfig("optimizer", found.path, rule, "make it anew")
 
     def plain(one: torch.optim.Optimizer) -> dict[str, Any]:
         return {name: value for name, value in vars(one).items() if isinstance(value, bool | int | float | str)}
 
     if others := sorted(name for name, value in plain(made).items() if plain(own).get(name) != value):
         rule = f"has {others[0]} beyond the settings of its groups, which a worker's would not have"
-        raise InvalidConfig("optimizer", found.path, rule, "use a class whose settings are all in its parameter groups")
+        raise InvalidConfig("optimizer", found.path, rule, PLAIN)
     return own
+
+
+def _counted(made: torch.optim.Optimizer) -> set[tuple[str, float]]:
+    """The names in an optimizer's state, and its numbers, among them how many steps it has taken; of tensors nothing more."""
+    return {
+        (name, float(value) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
+        for entry in made.state.values()
+        for name, value in entry.items()
+    }

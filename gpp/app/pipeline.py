@@ -18,8 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
+from gpp.app.changes import Given
 from gpp.app.forms import Forms
-from gpp.app.optimizer_factory import ByFactory, optimizer_of
+from gpp.app.modules import plain_module
+from gpp.app.optimizer_factory import optimizer_of
 from gpp.app.wanted import Launch, Wanted
 from gpp.cluster import Cluster, local
 from gpp.cost.models.analytical import Analytical
@@ -30,7 +32,6 @@ from gpp.errors import GppError, InvalidConfig
 from gpp.files import write_text
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
-from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.report.run.page import run_report
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpp.app.batches import Count, Inputs, Targets
-    from gpp.app.optimizer_factory import Factory
+    from gpp.app.optimizer_factory import GivenOptimizer
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
 
@@ -64,7 +65,7 @@ def parallelize(
     *,
     loss: Callable[..., Tensor | Mapping[str, Tensor]] | None = None,
     devices: int | Cluster | None = None,
-    optimizer: AbstractOptimizer | ByFactory | Factory | None = None,
+    optimizer: GivenOptimizer = None,
     strategy: Strategy | None = None,
     plan: Plan | None = None,
     microbatch_size: int | None = None,
@@ -94,8 +95,8 @@ def parallelize(
             outputs alone. None takes the `loss` of the model's own outputs, as models of Hugging Face have it. Parameters of a loss
             that is a module are trained, too.
         devices: so many cores of this machine, or a cluster; None for two, and under a launcher for one each rank.
-        optimizer: settings of one (`gpp.Adam`), or a function (params) -> torch.optim.Optimizer, whose class and settings every
-            worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
+        optimizer: settings of one (`gpp.Adam`); or one of torch's over the model's parameters, or a function (params) -> one, whose
+            class and settings every worker makes its own of (`gpp.app.optimizer_factory`); Adam(lr=1e-3) if None.
         strategy: graphpipe with 1F1B if None; it must drain after every mini-batch, since the next one is not known.
         plan: one that was made before, in place of the strategy's.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
@@ -123,16 +124,20 @@ def parallelize(
     """
     from gpp.models.losses import module_of
 
+    progress = progress or Progress()
+    model = plain_module(model, progress.warn)
     inputs, targets = named_inputs(model, example_inputs), named_targets(example_targets)
     engine = engine or Distributed()
     place = _place(engine, launch)
     count = devices if devices is not None else place.world if place else 2
     given: dict[str, Any] = {"strategy": strategy, "cost": cost}
+    chosen, made = optimizer_of(optimizer, model, module_of(loss))
     wanted = Wanted(
         model=model,
         size=examples_size({**inputs, **targets}),
         cluster=count if isinstance(count, Cluster) else local(num_devices=count),
-        optimizer=optimizer_of(optimizer, model, module_of(loss)),
+        optimizer=chosen,
+        made=made,
         loss=loss,
         items=items,
         metrics=metrics,
@@ -145,7 +150,7 @@ def parallelize(
         run_dir=str(run_dir),
         engine=engine,
         place=place,
-        progress=progress or Progress(),
+        progress=progress,
         **{name: value for name, value in given.items() if value is not None},
     )
     if place is not None:
@@ -220,6 +225,7 @@ class Pipeline:
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
         self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
         self._usual: set[int] = set()
+        self._given = Given(wanted.model, wanted.loss, wanted.made, wanted.progress.warn)
         self._ignored = ignored_label(job.captured)
         self._first = meeting is None or meeting.place.rank == 0
         self._directory = hold or (RunDir(self.run_dir, field="run_dir") if self._first else None)
@@ -284,6 +290,7 @@ class Pipeline:
             fix = "save pipeline.state_dict(), as by safetensors.torch.save_file"
             raise InvalidConfig("model", type(self.model).__name__, "has no save_pretrained", fix)
         copy_into(self.model, self.state_dict(), self._criterion)
+        self._given.renew()
         if self._first:
             self.model.save_pretrained(folder, **settings)
         self._open().barrier()
@@ -310,6 +317,7 @@ class Pipeline:
             predicted=predicted.metrics,
             measured=measured.metrics if measured else None,
             loss=self.losses,
+            checked=self._job.captured.checked,
         )
         return RunRecord(
             result=result,
@@ -382,7 +390,12 @@ class Pipeline:
             form = self._forms.number(rows)
             if form is None:
                 form = self._forms.keep(rows, workers.add(lambda: self._made(rows)))
+                self._given.renew()
             check_ignored(self._forms.jobs[form], rows, self._ignored)
+            if what == "step":
+                self._given.look()
+                if (values := self._given.settings()) is not None:
+                    workers.follow(values)
             found = workers.ask(what, rows, form)[0]
         except InvalidConfig:
             raise

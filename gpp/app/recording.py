@@ -35,6 +35,7 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
+from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.pipeedge.written import measured_files
@@ -121,6 +122,7 @@ class Recorder:
     explanation: Explanation | None = None
     one_stage: OneStage | None = None
     gains: Gains | None = None
+    checked: Checked | None = None
     attempts: tuple[Attempt, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     explored: Explored | None = None
@@ -373,6 +375,7 @@ class Recorder:
             replaced=self.outcome.replaced,
             gains=gain_dicts(self.gains) if self.gains else (),
             answers=self.answers,
+            checked=self.checked,
         )
 
     def _run(self) -> RunRecord:

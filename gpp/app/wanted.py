@@ -45,12 +45,13 @@ Launch = Literal["local", "ranks"]
 @final
 @settings("")
 class Wanted:
-    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples."""
+    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples, `made` a torch optimizer."""
 
     model: Any
     size: Count
     cluster: Cluster
     optimizer: AbstractOptimizer
+    made: Any = None
     loss: Any = None
     items: Any = None
     metrics: Any = None
@@ -92,7 +93,7 @@ class Wanted:
         from gpp.capture.build import capture
 
         def captured(batch: int | None = None) -> Captured:
-            model, loss = self.model.train(), loss_of(self.loss, bool(targets))
+            model, loss = self.model, loss_of(self.loss, bool(targets))
             # torch.export takes a batch of one sample for a constant.
             two = [
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)

@@ -278,14 +278,14 @@ def _measure(
     """A block's module (without storage where possible), its outputs at both batch sizes, its cost."""
     try:
         with torch.device("meta"):
-            module = _make(block).train()
+            module = _make(block)
         with FakeTensorMode(allow_non_fake_inputs=True):
             runs = [_run(block, module, [pair[i] for pair in values], grads) for i in range(2)]
     except CaptureError:
         raise
     except Exception:  # code that looks at data needs data
         try:
-            module = _make(block).train()
+            module = _make(block)
             with torch.random.fork_rng(devices=[]):
                 runs = [_run(block, module, [pair[i] for pair in values], grads) for i in range(2)]
         except CaptureError:

@@ -10,6 +10,7 @@ Example, an input that forks (two towers that meet in a sum) becomes an operator
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
+from gpp.capture.faithful.compared import compared
 from gpp.capture.halves import halves
 from gpp.capture.items import with_items
 from gpp.capture.late import FORMULAS
@@ -63,9 +65,9 @@ def capture(
     batch: int | None = None,
     items: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Captured:
-    """Capture model, loss and metrics in training mode.
+    """Capture model, loss and metrics, each module in the mode that it is in, and compare them with the model itself.
 
-    Parameters may be on the meta device; then nothing of their size is allocated.
+    Parameters may be on the meta device; then nothing of their size is allocated, and nothing can be compared.
 
     Args:
         inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
@@ -79,16 +81,19 @@ def capture(
             over, where that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
 
     Raises:
-        CaptureError: the model cannot be captured; the message names the operation, the user's line and the fix.
+        CaptureError: the model cannot be captured, or what was captured computes other numbers; the message names the operation,
+            the user's line and the fix.
         InvalidConfig: the examples are unusable.
     """
     named = {"target": targets} if isinstance(targets, Tensor) else dict(targets)
     if batch is not None and batch < 1:
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
+    began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
     drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
     captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
-    return replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
+    captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
+    return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 
 
 def assemble(

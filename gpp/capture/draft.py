@@ -238,7 +238,7 @@ class _Reader:
             kind="call",
             target=name,
             where=where,
-            args=encode(node.args, lookup),
+            args=encode(_dense(target, node.args), lookup),
             kwargs=kwargs,
             module=_module_path(node),
             in_loss=_in_loss(node),
@@ -313,6 +313,17 @@ class _Reader:
         if found.shape != ():
             raise CaptureError(f"{name} has shape {found.shape}. Fix: return a scalar, the mean over the samples")
         return found.name
+
+
+def _dense(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call with which its gradients are dense, since sums over micro-batches and devices are.
+
+    torch's optimizers that take sparse gradients make the same steps of dense ones, but for SparseAdam, which is refused.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return args
+    names = [argument.name for argument in target._schema.arguments]
+    return tuple(False if name == "sparse" else value for name, value in zip(names, args, strict=False))
 
 
 def _scope(node: torch.fx.Node) -> str:

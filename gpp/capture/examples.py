@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from gpp.capture.blocks import capture_blocks
 from gpp.capture.build import capture
+from gpp.capture.faithful.compared import compared
 from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
@@ -54,14 +56,39 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
         if isinstance(model, Blocks):
             return capture_blocks(model.listed(), inputs, targets, measure, metrics, name=model.name)
         with torch.device("meta"):
-            network = model.build().train()
+            network = model.build()
         return capture(network, inputs, targets, measure, metrics, name=model.name, batch=batch)
+
+
+def built(model: AbstractModel, *, seed: int, dtype: str) -> nn.Module:
+    """A freshly built model with its weights."""
+    torch.manual_seed(seed)
+    with default_dtype(dtype):
+        return model.build()
 
 
 def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants of a freshly built model and its loss."""
-    torch.manual_seed(seed)
+    return state_of(model, captured, built(model, seed=seed, dtype=dtype), dtype=dtype)
+
+
+def state_of(model: AbstractModel, captured: Captured, network: nn.Module, *, dtype: str) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants of a network, and of the model's loss as it is when it is made."""
     with default_dtype(dtype):
-        network = model.build()
-        criterion = module_of(loss(model.loss))
-    return initial_state(network, captured, criterion)
+        return initial_state(network, captured, module_of(loss(model.loss)))
+
+
+def compare(
+    model: AbstractModel, captured: Captured, network: nn.Module, rows: Mapping[str, torch.Tensor], *, dtype: str
+) -> Captured:
+    """A captured model, compared with its network (`gpp.capture.faithful.compared`).
+
+    Args:
+        network: as built.
+        rows: samples of the run by name, targets as `target:NAME`.
+    """
+    inputs = {name: rows[name] for name in model.inputs()}
+    targets = {name: rows[f"target:{name}"] for name in model.targets()}
+    capture_s = captured.checked.capture_s if captured.checked else 0.0
+    with default_dtype(dtype):
+        return compared(captured, network, inputs, targets, loss(model.loss), capture_s=capture_s)

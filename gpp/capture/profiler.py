@@ -59,7 +59,7 @@ def measured(
         optimizer: an `AbstractOptimizer` whose step is timed too; None leaves the update to the fallback.
         num_companions: busy devices beside the measured one, as in `cost.num_companions`.
     """
-    setting = setting_of(device, cost.num_threads, type(optimizer).__name__ if optimizer else "", num_companions)
+    setting = setting_of(device, cost.num_threads, optimizer.kind if optimizer else "", num_companions)
     counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
     found = cost.load(graph, setting)
     if found is None or found.sample_counts[-1] < counts[-1]:
@@ -137,7 +137,7 @@ def profile(
         sample_counts=tuple(sample_counts),
         update_s_per_byte=update,
         move_s_per_byte=_move_s_per_byte(at) if optimizer else None,
-        setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else "", num_companions),
+        setting=setting_of(device, num_threads, optimizer.kind if optimizer else "", num_companions),
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
         pass_s=(overhead.forward_s, overhead.backward_s),
@@ -382,7 +382,8 @@ def _cold(work: Callable[[], object], device: torch.device) -> float:
 
 def _update_s_per_byte(optimizer: Any, device: torch.device) -> float:
     """Seconds of one optimizer step for each byte of parameter, on 32 tensors of 64 KB."""
-    params = [torch.nn.Parameter(torch.randn(1 << 14, device=device)) for _ in range(32)]
+    # Matrices, as nearly all weights are; torch's Muon takes nothing else.
+    params = [torch.nn.Parameter(torch.randn(1 << 7, 1 << 7, device=device)) for _ in range(32)]
     for param in params:
         param.grad = torch.randn_like(param)
     return _cold(optimizer.build(params).step, device) / sum(p.numel() * p.element_size() for p in params)

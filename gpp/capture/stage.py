@@ -76,7 +76,9 @@ class StageModule(nn.Module):
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
-        self._blocks = tuple(root.block(name) for name in cut.blocks)
+        # Each module of a hand-written block trains in the mode that it was made in.
+        inside = [module for name in cut.blocks for module in root.block(name).modules()]
+        self._modes = tuple((module, training and module.training) for module in inside)
         self.training = training
 
     def _share(self, root: Root) -> None:
@@ -131,8 +133,8 @@ class StageModule(nn.Module):
         Returns:
             Tensors by name: `sends`, and the losses (training) or all results (evaluation).
         """
-        for block in self._blocks:
-            block.train(self.training)
+        for module, mode in self._modes:
+            module.training = mode
         if self.counts and self.counts.lacks(values):
             # Nobody has said of which mini-batch these samples are: they are one.
             values = {**values, **self.counts.columns(values)(0, batch)}
@@ -168,7 +170,12 @@ class StageModule(nn.Module):
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace own parameters and buffers by the given ones of the same full names."""
-        self._root.adopt(tensors)
+        root = self._root
+        every = (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False))
+        own = {name for name, _ in every}
+        root.adopt({name: tensor for name, tensor in tensors.items() if name in own})
+        if self.counts:
+            self.counts.module.adopt(tensors)
 
     def spec(self, name: str) -> TensorSpec:
         """The form of tensor `name` (an input, received or sent).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import io
@@ -10,6 +11,7 @@ import re
 import sysconfig
 import traceback
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +26,12 @@ from torch._library.autograd import make_autograd_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gpp.capture.kept import Kept
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
 from gpp.models.losses import Loss, Measure, loss_terms, module_of
 
-_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
@@ -155,6 +158,8 @@ def trace(
 ) -> Traced:
     """Export with a symbolic batch, or at a fixed batch size where the model allows no other.
 
+    Every module keeps its mode, and the model is left as it was.
+
     Args:
         items: name of a loss term, or an empty one for all -> function (inputs, targets) -> number of its items.
 
@@ -171,25 +176,27 @@ def trace(
     tell = lambda names: losses.__setitem__(slice(None), names)  # noqa: E731
     counts = items or {}
     whole = Whole(model, call, tuple(examples), tuple(targets), loss, metrics, counts, tell)
-    modes = {module: module.training for module in whole.modules()}
     notes: list[str] = []
     try:
-        whole.train()
-        with _without_storage(whole, tensors) as flat, _annotations(notes):
+        with (
+            _without_storage(whole, tensors) as flat,
+            _annotations(notes),
+            _left_alone(whole) as again,
+            _in_place(whole) as assigned,
+        ):
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
             except GppError:
                 raise
             except Exception as error:
+                again()
                 program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
+            _read_copies(program, assigned)
     except GppError:
         raise
     except (Exception, SystemExit) as error:
         raise CaptureError(_explain(error, whole)) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return Traced(
         program=program,
         inputs=names,
@@ -205,7 +212,13 @@ def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.Ex
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         # nn.LSTM and its kin keep their weights in a list as well; they are captured through their names
         warnings.filterwarnings("ignore", message="The tensor attributes? .* assigned during export", category=UserWarning)
-        return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
+        with mock.patch.object(builtins, "len", _length):
+            return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
+
+
+def _length(thing: Any, /, _of: Callable[[Any], int] = len) -> Any:
+    """`len`, which of a tensor is a size of the graph: Python's own makes a number of it, and a constant of the batch."""
+    return thing.shape[0] if isinstance(thing, Tensor) and thing.dim() else _of(thing)
 
 
 def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:
@@ -260,6 +273,72 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
 
 
 @contextlib.contextmanager
+def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
+    """Put back what tracing changes in the model; yields what does so before another attempt.
+
+    Hooks on the backward of modules are left out: they are functions of autograd, which cannot be traced.
+    """
+    kept = Kept(whole, values=False)
+
+    def begin() -> None:
+        kept.put_back()
+        for module in whole.modules():
+            module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
+
+    try:
+        begin()
+        yield begin
+    finally:
+        kept.put_back()
+
+
+@contextlib.contextmanager
+def _in_place(whole: Whole) -> Iterator[set[str]]:
+    """Let a module that assigns another tensor to one of its buffers write it there: torch.export loses what is assigned.
+
+    It is written when the module's forward ends, so that what the forward computes from either tensor is not touched. Yields the
+    full names of such buffers, filled while the model is traced.
+    """
+    paths = {module: path for path, module in whole.named_modules()}
+    before: dict[nn.Module, dict[str, Tensor | None]] = {}
+    assigned: set[str] = set()
+
+    def note(module: nn.Module, args: Any) -> None:
+        before[module] = dict(module._buffers)
+
+    def write(module: nn.Module, args: Any, output: Any) -> None:
+        for name, old in before.pop(module, {}).items():
+            new, path = module._buffers.get(name), paths.get(module)
+            if path is None or old is None or new is None or new is old or (old.shape, old.dtype) != (new.shape, new.dtype):
+                continue
+            old.copy_(new.detach())
+            module._buffers[name] = old
+            assigned.add(f"{path}.{name}")
+
+    handles = nn.modules.module.register_module_forward_pre_hook(note), nn.modules.module.register_module_forward_hook(write)
+    try:
+        yield assigned
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _read_copies(program: torch.export.ExportedProgram, assigned: set[str]) -> None:
+    """Let what reads an assigned buffer before it is written read a copy, which a backward then finds as it was."""
+    graph, copy = program.graph_module.graph, torch.ops.aten.copy_.default
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    leaves = zip([node for node in graph.nodes if node.op == "placeholder"], program.graph_signature.input_specs, strict=True)
+    for leaf in [leaf for leaf, spec in leaves if spec.target in assigned]:
+        written = min((order[user] for user in leaf.users if user.target is copy and user.args[0] is leaf), default=0)
+        if readers := sorted((user for user in leaf.users if order[user] < written), key=order.__getitem__):
+            with graph.inserting_before(readers[0]):
+                kept = graph.call_function(torch.ops.aten.clone.default, (leaf,))
+            kept.meta = {**readers[0].meta, "val": leaf.meta["val"]}
+            for reader in readers:
+                reader.replace_input_with(leaf, kept)
+
+
+@contextlib.contextmanager
 def _annotations(notes: list[str]) -> Iterator[None]:
     """Find annotations that tracing would lose silently: checkpoints (noted) and custom backwards (refused).
 
@@ -270,7 +349,7 @@ def _annotations(notes: list[str]) -> Iterator[None]:
 
     def note() -> None:
         notes.append(
-            f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; the activations inside are kept. "
+            f"torch.utils.checkpoint at {where(traceback.extract_stack())} is ignored; the activations inside are kept. "
             "strategy/memory=recompute computes again what does not fit"
         )
 
@@ -287,7 +366,7 @@ def _annotations(notes: list[str]) -> Iterator[None]:
         if cls.__module__ == make_autograd_impl.__module__:
             return plain(cls, *args, **kwargs)
         raise CaptureError(
-            f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
+            f"{cls.__name__} is a torch.autograd.Function at {where(traceback.extract_stack())}; capturing would "
             f"drop its own backward. Fix: {REWRITE}"
         )
 
@@ -303,18 +382,19 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UserError) and error.error_type == UserErrorType.CONSTRAINT_VIOLATION:
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
         return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
-    return f"{_where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
+    return f"{where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, nor Python's, nor this room's."""
     standard = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
     return not filename.startswith(_LIBRARY) and not standard
 
 
-def _where(frames: traceback.StackSummary) -> str:
+def where(frames: traceback.StackSummary) -> str:
     """`file:line: source` of the innermost frame of the user's code."""
     for frame in reversed(frames):
-        if _is_users(frame.filename):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return "an unknown place"
 
@@ -323,7 +403,7 @@ def where_of(stack_trace: str | None) -> str | None:
     """`file:line: source` of the innermost user frame in a node's stack trace from torch; None without one."""
     found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
     for filename, line in reversed(found):
-        if _is_users(filename):
+        if is_users(filename):
             return f"{filename}:{line}: {linecache.getline(filename, int(line)).strip()}"
     return None
 
@@ -335,7 +415,7 @@ def _explain(error: BaseException, whole: Whole) -> str:
     if "data-dependent" in first:
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
         fix = _captured_otherwise(whole) or fix
-    return f"the model cannot be captured at {_where(frames).rstrip(':')}. {what}. Fix: {fix}"
+    return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"
 
 
 def _captured_otherwise(whole: Whole) -> str | None:

@@ -98,6 +98,24 @@ class Derived:
     where: str
 
 
+WITHOUT_WEIGHTS = "its weights were not there"
+"""Why a model on the meta device is not compared: one that is planned only, or that is compared when its weights are built."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A captured model was compared with the user's own module (`gpp.capture.faithful.compared`).
+
+    Args:
+        seconds, capture_s: what this took, and what the capture took.
+        samples: of the batch that both computed.
+        unknown: why they could not be compared; None where they are equal.
+    """
+
+    seconds: float
+    capture_s: float
+    samples: int = 0
+    unknown: str | None = None
 Kind = Literal["sum", "inverse", "mean", "share"]
 """How the number of a mini-batch's items follows from those of its parts: `sum` and `inverse`, it or its inverse adds up; `mean`,
 it is their mean. With `share` a part is given its share of the items, beside its share of the samples."""
@@ -141,6 +159,8 @@ class Captured:
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
         summed: whether it, or a term of it, is the sum of those of its parts.
         derived: tensors kept for a backward that are computed from parameters alone.
+        mixes: whether the network computes a sample by the others of its batch; None where it is unknown, or the loss is coupled.
+        checked: how it was compared with the user's own module; None where that was not tried.
         items: what the losses are divided by (`gpp.capture.items`).
     """
 
@@ -157,6 +177,8 @@ class Captured:
     coupled: bool | None = None
     summed: bool = False
     derived: tuple[Derived, ...] = ()
+    mixes: bool | None = None
+    checked: Checked | None = field(default=None, compare=False)
     items: tuple[Items, ...] = ()
 
     @cached_property

@@ -62,9 +62,25 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
                 "the loss compares the samples of a batch with each other, and a device sees only a part of the batch at once, "
                 f"{smallest} samples or more: the loss is not that of the whole mini-batch. Fix: {scope}"
             )
+    if captured.mixes:
+        out.append(
+            "the loss of samples together is not the mean of their losses: the network computes a sample by the others of its batch (a "
+            f"mean over them, or how many there are), and a device sees only a part of it at once, {smallest} samples or more. "
+            f"Fix: microbatch_size={plan.minibatch_size}, or constants in their place"
+        )
+    if scaled := [node for node in captured.nodes if _by_frequency(node)]:
+        out.append(
+            f"{scaled[0].module or 'an embedding'} scales gradients by how often a row is read in a batch (scale_grad_by_freq), and a "
+            f"device sees only a part of it at once, {smallest} samples or more. Fix: microbatch_size={plan.minibatch_size}"
+        )
     if buffers:
         out.append(
             f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
             "batch statistics differ from those of the whole mini-batch"
         )
     return out
+
+
+def _by_frequency(node: Node) -> bool:
+    """Whether a node is an embedding, or a bag of them, whose fourth argument is set: `scale_grad_by_freq`."""
+    return node.target.startswith(("aten.embedding.", "aten._embedding_bag")) and len(node.args) > 3 and node.args[3] is True

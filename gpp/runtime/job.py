@@ -197,7 +197,7 @@ class Job:
         if self.evaluation:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
         if weights is not None:
-            write_tensors(folder / "weights.safetensors", weights)
+            write_tensors(folder / "weights.safetensors", {name: tensor.contiguous() for name, tensor in weights.items()})
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:

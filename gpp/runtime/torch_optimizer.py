@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Self, final
 
 import torch
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import AbstractOptimizer, ClipNorm, ClipScope, LearningRate, Rate, Shard
+from gpp.optimizers import AbstractOptimizer
 from gpp.settings import NotNegative
 from gpp.weights.base import Extrapolation, Predictor
 
 RATE_SHARE = "rate_share"
 """Key of a parameter group: its learning rate over that of the optimizer; 1 where there is none."""
+
+
+def base_rate(groups: Sequence[Group]) -> float:
+    """The learning rate by which those of groups are told: the largest; 1 where all are 0, as when a warm-up begins."""
+    return max(float(group.values["lr"]) for group in groups) or 1.0
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -47,18 +52,17 @@ class TorchOptimizer(AbstractOptimizer):
         path: dotted path of its class.
         groups: all trained parameters.
         state: bytes of state for each byte of trained parameter.
-        weight_decay: 0, because the class does that.
+
+    `weight_decay` stays 0, because the class decays weights itself.
     """
 
     path: str
-    lr: Rate
     groups: tuple[Group, ...]
     state: NotNegative
-    weight_decay: NotNegative = 0.0
-    learning_rate: LearningRate = field(default_factory=LearningRate)
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-    shard: Shard = "none"
+
+    @property
+    def kind(self) -> str:
+        return self.path
 
     @property
     def momentum_factor(self) -> float:
@@ -81,12 +85,24 @@ class TorchOptimizer(AbstractOptimizer):
 
     def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         own = dict(params)
+        if others := set(own) - {name for group in self.groups for name in group.names}:
+            raise InvalidConfig("optimizer", self.path, f"has no group for {min(others)}", "give it all trained parameters")
         made = [
             {**group.values, "params": found, RATE_SHARE: group.values["lr"] / self.lr}
             for group in self.groups
             if (found := [own[name] for name in group.names if name in own])
         ]
         return self._class()(made, **self.groups[0].values)
+
+    def following(self, values: Sequence[Mapping[str, Any]]) -> Self:
+        """The same with other settings of its groups, in their order."""
+        groups = tuple(replace(group, values=dict(new)) for group, new in zip(self.groups, values, strict=True))
+        return replace(self, lr=base_rate(groups), groups=groups)
+
+    def settle(self, made: torch.optim.Optimizer, params: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Give an optimizer that `build_named` has made of the same parameters these settings."""
+        for held, group in zip(made.param_groups, self.build_named(params).param_groups, strict=True):
+            held.update({name: value for name, value in group.items() if name != "params"})
 
     def _class(self) -> type[torch.optim.Optimizer]:
         module, _, name = self.path.rpartition(".")

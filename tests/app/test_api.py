@@ -36,7 +36,7 @@ def test_train_from_python(tmp_path: Path) -> None:
     loss = torch.nn.functional.mse_loss
 
     captured = gpp.capture_model(model, {name: t[:4] for name, t in inputs.items()}, targets[:4], loss)
-    optimizer = gpp.SGD(lr=0.05)
+    optimizer = gpp.SGD(lr=0.05, momentum=0.9)
     problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, microbatch_size=16, optimizer=optimizer)
     strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
     plan = strategy.plan(problem)

@@ -119,6 +119,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     assert result["status"] == "failed"
     assert "worker 1" in result["reason"] or "worker 0" in result["reason"]
     assert len(result["loss"]) > 0
+    assert result["checked"]["unknown"] is None and result["checked"]["seconds"] > 0
 
 
 @pytest.mark.dist

@@ -120,7 +120,7 @@ class Plans(AbstractFormat):
             cost=Analytical(),
             strategy=self._strategy,
             engine=Simulate(),
-            optimizer=SGD(lr=0.1),
+            optimizer=SGD(lr=0.1, momentum=0.9),
             steps=2,
             minibatch_size=self._problem.minibatch_size,
             cache_dir=str(folder),
@@ -319,7 +319,7 @@ class Checkpoints(AbstractFormat):
         found = find(folder, 3)
         settings = small_job().settings
         found.refuse_another(training_of(settings, small_job().captured))
-        assert all(isinstance(line, str) for line in found.warnings(3, SGD(lr=0.1).learning_rate))
+        assert all(isinstance(line, str) for line in found.warnings(3, SGD(lr=0.1, momentum=0.9).learning_rate))
         return found.folder.name == "step_2"
 
 

@@ -91,7 +91,7 @@ def recorder(run_dir: Path, **settings: Any) -> Recorder:
         cluster=local(num_devices=2),
         cost=Analytical(),
         strategy=Strategy(name="even", planner=Even(), schedule=OneFOneB()),
-        optimizer=SGD(lr=0.1),
+        optimizer=SGD(lr=0.1, momentum=0.9),
         logger={"kept": Kept()},
         minibatch_size=16,
         cache_dir=str(run_dir),
@@ -140,7 +140,7 @@ def test_steps_have_a_learning_rate_and_whatever_workers_say(tmp_path: Path) -> 
     from gpp.optimizers import LearningRate
     from gpp.runtime.engines.distributed import Distributed
 
-    optimizer = SGD(lr=0.1, learning_rate=LearningRate(shape="linear"))
+    optimizer = SGD(lr=0.1, momentum=0.9, learning_rate=LearningRate(shape="linear"))
     recording = recorder(tmp_path / "run", engine=Distributed())
     recording.experiment = replace(recording.experiment, optimizer=optimizer)
     recording._tracking.experiment = recording.experiment

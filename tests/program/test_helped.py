@@ -123,21 +123,21 @@ HELPED: dict[str, Any] = {"devices": (0, 1, 2), "helpers": (1, None, None)}
     ],
 )
 def test_settings_that_helpers_cannot_be_combined_with(settings: dict[str, Any], message: str) -> None:
-    job, _ = make_job("Chain", Stash(), SGD(lr=0.1), **HELPED, **settings)
+    job, _ = make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, **settings)
     with pytest.raises(InvalidConfig, match=message):
         check_helped(job)
-    check_helped(make_job("Chain", Stash(), SGD(lr=0.1), **HELPED, checkpoint_every=2, checkpoint_drain=True)[0])
+    check_helped(make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, checkpoint_every=2, checkpoint_drain=True)[0])
 
 
 def test_gradients_that_are_no_product_of_one_layer_are_not_divided() -> None:
     shares = {1: ((0, 0.5),)}
-    make_job("Chain", Stash(), SGD(lr=0.1), **HELPED, shares=shares)
+    make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, shares=shares)
     with pytest.raises(
         UnsupportedPlan, match=r"stage 1: input_share=\[\[0, 0.01\]\] gives a device less than one of the 6 columns"
     ):
-        make_job("Chain", Stash(), SGD(lr=0.1), **HELPED, shares={1: ((0, 0.01),)})
+        make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, shares={1: ((0, 0.01),)})
     with pytest.raises(
         UnsupportedPlan,
         match=r"divides gradients of inputs .* it has 2 inputs with gradients\. Fix: plan with strategy.planner.divide=false",
     ):
-        make_job("Fork", Stash(), SGD(lr=0.1), devices=(0, 1, 2, 3), helpers=(None,) * 4, shares={3: ((0, 0.5),)})
+        make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), devices=(0, 1, 2, 3), helpers=(None,) * 4, shares={3: ((0, 0.5),)})

@@ -127,7 +127,7 @@ def _others() -> dict[str, Case]:
         if LONG or turn % 2 or name.startswith("pipeoptim"):
             out[f"drains, {name}"] = make_job("Fork", policy, adamw, **drained)
         if LONG or not turn % 2:
-            out[f"cosine, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, learning_rate=COSINE), **plain)
+            out[f"cosine, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, momentum=0.9, learning_rate=COSINE), **plain)
     for name in ("naive", "stash", "spectrain 1", "spectrain 2", "pipeoptim"):
         policy, half, quarter = POLICIES[name], MINIBATCH // 2, MINIBATCH // 4
         out[f"dropout, {name}"] = make_job("Dropping", policy, gentle, replicas=(1, 2, 1), sizes=half, **drained)
@@ -135,9 +135,12 @@ def _others() -> dict[str, Case]:
         out[f"rmsprop, {name}"] = make_job("Chain4", policy, RMSprop(lr=0.003), **plain)
         out[f"plain sgd, {name}"] = make_job("Fork", policy, SGD(lr=0.1, momentum=0.0), sizes=quarter, **plain)
         out[f"unequal, {name}"] = make_job("Fork", policy, adamw, sizes=(4, 8, 2, 8), **drained)
-        out[f"clipped, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, clip_norm=0.2, clip_scope="stage"), **plain)
+        out[f"clipped, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, momentum=0.9, clip_norm=0.2, clip_scope="stage"), **plain)
     for name, correction in CORRECTIONS.items():
-        policy, optimizer = Stash(correction=correction), NAdam(lr=0.01) if name == "momentum" else SGD(lr=0.02, weight_decay=0.1)
+        policy, optimizer = (
+            Stash(correction=correction),
+            NAdam(lr=0.01) if name == "momentum" else SGD(lr=0.02, momentum=0.9, weight_decay=0.1),
+        )
         out[f"corrected, {name}"] = make_job("Chain", policy, optimizer, replicas=(1, 2, 1), **drained)
         if name != "gap-aware":
             out[f"corrected, {name}, predicted"] = make_job("Fork", PipeOptim(correction=correction), optimizer, **plain)
@@ -168,7 +171,7 @@ def _others() -> dict[str, Case]:
 
 def _rounded() -> dict[str, Case]:
     """Sums over more than two devices, in whose order the backend is free."""
-    clipped, settings = SGD(lr=0.1, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 13}
+    clipped, settings = SGD(lr=0.1, momentum=0.9, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 13}
     return {
         "three replicas": make_job(
             "NormedBatch", Stash(), OPTIMIZERS["sgd"], replicas=(3, 1), sizes=6, minibatch_size=6, **settings

@@ -78,7 +78,7 @@ def train(
 def test_goes_on_under_the_same_plan_and_under_others(name: str, seed: int, overrides: tuple[str, ...], tmp_path: Path) -> None:
     rng = random.Random(f"{name}{seed}")
     adaptive = [Adam(lr=1e-3, learning_rate=RATE, clip_norm=0.5), Adam(lr=1e-3), RMSprop(lr=1e-3, momentum=0.5)]
-    optimizer = rng.choice([SGD(lr=0.05, learning_rate=RATE), *adaptive])
+    optimizer = rng.choice([SGD(lr=0.05, momentum=0.9, learning_rate=RATE), *adaptive])
     # Threads share one generator of random numbers, processes do not.
     job, weights = random_job(name, optimizer, rng, *overrides, one="model.dropout=0.1" in overrides)
     losses, state = train(job, tmp_path / "a", weights, Checkpoints(every=3))
@@ -311,7 +311,7 @@ def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
-    job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
+    job, _ = random_job("digits", SGD(lr=0.1, momentum=0.9), random.Random(0))
     made(tmp_path, 2)
     found, mine = find(tmp_path, STEPS), training_of(job.settings, job.captured)
     found.refuse_another(mine)
@@ -369,7 +369,7 @@ def test_a_forgotten_resume_costs_nothing_however_often(tmp_path: Path) -> None:
 
 
 def test_a_weight_that_stages_share_has_one_owner() -> None:
-    job, _ = random_job("gpt_small", SGD(lr=0.1), random.Random(1))
+    job, _ = random_job("gpt_small", SGD(lr=0.1, momentum=0.9), random.Random(1))
     owners: dict[str, list[int]] = {}
     for device in sorted(job.plan.stage_of_device):
         names = {

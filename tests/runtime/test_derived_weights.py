@@ -22,7 +22,7 @@ from tests.support import inprocess
 from tests.support.asynchronous import captured, make_job
 from tests.support.weight_uses import CURRENT, DERIVED
 
-SGDM = SGD(lr=0.05)
+SGDM = SGD(lr=0.05, momentum=0.9)
 POLICIES: list[AbstractWeights] = [Naive(), PipeOptim(), PipeOptim(offset=1), SpecTrain(form=1)]
 
 

@@ -110,7 +110,7 @@ def job_of(
         problem,
         plan,
         strategy,
-        optimizer=SGD(lr=0.1, clip_norm=1.0 if problem.global_norm else None),
+        optimizer=SGD(lr=0.1, momentum=0.9, clip_norm=1.0 if problem.global_norm else None),
         data=Synthetic(num_samples=1, num_test_samples=1),
         model=None,
         steps=3,

@@ -30,7 +30,7 @@ from tests.support.graphs import chain, problem
 from tests.support.programs import lower
 from tests.support.staged import captured, parts_of, problem_of
 
-DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
+DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05, momentum=0.9)
 FROZEN = (0, 1, 2)
 """Stages of the plan below: two of the image tower, one of the token embedding."""
 

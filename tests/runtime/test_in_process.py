@@ -106,7 +106,7 @@ def test_whole_minibatches_equal_one_device_even_where_samples_are_coupled(
     name: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     model, cap, weights = inprocess.captured_named(name, *overrides)
-    data, optimizer = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
+    data, optimizer = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05, momentum=0.9)
     problem = inprocess.problem_of(cap, 4, 8)
     plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 4, random.Random(name))], 8)
     job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=2, dtype="float64")
@@ -142,7 +142,7 @@ def test_several_stages_of_a_device_and_clipping_equal_one_device(name: str, sch
 def test_the_norm_of_all_gradients_is_that_of_one_device_and_changes_nothing(engine: str, tmp_path: Path) -> None:
     """Stages dealt out to three devices, one replicated, with tied weights; the workers sum it, nobody clips."""
     model, cap, weights = inprocess.captured_named("gpt_small")
-    data, optimizer = data_of(model), SGD(lr=0.05)
+    data, optimizer = data_of(model), SGD(lr=0.05, momentum=0.9)
     logged: list[dict[str, float]] = []
     states = []
     for asked in (False, True):
@@ -186,7 +186,16 @@ def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
     rng = random.Random(1)
     plan = make_plan(problem, "test", [(mask, 1 + (i == 0)) for i, mask in enumerate(random_partition(problem.graph, 3, rng))], 8)
     job = inprocess.make_job(
-        cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=SGD(lr=0.1), steps=1, dtype="float64", held_out=77
+        cap,
+        problem,
+        plan,
+        OneFOneB(),
+        model=model,
+        data=data,
+        optimizer=SGD(lr=0.1, momentum=0.9),
+        steps=1,
+        dtype="float64",
+        held_out=77,
     )
     _, state, workers = inprocess.run(job, tmp_path, weights)
     found: dict[str, float] = {}
@@ -206,12 +215,12 @@ def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
 def test_learning_rate_schedule_reaches_the_optimizer(tmp_path: Path) -> None:
     model, cap, weights = inprocess.captured_named("digits")
     data = DigitsData()
-    optimizer = SGD(lr=0.1, learning_rate=LearningRate(shape="cosine", warmup_steps=2))
+    optimizer = SGD(lr=0.1, momentum=0.9, learning_rate=LearningRate(shape="cosine", warmup_steps=2))
     problem = inprocess.problem_of(cap, 2, 16)
     plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 2, random.Random(3))], 4)
     job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=6, dtype="float64")
     losses, _, _ = inprocess.run(job, tmp_path, weights)
     expected, _ = inprocess.reference(model, data, optimizer, weights, steps=6, minibatch_size=16, dtype="float64")
-    constant, _ = inprocess.reference(model, data, SGD(lr=0.1), weights, steps=6, minibatch_size=16, dtype="float64")
+    constant, _ = inprocess.reference(model, data, SGD(lr=0.1, momentum=0.9), weights, steps=6, minibatch_size=16, dtype="float64")
     assert losses == pytest.approx(expected, abs=1e-9)
     assert losses != pytest.approx(constant, abs=1e-4)

@@ -323,7 +323,7 @@ def _closure(captured: Captured, nodes: tuple[str, ...]) -> set[str]:
 
 def case_of(network: str, policy: AbstractWeights, **settings: Any) -> Case:
     """A stage for each of a small network's submodules."""
-    job, weights = asynchronous.make_job(network, policy, SGD(lr=0.05), **settings)
+    job, weights = asynchronous.make_job(network, policy, SGD(lr=0.05, momentum=0.9), **settings)
     model, found, _ = asynchronous.captured(network)
     problem = with_host(replace(inprocess.problem_of(found, job.plan.num_devices, job.plan.minibatch_size), graph=job.graph))
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB() if policy.flushes else NoFlush(), weights=policy)

@@ -37,7 +37,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, t
     problem = inprocess.problem_of(cap, 2, 16)
     plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 2, random.Random(3))], 8)
     job = inprocess.make_job(
-        cap, problem, plan, OneFOneB(), model=model, data=DigitsData(), optimizer=SGD(lr=0.1), steps=2, dtype="float64"
+        cap,
+        problem,
+        plan,
+        OneFOneB(),
+        model=model,
+        data=DigitsData(),
+        optimizer=SGD(lr=0.1, momentum=0.9),
+        steps=2,
+        dtype="float64",
     )
     return job, weights
 

@@ -24,7 +24,7 @@ from tests.support import inprocess
 from tests.support.problems import random_partition
 
 DATA = Synthetic(num_samples=16, num_test_samples=8)
-OPTIMIZER = SGD(lr=0.002)
+OPTIMIZER = SGD(lr=0.002, momentum=0.9)
 STEPS = 12
 
 

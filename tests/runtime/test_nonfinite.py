@@ -107,9 +107,9 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
 @pytest.mark.parametrize(("seed", "discards"), [(0, False), (1, False), (0, True)])
 def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, tmp_path: Path) -> None:
     rng = random.Random(f"{kind}{seed}")
-    job, weights = random_job("digits", SGD(lr=0.05), rng)
+    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     while not any(len(stage.devices) == 1 for stage in job.plan.stages):
-        job, weights = random_job("digits", SGD(lr=0.05), rng)
+        job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     job = replace(job, settings=replace(job.settings, on_nonfinite="warn"))
     if discards:
         job = replace(job, plan=replace(job.plan, stages=tuple(replace(own, recompute=own.ops) for own in job.plan.stages)))
@@ -129,7 +129,7 @@ def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, 
 
 @pytest.mark.parametrize("engine", ["distributed", "reference"])
 def test_rows_of_the_data_set_are_named(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, weights = random_job("digits", SGD(lr=0.05), random.Random(7))
+    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), random.Random(7))
     settings = replace(job.settings, on_nonfinite="warn")
     step, sample = 2, 9
     pixels = digits._read().copy()
@@ -148,7 +148,7 @@ def test_rows_of_the_data_set_are_named(engine: str, tmp_path: Path, monkeypatch
 
 
 def test_a_gradient_of_the_last_step_is_seen_too(tmp_path: Path) -> None:
-    job, weights = random_job("digits", SGD(lr=0.05), random.Random(5), one=True)
+    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), random.Random(5), one=True)
     last = job.settings.steps - 1
     size = job.plan.stages[0].microbatch_size
     poison = Poison("gradient", 0, last, size)

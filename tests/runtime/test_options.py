@@ -26,7 +26,7 @@ def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[s
     problem = inprocess.problem_of(cap, 3, 8)
     parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]
     plan = make_plan(problem, "test", parts, 4)
-    data, optimizer = Synthetic(num_samples=16, num_test_samples=8), SGD(lr=0.05)
+    data, optimizer = Synthetic(num_samples=16, num_test_samples=8), SGD(lr=0.05, momentum=0.9)
     job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=2, dtype=dtype)
     return inprocess.run(replace(job, settings=replace(job.settings, **settings)), tmp_path, weights)
 

@@ -29,7 +29,7 @@ from tests.support.small import Small
 from tests.support.staged import SCHEDULES, captured, parts_of, problem_of
 
 DATA = Synthetic(num_samples=48, num_test_samples=21)
-SGD_ = SGD(lr=0.2)
+SGD_ = SGD(lr=0.2, momentum=0.9)
 
 
 def job_of(
@@ -163,7 +163,7 @@ def test_evaluation_works_under_every_schedule_and_leaves_no_trace(network: str,
 def test_no_gradients_are_clipped_unless_asked(name: str, tmp_path: Path) -> None:
     """Bug: clipping to norm 1 became the default, and weights differed by 0.08."""
     assert option("optimizer", name).clip_norm is None
-    large = SGD(lr=1e-3)
+    large = SGD(lr=1e-3, momentum=0.9)
     model, weights, job, _ = job_of("Chain", optimizer=large, steps=1)
     weights = {key: 20.0 * tensor if key.endswith("s2.0.weight") else tensor for key, tensor in weights.items()}
     with inprocess.recorded_gradients() as gradients:

@@ -206,7 +206,7 @@ def test_momentum_with_a_constant_gradient_is_off_by_the_closed_form(done: int, 
         assert off == pytest.approx(0.2862783, abs=1e-7)
 
 
-@pytest.mark.parametrize("spec", [SGD(lr=0.1), Adam(lr=0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("spec", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.01)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_momentum_that_runs_out_is_exact_without_gradients(spec: AbstractOptimizer, horizon: int) -> None:
     run = Run(spec, future="zero")
@@ -242,14 +242,14 @@ def test_rmsprop_goes_on_along_its_last_direction() -> None:
 
 
 def test_rates_of_the_schedule_are_summed_up() -> None:
-    run = Run(SGD(lr=0.1))
+    run = Run(SGD(lr=0.1, momentum=0.9))
     run.steps(1)
     (out,) = predictor(run.spec, run.optimizer, Predictor())([run.weight], [0.1, 0.05, 0.0])
     buffer = run.optimizer.state[run.weight]["momentum_buffer"]
     torch.testing.assert_close(out, run.weight.detach() - 0.15 * buffer, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("spec", [SGD(lr=0.1), Adam(lr=0.01), RMSprop(lr=0.01)], ids=["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("spec", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.01), RMSprop(lr=0.01)], ids=["sgd", "adam", "rmsprop"])
 def test_without_an_update_or_a_horizon_it_is_a_copy(spec: AbstractOptimizer) -> None:
     run = Run(spec)
     assert torch.equal(run.predicted(3), run.weight.detach())
@@ -259,6 +259,6 @@ def test_without_an_update_or_a_horizon_it_is_a_copy(spec: AbstractOptimizer) ->
 
 
 def test_an_optimizer_without_a_rule_is_refused() -> None:
-    run = Run(SGD(lr=0.1))
+    run = Run(SGD(lr=0.1, momentum=0.9))
     with pytest.raises(InvalidConfig, match="no rule to predict"):
         predictor(object(), run.optimizer, Predictor())  # type: ignore[arg-type]

@@ -284,7 +284,7 @@ def test_from_python(tmp_path: Path) -> None:
     """`gpp.train` on the engine leaves the real run's weights in the model."""
     inputs = torch.randn(64, 8, dtype=torch.float64)
     targets, ends = inputs.sum(-1, keepdim=True) * 0.3, []
-    optimizer = SGD(lr=0.05)
+    optimizer = SGD(lr=0.05, momentum=0.9)
     for engine in (Reference(), Distributed()):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()

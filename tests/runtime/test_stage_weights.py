@@ -47,7 +47,7 @@ def job_of(
 ) -> tuple[Job, dict[str, torch.Tensor]]:
     """Four stages of two of the deep network's layers each."""
     model, captured, initial = inprocess.captured_named("digits_deep")
-    data, optimizer = Digits(standardize=True), optimizer or SGD(lr=0.05)
+    data, optimizer = Digits(standardize=True), optimizer or SGD(lr=0.05, momentum=0.9)
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB() if weights.flushes else NoFlush(), weights=weights)
     if microbatch_size is None and isinstance(weights, DoubleBuffer):
         microbatch_size = minibatch_size // DEPTH
@@ -128,7 +128,9 @@ def test_a_pass_of_any_length_is_the_program_lowered_for_it(count: int) -> None:
 @pytest.mark.parametrize(
     "policy", [p for p in POLICIES if p.repeats], ids=[n for p, n in zip(POLICIES, NAMES, strict=True) if p.repeats]
 )
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.05), Adam(lr=0.002, weight_decay=0.1, decoupled=True)], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(lr=0.05, momentum=0.9), Adam(lr=0.002, weight_decay=0.1, decoupled=True)], ids=["sgd", "adamw"]
+)
 def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_of_a_full_pipeline(
     policy: AbstractWeights, optimizer: AbstractOptimizer, tmp_path: Path
 ) -> None:
@@ -186,7 +188,7 @@ def test_a_drain_before_checkpoints_changes_the_order_of_updates(tmp_path: Path)
 
 
 def test_stages_clip_by_their_own_norms_without_a_drain(tmp_path: Path) -> None:
-    clipped, initial = job_of(Stash(), optimizer=SGD(lr=0.05, clip_norm=0.05, clip_scope="stage"))
+    clipped, initial = job_of(Stash(), optimizer=SGD(lr=0.05, momentum=0.9, clip_norm=0.05, clip_scope="stage"))
     with inprocess.recorded_gradients() as gradients:
         _, _, workers = run(clipped, tmp_path / "clipped", initial)
         norms = []
@@ -200,7 +202,7 @@ def test_stages_clip_by_their_own_norms_without_a_drain(tmp_path: Path) -> None:
 
 def test_what_makes_no_sense_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidConfig, match=r"optimizer\.clip_scope=stage"):
-        job_of(PipeOptim(), optimizer=SGD(lr=0.05, clip_norm=1.0))
+        job_of(PipeOptim(), optimizer=SGD(lr=0.05, momentum=0.9, clip_norm=1.0))
     with pytest.raises(InvalidConfig, match="at least 4 micro-batches in a mini-batch"):
         job_of(DoubleBuffer(), microbatch_size=8)
     with pytest.raises(InvalidConfig, match="drains before every update"):

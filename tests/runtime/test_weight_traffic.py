@@ -27,7 +27,7 @@ from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
 from tests.support.moved import Moved
 
-SGDM = SGD(lr=0.05, weight_decay=0.1)
+SGDM = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
 CASES: dict[str, tuple[AbstractWeights, AbstractOptimizer]] = {
     "naive": (Naive(), SGDM),
     "stash": (Stash(), SGDM),

@@ -248,13 +248,13 @@ def test_a_norm_over_all_stages_is_refused_by_the_setting_that_needs_it(
 
 @pytest.mark.parametrize("engine", [TorchPipelining(), DeepSpeed(), Single()], ids=lambda engine: engine.name)
 def test_engines_of_others_refuse_halves(engine: AbstractEngine) -> None:
-    engine.refuse_settings(Flush(), SGD(lr=0.1), OneFOneB())
+    engine.refuse_settings(Flush(), SGD(lr=0.1, momentum=0.9), OneFOneB())
     with pytest.raises(InvalidConfig, match=r"strategy\.schedule.*runs backwards whole.*strategy/schedule=1f1b"):
-        engine.refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
-    Emulate().refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
+        engine.refuse_settings(Flush(), SGD(lr=0.1, momentum=0.9), ZeroBubbleH1())
+    Emulate().refuse_settings(Flush(), SGD(lr=0.1, momentum=0.9), ZeroBubbleH1())
     if engine.planner is not None:
         with pytest.raises(InvalidConfig, match=r"strategy\.schedule=interleaved_1f1b: .*in one piece"):
-            engine.refuse_settings(Flush(), SGD(lr=0.1), Interleaved1F1B())
+            engine.refuse_settings(Flush(), SGD(lr=0.1, momentum=0.9), Interleaved1F1B())
 
 
 def test_a_plan_whose_late_bytes_do_not_fit_is_refused() -> None:

@@ -170,7 +170,7 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
         problem,
         plan,
         STRATEGY,
-        optimizer=SGD(lr=0.1),
+        optimizer=SGD(lr=0.1, momentum=0.9),
         data=Synthetic(num_samples=1),
         model=None,
         steps=arrivals.requests,

@@ -43,7 +43,7 @@ class Rank(Checkpointer):
     """One of two ranks of a tiny training that needs no network; `trained` if an optimizer updates its tensor."""
 
     def __init__(self, run_dir: Path, rank: int, keep: int = 3, trained: bool = False, **settings: Any) -> None:
-        job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
+        job, _ = random_job("digits", SGD(lr=0.1, momentum=0.9), random.Random(0))
         settings = {"checkpoint_every": 1, "checkpoint_keep": keep, "timeout_s": 30.0, **settings}
         job = replace(job, settings=replace(job.settings, **settings))
         self.value = torch.zeros(3, requires_grad=trained)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -113,13 +113,7 @@ def run(
     # Summed in the order of the devices, not in that of their arrival.
     parts: dict[int, dict[int, float]] = defaultdict(dict)
     lock = threading.Lock()
-    for worker in workers:
-        for runner in worker.training.runners.values():
-            if runner.module.has_random:
-                # All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws
-                # again what its forward has drawn, where that was discarded.
-                for call in ("forward", "backward", "input_gradients"):
-                    setattr(runner, call, _alone(getattr(runner, call), lock))
+    draw_alone(workers)
 
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:
@@ -141,6 +135,20 @@ def run(
             state.update(module.state_dict())
     losses = [sum(own[device] for device in sorted(own)) for own in (parts[step] for step in range(first, job.settings.steps))]
     return losses, state, workers
+
+
+def draw_alone(workers: Sequence[Worker]) -> None:
+    """Let passes that draw random numbers run one after the other.
+
+    All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws again what its
+    forward has drawn, where that was discarded.
+    """
+    lock = threading.Lock()
+    for worker in workers:
+        for runner in worker.training.runners.values():
+            if runner.module.has_random:
+                for call in ("forward", "backward", "input_gradients"):
+                    setattr(runner, call, _alone(getattr(runner, call), lock))
 
 
 def _alone(call: Callable[[int], Any], lock: threading.Lock) -> Callable[[int], Any]:
@@ -228,7 +236,7 @@ def reference(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training on one device in plain PyTorch, whole mini-batches."""
     with default_dtype(dtype):
-        network = model.build().train()
+        network = model.build()
     with torch.no_grad():
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
             if name in weights:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpp.analysis.explain.order import OrderGap
 from gpp.files import write_text
+from gpp.graph.captured import Checked
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
@@ -50,6 +51,7 @@ def result_dict(
     replaced: Sequence[Any] = (),
     gains: Sequence[Mapping[str, Any]] = (),
     answers: Mapping[str, int] | None = None,
+    checked: Checked | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -75,6 +77,8 @@ def result_dict(
         gains: the plan's time beside that of the best chain and of one device (`gpp.report.run.gain_words.gain_dicts`); the key is
             left out of other runs.
         answers: samples that a stream was asked for, and how many were `answered`; the key is left out of other runs.
+        checked: how the captured model was compared with the user's own module, and the seconds that it took; the key is left out
+            of models that are not captured.
         replaced: plans that were replaced while they served (`gpp.replan.Replaced`); the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
@@ -88,12 +92,11 @@ def result_dict(
         more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
     if resumed is not None:
         more["resumed"] = resumed
-    if emulation is not None:
-        more["emulation"] = asdict(emulation)
+    for name, value in (("emulation", emulation), ("versions", versions), ("checked", checked)):
+        if value is not None:
+            more[name] = asdict(value)
     if idle_s is not None:
         more["idle_s"] = dict(idle_s)
-    if versions is not None:
-        more["versions"] = asdict(versions)
     if gains:
         more["gains"] = [dict(gain) for gain in gains]
     more |= {"answers": dict(answers)} if answers else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -74,6 +75,8 @@ def show_plan(console: Console, run: RunRecord) -> None:
         f"planned in {text.seconds(plan.search_s)}",
         style="dim",
     )
+    if words := checked_words(result.get("checked")):
+        console.print(Text(words), style="dim")
     if run.graph is not None:
         console.print(plan_table(run, console.width))
         console.print(LEGEND, style="dim")
@@ -87,6 +90,16 @@ def show_plan(console: Console, run: RunRecord) -> None:
     if command:
         console.print(Text(f"  {command}"), soft_wrap=True)  # a line to copy
     console.print(prediction_lines(run))
+
+
+def checked_words(checked: Mapping[str, Any] | None) -> str:
+    """That the captured model was compared with the user's own module, or why not; empty for a model that is not captured."""
+    if checked is None:
+        return ""
+    took = f"captured in {text.seconds(checked['capture_s'])}"
+    if checked["unknown"] is not None:
+        return f"{took}, not compared with the module itself: {checked['unknown']}"
+    return f"{took}, compared with the module itself in {text.seconds(checked['seconds'])}: equal"
 
 
 def _beside(metrics: Metrics) -> str:

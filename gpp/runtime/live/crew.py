@@ -10,7 +10,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,11 @@ class Crew:
         self._tell({"do": "form", "folder": str(folder)})
         self._answers()
         return job
+
+    def follow(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Let all workers take the next steps with other settings of the groups of an optimizer of torch's."""
+        self._tell({"do": "follow", "values": values})
+        self._answers()
 
     def ask(self, what: str, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Let all workers do the same; the sums of their numbers, and the tensors of all of them.

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
@@ -246,6 +246,10 @@ class Ranks:
         self._worker.add(folder)
         self._forms += 1
         return self._worker.job
+
+    def follow(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """As of `gpp.runtime.live.crew.Crew`; every rank's program changes them alike."""
+        self._worker.follow(values)
 
     def ask(self, what: Do, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Let all workers do the same; the sums of their numbers, and the tensors of all of them, on every rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +15,7 @@ from gpp.graph.captured import is_loss
 from gpp.runtime.hang_detection.status import SILENT
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import Fed, hear, tell
+from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
 from gpp.runtime.worker.halves import split_modules
 from gpp.runtime.worker.interpreter import Interpreter
@@ -71,6 +72,15 @@ class LiveWorker(Worker):
         self.job, self.modules, self.training, self.evaluation = self._turns[form]
         self.search.runners = tuple(self.training.runners.values())
 
+    def follow(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Take the next steps with other settings of the groups of an optimizer of torch's."""
+        assert isinstance(self.spec, TorchOptimizer), "settings of its own change by gpp.LearningRate alone"
+        self.spec = self.spec.following(values)
+        name_of = {id(param): name for name, param in self.params.items()}
+        for optimizer in self.optimizers.values():
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self.spec.settle(optimizer, [(name_of[id(param)], param) for param in params])
+
     @contextmanager
     def opened(self, out: TextIO) -> Iterator[None]:
         """Ready to `do`; a line of each step goes to `out`."""
@@ -117,6 +127,9 @@ class LiveWorker(Worker):
                 does, batch = order
                 if does["do"] == "form":
                     self.add(Path(does["folder"]))
+                    tell(feed, {})
+                elif does["do"] == "follow":
+                    self.follow(does["values"])
                     tell(feed, {})
                 else:
                     tell(feed, *self.do(does["do"], batch, does["form"]))

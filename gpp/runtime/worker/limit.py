@@ -94,9 +94,9 @@ def _rehearse(job: Job, device_id: int) -> None:
             made = [value for value in module(stage.samples, values).values() if value.requires_grad]
         if made:
             torch.autograd.backward(made, [torch.zeros_like(value) for value in made])
-    number = torch.nn.Parameter(torch.zeros(1))
-    number.sum().backward()
-    restore(settings.optimizer).build([number]).step()
+    weight = torch.nn.Parameter(torch.zeros(1, 1))
+    weight.sum().backward()
+    restore(settings.optimizer).build([weight]).step()
 
 
 def _own_mappings() -> None:

@@ -232,7 +232,7 @@ def job_on(cluster: Any, engine: Distributed) -> Any:
         problem,
         plan,
         strategy,
-        optimizer=SGD(lr=0.1),
+        optimizer=SGD(lr=0.1, momentum=0.9),
         data=Digits(),
         model=None,
         steps=1,

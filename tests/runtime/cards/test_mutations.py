@@ -131,7 +131,7 @@ def test_rows_that_are_not_kept_for_the_stream_that_reads_them_are_found(
 
     monkeypatch.setattr(rows.Rows, "_receive", receive)
     # A step that drains ends with a wait, after which nothing reads its rows.
-    job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1), sizes=2, steps=6, device_kind="cuda")
+    job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), sizes=2, steps=6, device_kind="cuda")
     with pytest.raises((EarlyReuse, Race)):
         cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
 

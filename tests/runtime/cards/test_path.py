@@ -133,7 +133,14 @@ def test_a_resumed_run_is_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
 def job_of_replicas(steps: int = STEPS, **settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
     """A fork and a join with replicas, clipped by the norm of all stages."""
     return asynchronous.make_job(
-        "Fork", Flush(), SGD(lr=0.1, clip_norm=0.2), replicas=(1, 2, 1, 2), sizes=2, steps=steps, device_kind="cuda", **settings
+        "Fork",
+        Flush(),
+        SGD(lr=0.1, momentum=0.9, clip_norm=0.2),
+        replicas=(1, 2, 1, 2),
+        sizes=2,
+        steps=steps,
+        device_kind="cuda",
+        **settings,
     )
 
 
@@ -163,7 +170,9 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
         interpreter.run, interpreter.issued = begin, end
 
     for size in (1, 4):
-        job, weights = asynchronous.make_job("Fork", Flush(), SGD(lr=0.1, clip_norm=0.1), sizes=size, steps=4, device_kind="cuda")
+        job, weights = asynchronous.make_job(
+            "Fork", Flush(), SGD(lr=0.1, momentum=0.9, clip_norm=0.1), sizes=size, steps=4, device_kind="cuda"
+        )
         cards.train(job, tmp_path / str(size), weights, change=counted)
     assert len(inside) == 2 * 4 * 4 and not any(inside)
     assert max(between) <= 2  # the norm of the gradients, which the clipping has made, and the loss on the device that has one

@@ -1,0 +1,1 @@
+"""A captured model beside the user's own module: `compared` runs both."""

@@ -1,0 +1,348 @@
+"""What a capture cannot carry to the workers is refused or warned about by name; what it carries is equal to a plain loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpp.app.api import capture_model
+from gpp.app.pipeline import parallelize
+from gpp.capture.examples import built, compare
+from gpp.capture.examples import capture_model as capture_settings
+from gpp.capture.faithful.numbers import tolerance
+from gpp.capture.kept import advanced, random_states
+from gpp.capture.stage import build_stage, initial_state
+from gpp.errors import CaptureError
+from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
+from gpp.optimizers import SGD
+from gpp.planners.chains.even import Even
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.support.conf import model_named
+from tests.support.cutting import assert_cuts_exactly
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(0.5)
+        self.n, self.seen = 0, []
+        self.kept: Tensor | None = None
+        self.ema = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(torch.tanh(self.a(x))))
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+
+class TensorHook(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        h.register_hook(lambda gradient: 2 * gradient)
+        return h
+
+
+class Drawn(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return 2 * h if random.random() < 0.5 else h
+
+
+class NumpyDrawn(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return h * float(np.random.uniform())
+
+
+class Counted(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        self.n += 1
+        return h / self.n
+
+
+class Averaged(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        self.ema = 0.9 * self.ema + 0.1 * h.detach().mean()
+        return h - self.ema
+
+
+class Cached(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.a.weight.detach().mean()
+        return h * self.kept
+
+
+class Logged(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        self.n += 1
+        self.seen.append(self.n)
+        h.register_hook(lambda gradient: None)
+        return h
+
+
+class Guarded(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return 2 * h if self.training else h
+
+
+class Unused(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        torch.rand(3)
+        return self.drop(h)
+
+
+class InPlace(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.ema
+        self.register_buffer("ema", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.ema.mul_(0.9).add_(0.1 * h.detach().mean())
+        return h - self.ema
+
+
+class Assigned(InPlace):
+    def between(self, h: Tensor) -> Tensor:
+        self.ema = 0.9 * self.ema + 0.1 * h.detach().mean()
+        return h - self.ema
+
+
+class AssignedAfter(Assigned):
+    """The backward needs the buffer as it was before it is assigned."""
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h * self.ema + h
+        self.ema = 0.9 * self.ema + 0.1 * h.detach().mean()
+        return out
+
+
+class AssignedAttached(Assigned):
+    """What is assigned has a gradient until the forward ends."""
+
+    def between(self, h: Tensor) -> Tensor:
+        self.ema = 0.9 * self.ema.detach() + 0.1 * h.mean()
+        return h * self.ema
+
+
+class Frozen(Plain):
+    """An encoder with dropout and batch norm that the user has put into evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(6)
+        norm.register_buffer("running_mean", torch.full((6,), 0.3))
+        self.encoder = nn.Sequential(nn.Linear(6, 6), norm, nn.Dropout(0.5)).requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.encoder(x))
+
+
+def hooked(register: Callable[[Plain], object]) -> Callable[[], Plain]:
+    def make() -> Plain:
+        model = Plain()
+        register(model)
+        return model
+
+    return make
+
+
+def tripled(module: nn.Module, args: Any, output: Any) -> Tensor:
+    return 3 * output
+
+
+def nearly(module: nn.Module, args: Any, output: Any) -> Tensor:
+    return 1.001 * output
+
+
+def doubled(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+KEPT = [
+    Frozen,
+    InPlace,
+    Assigned,
+    AssignedAfter,
+    AssignedAttached,
+    hooked(lambda m: m.a.register_forward_hook(tripled)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def example() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 6, dtype=torch.float64), torch.randint(3, (4,))
+
+
+def captured_of(model: nn.Module) -> Captured:
+    x, y = example()
+    return capture_model(model.double(), {"x": x}, y, F.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (TensorHook, r"gradient of a\.weight is off by 0\.5 .*test_faithful\.py:\d+: h\.register_hook\(lambda.*Fix: "),
+        (Drawn, r"Python's module random draws at .*test_faithful\.py:\d+: return 2 \* h if random.*Fix: draw by torch"),
+        (NumpyDrawn, r"numpy\.random draws at .*test_faithful\.py:\d+: return h \* float\(np"),
+        (Counted, r"second step loss is .*attribute n \(0 before, 2 after\) at .*test_faithful\.py:\d+: self\.n \+= 1.*buffer"),
+        (Averaged, r"second step loss is .*attribute ema \(0 before, .*\) at .*: self\.ema = 0\.9 \* self\.ema.*mul_"),
+        (Cached, r"second step loss is .*attribute kept .*self\.kept = self\.a\.weight"),
+        (hooked(lambda m: m.a.weight.register_hook(lambda g: 2 * g)), r"hook on the parameter a\.weight \(register_hook\)"),
+        (
+            hooked(lambda m: m.a.weight.register_post_accumulate_grad_hook(doubled)),
+            r"hook on the parameter a\.weight \(register_post_accumulate_grad_hook\)",
+        ),
+        (
+            hooked(lambda m: m.b.register_full_backward_hook(lambda module, into, out: (2 * into[0],))),
+            r"gradient of a\.weight .*hook on the module b \(register_full_backward_hook\)",
+        ),
+    ],
+    ids=["tensor hook", "random", "numpy", "count", "average", "cache", "parameter hook", "after gradients", "backward hook"],
+)
+def test_what_would_be_lost_is_refused_with_its_line_and_the_fix(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        captured_of(make())
+
+
+def test_what_is_lost_without_effect_is_a_warning() -> None:
+    model = Logged()
+    model.b.weight.register_hook(lambda gradient: None)
+    warnings = " | ".join(captured_of(model).warnings)
+    for words in (
+        "attribute n (0 before, 2 after) at",
+        "attribute seen",
+        "register_hook(lambda gradient: None)",
+        "parameter b.weight",
+    ):
+        assert words in warnings
+    assert captured_of(Plain()).warnings == ()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Logged().double()
+    model.a.weight.grad = torch.ones_like(model.a.weight)
+    model.drop.eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x, y = example()
+    states = random_states()
+    capture_model(model, {"x": x}, y, F.cross_entropy)
+    assert (model.n, model.seen, model.kept, float(model.ema)) == (0, [], None, 0.0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.a.weight.grad is not None and bool((model.a.weight.grad == 1).all()) and model.b.weight.grad is None
+    assert model.training and not model.drop.training
+    assert not advanced(states) and torch.equal(torch.get_rng_state(), states["torch"])
+
+
+@pytest.mark.parametrize("make", KEPT)
+def test_what_is_kept_equals_a_plain_loop(make: Callable[[], nn.Module]) -> None:
+    model, (x, y) = make().double(), example()
+    captured = captured_of(model)
+    assert captured.checked is not None and captured.checked.unknown is None and captured.checked.seconds > 0
+    stage = build_stage(captured, [node for op in captured.graph.ops for node in op.nodes], device="cpu")
+    stage.load(initial_state(model, captured))
+    ours = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    for _ in range(3):
+        for optimizer in (ours, plain):
+            optimizer.zero_grad()
+        loss, own = F.cross_entropy(model(x), y), stage(4, {"x": x, "target:target": y})["loss"]
+        assert float(loss.detach()) == float(own.detach())
+        loss.backward()
+        own.backward()
+        ours.step()
+        plain.step()
+    now = dict([*stage.named_parameters(), *stage.named_buffers()])
+    assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items() if name in now)
+
+
+def test_an_assigned_buffer_is_written_by_one_stage() -> None:
+    model = AssignedAfter().double()
+    model.ema.fill_(0.5)
+    captured = captured_of(model)
+
+    def make(batch: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"x": torch.randn(batch, 6, dtype=torch.float64)}, torch.randint(3, (batch,))
+
+    assert_cuts_exactly(captured, model, make, F.cross_entropy, batches=(2,))
+
+
+def test_a_model_in_evaluation_mode_is_trained_so_and_told() -> None:
+    warnings = captured_of(Unused().eval()).warnings
+    assert len(warnings) == 1 and "Unused is in evaluation mode" in warnings[0] and "model.train()" in warnings[0]
+    assert captured_of(Plain().eval()).warnings == ()
+
+
+def test_other_code_in_evaluation_is_told() -> None:
+    (warning,) = captured_of(Guarded()).warnings
+    assert "in evaluation loss of Guarded is" in warning and "Training is not affected" in warning
+
+
+def test_draws_whose_numbers_are_not_used_do_not_shift_the_others() -> None:
+    found = captured_of(Unused())
+    assert found.checked is not None and found.checked.unknown is None and found.warnings == ()
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    model, (x, y) = Plain().double(), example()
+    found = capture_model(model, {"x": x}, y, lambda outputs, targets: (outputs.sum() - outputs.sum()).log().sqrt())
+    assert found.checked is not None and "not finite" in str(found.checked.unknown)
+    assert any("could not be compared with Plain" in words for words in found.warnings)
+
+
+def test_a_planned_model_is_compared_when_its_weights_are_built() -> None:
+    model = model_named("mlp")
+    found = capture_settings(model, dtype="float64")
+    assert found.checked is not None and found.checked.unknown == WITHOUT_WEIGHTS
+    specs = {**model.inputs(), **{f"target:{name}": spec for name, spec in model.targets().items()}}
+    kinds = {"float": lambda size, _: torch.rand(size, dtype=torch.float64), "int": lambda size, high: torch.randint(high, size)}
+    rows = {name: kinds[spec.dtype]((4, *spec.shape), spec.high) for name, spec in specs.items()}
+    network = built(model, seed=0, dtype="float64")
+    checked = compare(model, found, network, rows, dtype="float64").checked
+    assert checked is not None and checked.unknown is None
+    network.register_forward_hook(nearly)
+    with pytest.raises(CaptureError, match="in the first step loss is"):
+        compare(model, found, network, rows, dtype="float64")
+
+
+def test_half_of_the_digits_are_compared() -> None:
+    assert tolerance(torch.float64) == pytest.approx(1.5e-8, rel=0.01) and tolerance(torch.float32) == pytest.approx(
+        3.5e-4, rel=0.02
+    )
+
+
+def test_workers_keep_a_frozen_encoder_in_evaluation_mode(tmp_path) -> None:
+    model, plain, (x, y) = Frozen().double(), Frozen().double(), example()
+    plain.load_state_dict(model.state_dict())
+    strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB())
+    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
+    with parallelize(
+        model, x, y, loss=F.cross_entropy, strategy=strategy, optimizer=SGD(lr=0.1), microbatch_size=2, run_dir=tmp_path
+    ) as pipeline:
+        assert "compared with the module itself in" in str(pipeline)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(plain(x), y)
+            loss.backward()
+            optimizer.step()
+            assert pipeline.step(x, y) == pytest.approx(float(loss.detach()), rel=1e-14)
+        evaluated = pipeline.evaluate(x, y)["loss"]
+    assert all(
+        torch.allclose(a, b, rtol=1e-13, atol=0)
+        for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
+    )
+    assert model.training and not model.encoder.training
+    assert evaluated == pytest.approx(float(F.cross_entropy(plain.eval()(x), y).detach()), rel=1e-13)

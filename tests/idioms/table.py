@@ -1,0 +1,50 @@
+"""The table of idioms in docs/training.md, made of the cases whose outcomes tests and `python -m tests.check_idioms` prove."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+
+from tests.idioms.case import IDIOMS, Idiom
+from tests.support.pages import DOCS
+
+PAGE = DOCS / "training.md"
+BEGIN, END = "<!-- idioms: written by python -m tests.check_idioms -->", "<!-- idioms: end -->"
+FILES = ("parameters", "state", "hooks", "layers", "losses", "optimizers")
+
+
+def idioms() -> list[Idiom]:
+    """All cases, in the order of the table."""
+    for name in FILES:
+        import_module(f"tests.idioms.{name}")
+    return list(IDIOMS)
+
+
+def counted(cases: Sequence[Idiom]) -> str:
+    """How many there are of each kind, in words."""
+    kinds = Counter(case.kind for case in cases)
+    return f"{len(cases)} idioms: {kinds['equal']} equal, {kinds['refused']} refused, {kinds['warned']} warned of, 0 silent."
+
+
+def block(cases: Sequence[Idiom]) -> str:
+    """The part of the page between the marks, with them."""
+    lines = [BEGIN, "", counted(cases)]
+    for theme in dict.fromkeys(case.theme for case in cases):
+        lines += ["", f"**{theme}**", "", "| what you write | what happens | it says | write instead |", "|---|---|---|---|"]
+        for case in cases:
+            if case.theme == theme:
+                said = f"“{case.words}”" if case.words else ""
+                lines.append(f"| {_cell(case.name)} | {case.kind} | {_cell(said)} | {_cell(case.fix)} |")
+    return "\n".join([*lines, "", END])
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|")
+
+
+def written(page: str, cases: Sequence[Idiom]) -> str:
+    """The page with the block as it is to be."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + block(cases) + after
