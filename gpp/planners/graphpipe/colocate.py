@@ -14,13 +14,14 @@ Objective: the predicted iteration time under the strategy's own schedule, which
 Constraints: the stages of a device fit into its memory together, each with its own samples in flight (`Assessor.assess`); one
 micro-batch size for all stages; weights that drain, since programs that go on over mini-batches have one stage a device.
 
-Search: a climb (`common.local_search.climb`) from each of the best plans of the disjoint search and of layouts made for sharing
-(`layouts`) whose busiest device has less to do than the best plan takes. Neighbours: a stage cut in two on its own devices, two stages of a device joined, a stage or a piece of one on another
-device, two stages exchanged, operators moved over a boundary, another micro-batch size. They are simulated by ascending bound; the
-bound counts what a device has to do for all of its stages. Nothing is searched where the best plan leaves no device idle.
+Search: a climb (`common.local_search.climb`) from the best plans of the disjoint search and from layouts made for sharing
+(`layouts`) whose busiest device has less to do than the best plan takes; one start after the other, each with a budget of its own.
+Neighbours: a stage cut in two on its own devices, two stages of a device joined, a stage or a piece of one on another device, two
+stages exchanged, operators moved over a boundary, another micro-batch size. They are simulated by ascending bound; the bound counts
+what a device has to do for all of its stages. Nothing is searched where the best plan leaves no device idle.
 
-Complexity: `MOST_PASSES` bounds the passes that are simulated, so a search takes about as long however large the problem; a step
-bounds O(S (pieces x devices + operators)) neighbours.
+Complexity: `_Effort.passes` bounds the passes that are simulated from a start, so a search takes about as long however large the
+problem; a step bounds O(S (pieces x devices + operators)) neighbours.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -34,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from gpp.graph.series_parallel import Order
+from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.local_search import Hill, assess, climb
@@ -93,27 +95,41 @@ CAUTION = 0.95
 MOVES = (any_size, joined, cut, moved, scattered, exchanged, finer_boundaries, handed_over)
 
 
-def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> None:
+def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> str:
     """Find plans that share devices and are faster than the incumbent's best.
 
     Args:
         orders, lines: series-parallel structures of the graph and linear orders of its operators, for `layouts`.
+
+    Returns:
+        What is known of such plans now, in words.
     """
     costs = incumbent.assessor.costs
-    if how == "never" or not costs.problem.regime.weights.flushes or not _leaves_idle(incumbent):
-        return
+    if how == "never" or not costs.problem.regime.weights.flushes:
+        return "plans with several stages on a device were not tried"
+    if not _leaves_idle(incumbent):
+        return "plans with several stages on a device were not tried, as they could gain next to nothing"
     best, best_s = incumbent.best, incumbent.best_s
     effort = THOROUGH if how == "always" else QUICK
-    hill = _Colocated(incumbent, effort)
-    plans = [plan for plan, _ in incumbent.best_by_size()[:SIZES]]
-    points = [replace(Point.of(plan, costs.graph), chain=False) for plan in plans]
-    sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan in plans), *_promising(costs)[:SIZES]))
-    points += [point for b in sizes for point in layouts(costs, orders, lines, b)]
-    for start in hill.judged(points)[: effort.starts]:
+    plans = incumbent.best_by_size()[:SIZES]
+    sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan, _ in plans), *_promising(costs)[:SIZES]))
+    made = _Colocated(incumbent, effort).judged(point for b in sizes for point in layouts(costs, orders, lines, b))
+    for start in (*made[: effort.starts], *_unshared(incumbent, plans)):
         # Each with the whole budget: another start never takes anything from those before it.
         climb(_Colocated(incumbent, effort), [start], patience=effort.patience, steps=effort.steps, margin=1 - WORTH)
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
+    return "plans with several stages on a device were searched in part, by local search"
+
+
+def _unshared(incumbent: Incumbent, plans: Sequence[tuple[Plan, float]]) -> list[tuple[Candidate, float]]:
+    """Plans in which no device holds several stages as states, with their predicted seconds."""
+    graph, out = incumbent.assessor.graph, list[tuple[Candidate, float]]()
+    for plan, seconds in plans:
+        candidate = assess(incumbent.assessor, replace(Point.of(plan, graph), chain=False))
+        if isinstance(candidate, Candidate):
+            out.append((candidate, seconds))
+    return out
 
 
 def _leaves_idle(incumbent: Incumbent) -> bool:

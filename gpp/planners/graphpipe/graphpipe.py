@@ -192,10 +192,10 @@ class GraphPipe(AbstractPlanner):
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
-        colocate(incumbent, shape.orders, shape.lines, self.colocate)
+        shared = colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
-        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
+        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed, shared))
 
     def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
@@ -292,15 +292,20 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool) -> tuple[str, ...]:
+def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool, shared: str) -> tuple[str, ...]:
+    """What was searched, and how far, in words.
+
+    Args:
+        completed: whether `complete` has judged all of its space; shared: what is known of plans whose devices hold several stages.
+    """
     graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
     how = (
-        "all partitions of the model were tried"
+        "every partition along the branches of the graph, and every chain, was tried with devices of its own for each stage"
         if completed
         else "dynamic programming, then local search, because the model has too many partitions to try them all"
     )
-    lines = [f"{how}; best of {incumbent.num_simulated} simulated"]
+    lines = [f"{how}; {shared}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
     if added:
