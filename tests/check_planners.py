@@ -308,7 +308,7 @@ def chains(seed: int) -> Outcome:
         cost=Rate(),
         minibatch_size=rng.choice([64, 128, 512]),
         optimizer_state_factor=2.0,
-        cluster=cluster(32, 10 ** rng.uniform(7.0, 8.5), Link(latency_s=1e-5, bandwidth_bytes_per_s=bandwidth), num_nodes=8),
+        cluster=cluster(32, 10 ** rng.uniform(8.0, 9.0), Link(latency_s=1e-5, bandwidth_bytes_per_s=bandwidth), num_nodes=8),
     )
     problem = uneven(problem, seed) if rng.random() < 0.2 else problem
     return _beside_chains(f"problem {seed}, memory={memory}", problem, memory)

@@ -110,12 +110,11 @@ def test_a_start_that_is_slow_itself_may_win() -> None:
 
 def test_more_starts_are_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a budget of its own, so one more takes nothing from those before it."""
-    for seed in (0, 1, 2):
-        prob, times = small_problem(seed), list[float]()
-        for starts in (0, 1, 2, 3):
-            monkeypatch.setattr(colocate, "QUICK", replace(colocate.QUICK, starts=starts))
-            times.append(strategy().predict(strategy().plan(prob), prob).metrics.iteration_s)
-        assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(times))
+    prob, times = small_problem(0), list[float]()
+    for starts in (0, 1, 2):
+        monkeypatch.setattr(colocate, "QUICK", replace(colocate.QUICK, starts=starts))
+        times.append(strategy().predict(strategy().plan(prob), prob).metrics.iteration_s)
+    assert times[0] > times[1] >= times[2]
 
 
 @pytest.mark.parametrize("seed", range(6))

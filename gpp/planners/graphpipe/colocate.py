@@ -14,8 +14,9 @@ Objective: the predicted iteration time under the strategy's own schedule, which
 Constraints: the stages of a device fit into its memory together, each with its own samples in flight (`Assessor.assess`); one
 micro-batch size for all stages; weights that drain, since programs that go on over mini-batches have one stage a device.
 
-Search: a climb (`common.local_search.climb`) from the best plans of the disjoint search and from layouts made for sharing
-(`layouts`) whose busiest device has less to do than the best plan takes; one start after the other, each with a budget of its own.
+Search: a climb (`common.local_search.climb`) from layouts made for sharing (`layouts`), and from the best chains of the
+disjoint search with the data's edges only, whose busiest device has less to do than the best plan takes; one start after the other,
+each with a budget of its own.
 Neighbours: a stage cut in two on its own devices, two stages of a device joined, a stage or a piece of one on another device, two
 stages exchanged, operators moved over a boundary, another micro-batch size. They are simulated by ascending bound; the bound counts
 what a device has to do for all of its stages. Nothing is searched where the best plan leaves no device idle.
@@ -35,7 +36,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from gpp.graph.series_parallel import Order
-from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.local_search import Hill, assess, climb
@@ -111,25 +111,18 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         return "plans with several stages on a device were not tried, as they could gain next to nothing"
     best, best_s = incumbent.best, incumbent.best_s
     effort = THOROUGH if how == "always" else QUICK
-    plans = incumbent.best_by_size()[:SIZES]
-    sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan, _ in plans), *_promising(costs)[:SIZES]))
-    made = _Colocated(incumbent, effort).judged(point for b in sizes for point in layouts(costs, orders, lines, b))
-    for start in (*made[: effort.starts], *_unshared(incumbent, plans)):
+    hill = _Colocated(incumbent, effort)
+    plans = [plan for plan, _ in incumbent.best_by_size()[:SIZES]]
+    # Those that are no chains were simulated just so, and `judged` leaves them out.
+    points = [replace(Point.of(plan, costs.graph), chain=False) for plan in plans]
+    sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan in plans), *_promising(costs)[:SIZES]))
+    points += [point for b in sizes for point in layouts(costs, orders, lines, b)]
+    for start in hill.judged(points)[: effort.starts]:
         # Each with the whole budget: another start never takes anything from those before it.
         climb(_Colocated(incumbent, effort), [start], patience=effort.patience, steps=effort.steps, margin=1 - WORTH)
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
     return "plans with several stages on a device were searched in part, by local search"
-
-
-def _unshared(incumbent: Incumbent, plans: Sequence[tuple[Plan, float]]) -> list[tuple[Candidate, float]]:
-    """Plans in which no device holds several stages as states, with their predicted seconds."""
-    graph, out = incumbent.assessor.graph, list[tuple[Candidate, float]]()
-    for plan, seconds in plans:
-        candidate = assess(incumbent.assessor, replace(Point.of(plan, graph), chain=False))
-        if isinstance(candidate, Candidate):
-            out.append((candidate, seconds))
-    return out
 
 
 def _leaves_idle(incumbent: Incumbent) -> bool:
