@@ -4,6 +4,8 @@
     python -m tests.check_planners --what oracle --count 300
     python -m tests.check_planners --what shared --count 100
     python -m tests.check_planners --what dags --count 500
+    python -m tests.check_planners --what chains --count 60
+    python -m tests.check_planners --what models --count 105
     python -m tests.check_planners --what determinism --count 20
 
 Prints a summary and ends with 1 if anything was violated. The same numbers give the same problems everywhere.
@@ -22,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -40,6 +43,7 @@ from gpp.planners.chains.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
 from gpp.strategy import Strategy
+from tests.check_planning_speed import experiment
 from tests.oracle.exhaustive import Exhaustive
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.conf import CONF, option
@@ -292,6 +296,65 @@ def dags(seed: int) -> Outcome:
     return out
 
 
+def chains(seed: int) -> Outcome:
+    """graphpipe is at most as slow as the best chain and as the model in one piece, also under a memory policy and on unequal
+    devices: random graphs of 32 to 64 operators on 32 devices, above the size up to which it starts from chains.
+    """
+    rng = random.Random(f"chains {seed}")
+    make, memory = rng.choice([random_dag, random_series_parallel]), rng.choice(["keep", "keep", "recompute", "auto"])
+    bandwidth = rng.choice([1e9, 4e10])
+    problem = Problem(
+        graph=make(rng.randint(32, 64), seed, skew=rng.choice([0.0, 0.5, 1.0])),
+        cost=Rate(),
+        minibatch_size=rng.choice([64, 128, 512]),
+        optimizer_state_factor=2.0,
+        cluster=cluster(32, 10 ** rng.uniform(8.0, 9.0), Link(latency_s=1e-5, bandwidth_bytes_per_s=bandwidth), num_nodes=8),
+    )
+    problem = uneven(problem, seed) if rng.random() < 0.2 else problem
+    return _beside_chains(f"problem {seed}, memory={memory}", problem, memory)
+
+
+def models(number: int) -> Outcome:
+    """The same for models of conf/model on 32 V100s, on 16 H100s and on 8 devices of two types."""
+    names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    small = (
+        "base",
+        "profile",
+        "pipeedge",
+        "imported",
+        "clip_imported",
+        "random",
+        "case_study",
+        "digits",
+        "digits_deep",
+        "digits_tasks",
+    )
+    chosen = [name for name in names if name not in small and not name.endswith("_small")]
+    clusters = (("summit_8x4",), ("dgx_h100", "cluster.num_nodes=2"), ("mixed_2x4",))
+    model, (kind, *more) = chosen[number % len(chosen)], clusters[number // len(chosen) % len(clusters)]
+    one = experiment((f"model={model}", f"cluster={kind}", *more, "minibatch_size=512"))
+    return _beside_chains(f"{model} on {kind}", one.problem(captured := one.captured(), one.op_graph(captured)), "keep")
+
+
+def _beside_chains(name: str, problem: Problem, memory: str) -> Outcome:
+    """graphpipe's predicted time beside those of the planners that it promises never to be behind, all under one policy."""
+    took, out = dict[str, float](), Outcome()
+    for planner in ("graphpipe", "sequential", "data_parallel", "single"):
+        strategy = replace(
+            strategies()[planner], memory=option("strategy", "sequential", "name=test", f"strategy/memory={memory}").memory
+        )
+        with suppress(Infeasible):
+            start = time.process_time()
+            took[planner] = seconds(strategy, strategy.plan(problem), problem)
+            out.figures[f"{planner}: seconds of search"] = time.process_time() - start
+    ours = took.pop("graphpipe", float("inf"))
+    for planner, other in took.items():
+        out.figures[f"{planner} / graphpipe"] = other / ours
+        if ours > other * SAME:
+            out.violations.append(f"{name}: graphpipe takes {ours:.6g} s, {planner} {other:.6g} s")
+    return out
+
+
 def determinism(seed: int) -> Outcome:
     """The same plan text from two processes with different hash seeds."""
     command = [sys.executable, "-m", "tests.check_planners", "--what", "plans", "--start", str(seed), "--count", "1"]
@@ -322,6 +385,8 @@ CHECKS: dict[str, Callable[[int], Outcome]] = {
     "oracle": oracle,
     "shared": shared,
     "dags": dags,
+    "chains": chains,
+    "models": models,
     "determinism": determinism,
 }
 

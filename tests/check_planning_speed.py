@@ -32,7 +32,6 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from gpp.app.api import problem as pose
 from gpp.app.experiment import Experiment
 from gpp.planners.bounds.lower_bound import lower_bound
 from tests.support.conf import CONF
@@ -139,20 +138,7 @@ def measure(point: Point, profiled: bool = False) -> Cost:
 
     one = experiment(point.words)
     captured = one.captured()
-    size, cost, optimizer = one.minibatch_size, one.cost, one.optimizer
-    # Not `Experiment.problem`, which refuses more devices than operators.
-    problem = timed(
-        "graph",
-        lambda: pose(
-            captured,
-            one.cluster,
-            minibatch_size=size,
-            microbatch_size=one.microbatch_size,
-            cost=cost,
-            optimizer=optimizer,
-            max_ops=one.max_ops,
-        ),
-    )
+    problem = timed("graph", lambda: one.problem(captured, one.op_graph(captured)))
     with _profile() if profiled else _nothing():
         plan = timed("plan", lambda: one.strategy.plan(problem))
     bound = timed("bound", lambda: lower_bound(problem))

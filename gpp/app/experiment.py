@@ -261,17 +261,9 @@ class Experiment:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: there are more devices than operators.
+            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size.
         """
         cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
-        devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self.whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
-            raise InvalidConfig(
-                "cluster.num_devices",
-                devices,
-                f"must be at most the number of operators of {self.model.name}, {ops}",
-                f"use {ops} or fewer",
-            )
         if isinstance(cost, Profiled):
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None

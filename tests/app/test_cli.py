@@ -18,9 +18,15 @@ QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", 
 
 
 def test_more_devices_than_operators(tmp_path: Path) -> None:
-    done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.num_devices=500")
-    assert done.code == 2
-    assert "must be at most the number of operators" in " ".join(done.out.split())
+    """Planners that replicate, or leave devices idle, may have them; one that makes a stage for each device may not."""
+    words = ["logger=none", "experiment=paper", "model=random", "model.num_ops=8", "graph.max_ops=8", "cluster=summit_8x4"]
+    words += ["mode=plan", "minibatch_size=64", "explain_s=0"]
+    done = run(tmp_path, *words)
+    assert done.code == 0
+    assert done.result["plan"]["num_ops"] == 8 and 8 < done.result["plan"]["num_devices"] <= 32
+    refused = run(tmp_path / "even", *words, "strategy=even")
+    assert refused.code == 2
+    assert "makes a stage for each device, and 8 operators are enough for 8" in " ".join(refused.out.split())
 
 
 def test_infeasible_is_a_result(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Param
+from gpp.planners.chains import sequential
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
-from gpp.planners.common.linear_orders import depth_first_order
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.linear_orders import depth_first_order, intervals
+from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import cluster, random_problem, run, towers
@@ -81,3 +85,25 @@ def test_never_slower_than_the_even_cut(seed):
         return
     even, found = run(Even(), problem), run(Sequential(replication=False), problem)
     assert even is None or (found is not None and found[1] <= even[1] * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_table_for_all_numbers_of_stages(seed, monkeypatch):
+    """What large problems are searched with finds the same estimate where memory rules nothing out, and what fits where it does."""
+    roomy, chosen = random_problem(seed, max_ops=9, max_devices=6), random.Random(seed)
+    devices = tuple(replace(device, memory_bytes=1e15) for device in roomy.cluster.devices)
+    roomy = replace(roomy, cluster=replace(roomy.cluster, devices=devices))
+    for problem in (roomy, random_problem(seed, max_ops=9, max_devices=6)):
+        costs = StageCosts(problem)
+        table, b = intervals(costs, depth_first_order(problem.graph)), chosen.choice(costs.microbatch_sizes)
+        search = sequential._ChainSearch(costs, table, b)
+        exact = search.solve(float("inf"))
+        with monkeypatch.context() as patch:
+            patch.setattr(sequential, "MOST_CELLS", 0)
+            patch.setattr(sequential, "FAR", 1e9)
+            large = search.solve(float("inf"))
+        assert len(large) == (1 if exact else 0) or problem is not roomy
+        for estimate, parts in large:
+            assert isinstance(Assessor(costs).assess(parts, b, chain=True), Candidate)
+            least = min(value for value, _ in exact)
+            assert estimate == pytest.approx(least) if problem is roomy else estimate >= least * (1 - 1e-9)

@@ -13,16 +13,20 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.moves import Around, Point
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe import colocate
 from gpp.planners.graphpipe.colocate import MOVES, Colocate
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.sharing import independent, needed, pieces
+from gpp.report.run.key_figures import certificate
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
+from tests.check_planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, diamond, problem, two_towers
 from tests.support.problems import random_problem
@@ -76,6 +80,41 @@ def test_never_worse_than_without_and_always_valid(seed: int) -> None:
     apart = strategy("never").plan(prob)
     took = [strategy().predict(each, prob).metrics.iteration_s for each in (plan, apart)]
     assert took[0] <= took[1] * (1 + 1e-9)
+
+
+def small_problem(seed: int) -> Problem:
+    """Seven operators on four V100s."""
+    words = ("model=random", "model.num_ops=7", "graph.max_ops=7", f"model.graph_seed={seed}", "cluster=summit_1x4")
+    one = experiment((*words, "minibatch_size=32"))
+    return one.problem(captured := one.captured(), one.op_graph(captured))
+
+
+def test_a_start_that_is_slow_itself_may_win() -> None:
+    """Data parallelism is best without shared devices, and every start that beats it is more than 5 % behind at first."""
+    prob = small_problem(0)
+    never, auto = (strategy(how).plan(prob) for how in ("never", "auto"))
+    times = [strategy().predict(plan, prob).metrics.iteration_s for plan in (never, auto)]
+    assert len(never.stages) == 1 and auto.shares_devices
+    assert times[1] < 0.8 * times[0]
+    # What was searched, and how far, is said of each space by name.
+    assert (
+        "every partition along the branches of the graph, and every chain, was tried with devices of its own" in auto.explanation[0]
+    )
+    assert "several stages on a device were searched in part" in auto.explanation[0]
+    assert "several stages on a device were not tried" in never.explanation[0]
+    # A bound on plans without shared devices is no bound on the others.
+    bound = lower_bound(prob)
+    assert "if no device holds several stages" in certificate(never, strategy().predict(never, prob).metrics, bound)
+    assert "if no device holds several stages" not in certificate(auto, strategy().predict(auto, prob).metrics, bound)
+
+
+def test_more_starts_are_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a budget of its own, so one more takes nothing from those before it."""
+    prob, times = small_problem(0), list[float]()
+    for starts in (0, 1, 2):
+        monkeypatch.setattr(colocate, "QUICK", replace(colocate.QUICK, starts=starts))
+        times.append(strategy().predict(strategy().plan(prob), prob).metrics.iteration_s)
+    assert times[0] > times[1] >= times[2]
 
 
 @pytest.mark.parametrize("seed", range(6))

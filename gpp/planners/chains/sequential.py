@@ -11,8 +11,8 @@ Objective: the estimated time of an iteration, bubble included,
 with t the stage's forward plus backward of one micro-batch (or its boundary's transfers, if longer), c the
 transfers behind it and u its gradient all-reduce and update; unrolled, the longest way in and out plus
 all micro-batches and the update of the slowest stage. For every micro-batch size and
-number of stages the best chain is kept (`chain_candidates`); `predict` decides between them and the even
-chains, and from the best one a hill is climbed over predictions (`climb_chains`).
+number of stages the best chain is kept (`chain_candidates`); `predict` decides between them, the whole model
+as one stage and the even chains, and from the best one a hill is climbed over predictions (`climb_chains`).
 
 Constraints:
 1. Stages are intervals of one topological order: `depth_first_order`.
@@ -21,7 +21,8 @@ Constraints:
 4. All stages use the same b; b is swept: `chain_candidates`.
 
 Complexity: O(S D P) numpy operations per b, with S stages, D devices and P the (interval, r) pairs that
-are fast enough to beat the best known chain; exact for the objective on a homogeneous cluster.
+are fast enough to beat the best known chain; exact for the objective on a homogeneous cluster. Where that is
+more than `MOST_CELLS`, one table does for all numbers of stages, in O(D P), cut at `MOST_PLACES` places.
 
 Departures: PipeDream minimises only the slowest stage, which leaves bubbles out. On unequal devices or
 links the tables are those of the slowest and smallest device, and each plan is judged on its own ones;
@@ -31,8 +32,9 @@ devices (`rebalance`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple, final
 
 import numpy as np
@@ -47,7 +49,7 @@ from gpp.planners.common.heterogeneous_chain import simulate_layouts
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
-from gpp.planners.common.local_search import climb_best
+from gpp.planners.common.local_search import climb_best, in_vain
 from gpp.planners.common.moves import CHAINS
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
@@ -68,10 +70,10 @@ class Sequential(AbstractPlanner):
     patience: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        climbed = [Incumbent(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]
-        for incumbent in climbed:
-            climb_chains(incumbent, self.patience)
-        incumbent = min(climbed, key=lambda one: one.best_s)
+        climbed = best_chains(
+            problem, predict, "sequential", replication=self.replication, patience=in_vain(problem, self.patience)
+        )
+        incumbent = min((own for own, _ in climbed), key=lambda one: one.best_s)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
         best = incumbent.best
@@ -86,22 +88,33 @@ class Sequential(AbstractPlanner):
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
 
 
-def with_and_without(problem: Problem, replication: bool) -> list[StageCosts]:
-    """The tables with replicas, if they are allowed, and those without.
+def best_chains(
+    problem: Problem, predict: Predict, planner: str, *, replication: bool, patience: int
+) -> list[tuple[Incumbent, list[Candidate]]]:
+    """All that is searched for chains: each search with what it has found, and the dynamic program's candidates.
 
-    Each climb ends on a hill of its own: the better of two is never worse for the freedom to replicate.
+    With replicas, if they are allowed, and without: each climb ends on a hill of its own, and the better of two is never worse
+    for the freedom to replicate.
+
+    Args:
+        planner: whose plans they will be.
     """
-    return [StageCosts(problem, replication=allowed) for allowed in ((True, False) if replication else (False,))]
+    searches = []
+    for allowed in (True, False) if replication else (False,):
+        own = Incumbent(Assessor(StageCosts(problem, replication=allowed)), planner, predict)
+        searches.append((own, climb_chains(own, patience)))
+    return searches
 
 
 def climb_chains(incumbent: Incumbent, patience: int) -> list[Candidate]:
     """Leave the best chain in `incumbent`; returns the dynamic program's candidates.
 
     The estimate is a bound that many chains share when a mini-batch has few micro-batches, so from the best of the dynamic
-    program's chains and the even ones a hill is climbed over predictions.
+    program's chains, the whole model as one stage, and the even ones a hill is climbed over predictions.
     """
     candidates = chain_candidates(incumbent.assessor)
     incumbent.simulate_all(candidates, patience)
+    incumbent.simulate_all(_one_stage(incumbent.assessor))
     incumbent.simulate_all(even_candidates(incumbent.assessor))
     order = depth_first_order(incumbent.assessor.graph)
     climb_best(incumbent, patience, moves=CHAINS, order=order)
@@ -109,6 +122,13 @@ def climb_chains(incumbent: Incumbent, patience: int) -> list[Candidate]:
         _on_types(incumbent, order)
         rebalance(incumbent, order)
     return candidates
+
+
+def _one_stage(assessor: Assessor) -> list[Candidate]:
+    """The model in one piece, on one device and replicated, with every micro-batch size that fits."""
+    costs = assessor.costs
+    found = (assessor.assess([(costs.graph.all_mask, r)], b, chain=True) for b in costs.microbatch_sizes for r in costs.replicas[b])
+    return [candidate for candidate in found if isinstance(candidate, Candidate)]
 
 
 def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
@@ -132,10 +152,11 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
     costs = assessor.costs
     table = intervals(costs, order or depth_first_order(costs.graph))
     out, best = [], np.inf
-    ideal = {b: costs.problem.minibatch_size / b * costs.problem.total_s(b) for b in costs.microbatch_sizes}
-    for b in sorted(ideal, key=lambda b: (ideal[b], b)):
+    searches = [_ChainSearch(costs, table, b) for b in costs.microbatch_sizes]
+    for search in sorted(searches, key=lambda search: (search.least_s, search.b)):
+        b = search.b
         # Chains far above the best estimate so far are not worth their incumbent.
-        for estimate, parts in _ChainSearch(costs, table, b).solve(best * WORTH):
+        for estimate, parts in search.solve(best * WORTH):
             candidate = assessor.assess(parts, b, chain=True)
             if isinstance(candidate, Candidate):
                 best = min(best, estimate)
@@ -146,10 +167,17 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
 
 
 MOST_PLACES = 256
-"""Places where a chain may be cut on unequal devices."""
+"""Places where a chain may be cut on unequal devices, or if it is very long."""
 
 WORTH = 1.3
 """Chains are kept up to this factor above the best estimate: what transfers may change in a prediction."""
+
+
+MOST_CELLS = 3e7
+"""Entries of the tables by number of stages, for one micro-batch size; where there were more, one table does for all of them."""
+
+FAR = 2.0
+"""Stages of that table take at most so many times the least that any chain could."""
 
 
 class _Row(NamedTuple):
@@ -192,11 +220,14 @@ class _ChainSearch:
         self.costs, self.intervals, self.b = costs, intervals, microbatch_size
         self.num_ops, self.num_devices = costs.graph.num_ops, costs.cluster.num_devices
         self.num_microbatches = costs.problem.minibatch_size // microbatch_size
-        # No chain is faster than all devices busy all the time.
+        # No chain is faster than all devices busy all the time, nor than one micro-batch on its way through all of it.
         self.ideal_s = min(
             self.num_microbatches * costs.compute_s(costs.graph.all_mask, self.b // r) * r / self.num_devices
             for r in costs.replicas[self.b]
         )
+        shares = [costs.row(self.b // r) for r in costs.replicas[self.b]]
+        way_s = float((costs.forward_s[shares] + costs.backward_s[shares]).min(axis=0).sum())
+        self.least_s = max(self.ideal_s, way_s)
 
     def solve(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
         """(estimate, parts) of the best chain of each number of stages, up to `worth_s`.
@@ -204,39 +235,83 @@ class _ChainSearch:
         Stages slower than a cap are left out, which makes the tables small; if the best chain is
         not below the cap, it is raised.
         """
-        every = self._rows()
-        longest = max((float(row.busy_s.max()) for row in every if len(row.i)), default=0.0)
         cap = min(1.5 * self.ideal_s, worth_s)
         while True:
-            rows = [row.where(row.busy_s <= cap) for row in every]
+            rows, complete = self._rows(cap, range(self.num_ops + 1))
+            if min(self.num_devices, self.num_ops) * self.num_devices * sum(len(row.i) for row in rows) > MOST_CELLS:
+                return self._solve_large(worth_s)
             tables = self._tables(rows)
             ends = [float(table[-1, 0]) for table in tables]
             best = min(ends[1:], default=np.inf)
-            if best <= cap or cap >= min(worth_s, longest):
+            if best <= cap or complete or cap >= worth_s:
                 break
             cap = min(2 * cap, worth_s)
-        kept = min(WORTH * best, worth_s, cap if cap < longest else np.inf)
+        kept = min(WORTH * best, worth_s, np.inf if complete else cap)
         return [(end, self._trace(rows, tables, s)) for s, end in enumerate(ends) if s and end <= kept and np.isfinite(end)]
 
-    def _rows(self) -> list[_Row]:
-        """Every interval and number of replicas that fits at least as the last stage (constraint 2)."""
+    def _rows(self, cap_s: float, places: Sequence[int]) -> tuple[list[_Row], bool]:
+        """Every interval between some places, with its numbers of replicas, that fits at least as the last stage (constraint 2) and
+        takes at most `cap_s`; and whether these are all that fit.
+        """
         costs, table, n = self.costs, self.intervals, self.num_ops
-        i, j = np.triu_indices(n + 1, 1)
-        m = self.num_microbatches
-        link = costs.link
-        out = []
+        starts, ends = np.triu_indices(len(places), 1)
+        every_i, every_j = np.asarray(places)[starts], np.asarray(places)[ends]
+        m, link = self.num_microbatches, costs.link
+        out, complete = [], True
         for r in costs.replicas[self.b]:
             samples = self.b // r
             prefix = table.prefix_s[costs.row(samples)]
-            boundary_s = table.moved[i, j] * samples / link.bandwidth_bytes_per_s
-            stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
+            quick = m * (prefix[every_j] - prefix[every_i]) <= cap_s
+            i, j = every_i[quick], every_j[quick]
+            stage_s = np.maximum(prefix[j] - prefix[i], table.moved[i, j] * samples / link.bandwidth_bytes_per_s)
+            busy_s = m * stage_s + costs.finish_array_s(table.trainable[i, j], r)
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
             depth = table.held((i, j), samples).depth(costs.limit_bytes, m)
             depth = costs.problem.regime.holds.furthest(depth, m, n).astype(int)
-            finish = costs.finish_array_s(table.trainable[i, j], r)
-            row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
+            row = _row(r, i, j, busy_s, stage_s + move, depth).where(busy_s <= cap_s)
+            complete = complete and len(row.i) == len(every_i)
             out.append(row.at(1))
-        return out
+        return out, complete
+
+    def _solve_large(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
+        """As `solve`, the best chain of any number of stages alone, between at most `MOST_PLACES` places equally far apart in time.
+
+        Each stage stands before the best rest for as many devices.
+        """
+        if self.least_s >= worth_s / WORTH:
+            return []
+        into = self.intervals.prefix_s[0]
+        places = range(self.num_ops + 1)
+        if self.num_ops > MOST_PLACES:
+            inner = np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES)
+            places = sorted({0, *map(int, inner), self.num_ops})
+        rows, _ = self._rows(min(FAR * self.least_s, worth_s), places)
+        best_s = np.full((self.num_devices + 1, self.num_ops + 1), np.inf)
+        best_s[:, self.num_ops] = 0.0
+        stages, replicas, ends = (np.zeros(best_s.shape, dtype=np.int32) for _ in range(3))
+        ranges = [dict(zip(row.firsts.tolist(), pairwise((*row.starts.tolist(), len(row.i))), strict=True)) for row in rows]
+        for i in reversed(places[:-1]):
+            for row, own in zip(rows, ranges, strict=True):
+                if i not in own:
+                    continue
+                at, left = slice(*own[i]), self.num_devices + 1 - row.num_replicas
+                value = np.maximum(row.busy_s[at], row.through_s[at] + best_s[:left, row.j[at]])
+                value[stages[:left, row.j[at]] >= row.depth[at]] = np.inf
+                chosen = value.argmin(axis=1)
+                value = value[np.arange(left), chosen]
+                better = np.flatnonzero(value < best_s[row.num_replicas :, i])
+                here, end = row.num_replicas + better, row.j[at][chosen[better]]
+                best_s[here, i], replicas[here, i], ends[here, i] = value[better], row.num_replicas, end
+                stages[here, i] = stages[better, end] + 1
+        estimate = float(best_s[-1, 0])
+        if not np.isfinite(estimate):
+            return []
+        parts, d, i = [], self.num_devices, 0
+        while i < self.num_ops:
+            r, j = int(replicas[d, i]), int(ends[d, i])
+            parts.append((self.intervals.mask(i, j), r))
+            d, i = d - r, j
+        return [(estimate, parts)]
 
     def _tables(self, rows: list[_Row]) -> list[np.ndarray]:
         """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""

@@ -68,6 +68,21 @@ class Incumbent:
             self.best, self.best_s = replace(plan, planner=self.planner, explanation=()), seconds
         return seconds
 
+    def absorb(self, other: Incumbent) -> bool:
+        """Take over what another search of the same problem has found; whether its best plan is the best one now.
+
+        Neither search's best plan is lost, so this one ends with none that is worse than either.
+        """
+        self.num_simulated += other.num_simulated
+        self._seen |= other._seen
+        for b, (plan, seconds) in other._by_size.items():
+            if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
+                self._by_size[b] = plan, seconds
+        better = other.best_s < self.best_s * MARGIN
+        if better:
+            self.best, self.best_s = other.best, other.best_s
+        return better
+
     def best_by_size(self) -> list[tuple[Plan, float]]:
         """The best plan of each micro-batch size and its seconds, best first."""
         return [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, TypeVar, final
 
+from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.incumbent import MARGIN, Incumbent
@@ -48,6 +49,23 @@ MAX_REPAIRS = 6
 
 HOPELESS = 1.5
 """A partition that needs that many times the memory is left alone."""
+
+
+LARGE = 100_000
+"""Operators times devices from which on every simulation takes a second."""
+
+PATIENCE_IF_LARGE = 2
+"""Simulations without a better plan that end a step of the search there."""
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether a simulation takes so long that few are made."""
+    return problem.graph.num_ops * problem.cluster.num_devices >= LARGE
+
+
+def in_vain(problem: Problem, patience: int) -> int:
+    """Simulations without a better plan that end a step of a search."""
+    return min(patience, PATIENCE_IF_LARGE) if is_large(problem) else patience
 
 
 class Hill(ABC, Generic[State]):

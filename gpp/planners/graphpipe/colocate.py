@@ -14,13 +14,15 @@ Objective: the predicted iteration time under the strategy's own schedule, which
 Constraints: the stages of a device fit into its memory together, each with its own samples in flight (`Assessor.assess`); one
 micro-batch size for all stages; weights that drain, since programs that go on over mini-batches have one stage a device.
 
-Search: a climb (`common.local_search.climb`) from the best plans of the disjoint search and from layouts made for sharing
-(`layouts`). Neighbours: a stage cut in two on its own devices, two stages of a device joined, a stage or a piece of one on another
-device, two stages exchanged, operators moved over a boundary, another micro-batch size. They are simulated by ascending bound; the
-bound counts what a device has to do for all of its stages. Nothing is searched where the best plan leaves no device idle.
+Search: a climb (`common.local_search.climb`) from layouts made for sharing (`layouts`), and from the best chains of the
+disjoint search with the data's edges only, whose busiest device has less to do than the best plan takes; one start after the other,
+each with a budget of its own.
+Neighbours: a stage cut in two on its own devices, two stages of a device joined, a stage or a piece of one on another device, two
+stages exchanged, operators moved over a boundary, another micro-batch size. They are simulated by ascending bound; the bound counts
+what a device has to do for all of its stages. Nothing is searched where the best plan leaves no device idle.
 
-Complexity: `MOST_PASSES` bounds the passes that are simulated, so a search takes about as long however large the problem; a step
-bounds O(S (pieces x devices + operators)) neighbours.
+Complexity: `_Effort.passes` bounds the passes that are simulated from a start, so a search takes about as long however large the
+problem; a step bounds O(S (pieces x devices + operators)) neighbours.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -28,6 +30,7 @@ Source: none for the search; the GraphPipe paper gives every stage devices of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
@@ -69,13 +72,10 @@ class _Effort:
 
 
 QUICK = _Effort(starts=2, patience=4, steps=2, looked_at=64, passes=30_000)
-THOROUGH = _Effort(starts=6, patience=24, steps=6, looked_at=1024, passes=float("inf"))
+THOROUGH = _Effort(starts=6, patience=24, steps=6, looked_at=1024, passes=math.inf)
 
 SIZES = 2
 """Micro-batch sizes, those of the best plans, that the search starts from."""
-
-NEAR = 1.05
-"""Starts whose prediction is above the best plan by this factor are left alone."""
 
 EVERYWHERE = 12
 """Plans of at most so many stages are changed everywhere, larger ones on the devices that have most to do."""
@@ -95,27 +95,34 @@ CAUTION = 0.95
 MOVES = (any_size, joined, cut, moved, scattered, exchanged, finer_boundaries, handed_over)
 
 
-def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> None:
+def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> str:
     """Find plans that share devices and are faster than the incumbent's best.
 
     Args:
         orders, lines: series-parallel structures of the graph and linear orders of its operators, for `layouts`.
+
+    Returns:
+        What is known of such plans now, in words.
     """
     costs = incumbent.assessor.costs
-    if how == "never" or not costs.problem.regime.weights.flushes or not _leaves_idle(incumbent):
-        return
+    if how == "never" or not costs.problem.regime.weights.flushes:
+        return "plans with several stages on a device were not tried"
+    if not _leaves_idle(incumbent):
+        return "plans with several stages on a device were not tried, as they could gain next to nothing"
     best, best_s = incumbent.best, incumbent.best_s
     effort = THOROUGH if how == "always" else QUICK
     hill = _Colocated(incumbent, effort)
     plans = [plan for plan, _ in incumbent.best_by_size()[:SIZES]]
+    # Those that are no chains were simulated just so, and `judged` leaves them out.
     points = [replace(Point.of(plan, costs.graph), chain=False) for plan in plans]
     sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan in plans), *_promising(costs)[:SIZES]))
     points += [point for b in sizes for point in layouts(costs, orders, lines, b)]
-    starts = hill.judged(points)[: effort.starts]
-    if starts:
-        climb(hill, starts, patience=effort.patience, steps=effort.steps, margin=1 - WORTH)
+    for start in hill.judged(points)[: effort.starts]:
+        # Each with the whole budget: another start never takes anything from those before it.
+        climb(_Colocated(incumbent, effort), [start], patience=effort.patience, steps=effort.steps, margin=1 - WORTH)
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
+    return "plans with several stages on a device were searched in part, by local search"
 
 
 def _leaves_idle(incumbent: Incumbent) -> bool:
@@ -144,14 +151,21 @@ class _Colocated(Hill[Candidate]):
     passes: int = 0
 
     def judged(self, points: Iterable[Point]) -> list[tuple[Candidate, float]]:
-        """Those of some points that fit and are not far above the best plan, best first, with their predicted seconds."""
+        """Those of some points that fit and could win, best first, with their predicted seconds.
+
+        Climbing makes devices wait less, so a start whose busiest device has less to do than the best plan takes could win, however
+        long it takes itself.
+        """
         found: dict[Candidate, float] = {}
-        most = MOST_STAGES * self.incumbent.assessor.cluster.num_devices
+        assessor, worth_s = self.incumbent.assessor, self.incumbent.best_s * (1 - WORTH)
+        most = MOST_STAGES * assessor.cluster.num_devices
         for point in (point for point in points if len(point.parts) <= most):
-            candidate = assess(self.incumbent.assessor, self._canonical(point))
-            if isinstance(candidate, Candidate) and candidate not in found:
-                took = self.seconds(candidate, float("inf"))
-                if took is not None and took < NEAR * self.incumbent.best_s:
+            candidate = assess(assessor, self._canonical(point))
+            if not isinstance(candidate, Candidate) or candidate in found:
+                continue
+            if max(assessor.loads_s(candidate.parts, candidate.placement, candidate.microbatch_size)) < worth_s:
+                took = self.seconds(candidate, math.inf)
+                if took is not None and took < math.inf:
                     found[candidate] = took
         return sorted(found.items(), key=lambda item: (item[1], item[0]))
 

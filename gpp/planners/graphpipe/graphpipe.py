@@ -16,8 +16,10 @@ Constraints (paper, section 3):
    the all-reduce and update at the end of the mini-batch (`PartitionSearch._stages`).
 
 Steps of `GraphPipe.plan`:
-1. small problems (operators times devices): the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
-   data's edges only;
+1. the best chains of `sequential`, and in small problems (operators times devices) those of `pipedream` and `piper`, as they are
+   and with the data's edges only. Whatever follows, the plan is never predicted slower than `sequential`'s, nor than the whole
+   model on one device or on all of them. Larger problems on equal devices are searched without chains first, which may lead to
+   a worse hill, and step 4 climbs from the best chain as well where that is better than what was found;
 2. candidate partitions (`candidate_partitions`, `partition_search`): a dynamic program finds the fewest devices for each depth
    below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
    linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
@@ -47,25 +49,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.op_graph import mask_of
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
-from gpp.planners.chains.sequential import chain_candidates, climb_chains, with_and_without
+from gpp.planners.chains.sequential import best_chains, chain_candidates
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.planners.common.local_search import EqualMicrobatches, climb_best, repair
+from gpp.planners.common.local_search import EqualMicrobatches, climb_best, in_vain, is_large, repair
 from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
@@ -81,7 +82,7 @@ from gpp.planners.graphpipe.vary import vary
 from gpp.settings import Count, Natural, settings
 
 SMALL = 1000
-"""Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
+"""Operators times devices up to which chains are searched by two more objectives, and the search starts from all of them."""
 
 CUTS_OF_A_LINE = (4.0, 2.0)
 """Places to cut a line, for each device: without depths, which is a quick search, and with them."""
@@ -97,12 +98,6 @@ FEW_DEVICES = 16
 
 STARTS = 2
 """Climbs of the local search: from the best plans of so many micro-batch sizes."""
-
-LARGE = 100_000
-"""Operators times devices from which on every simulation takes a second: fewer are made, and one plan is improved."""
-
-PATIENCE_IF_LARGE = 2
-"""Simulations without a better plan that end a step of the search there."""
 
 STEPS, STEPS_IF_SMALL = 1, 3
 """Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
@@ -165,32 +160,42 @@ class GraphPipe(AbstractPlanner):
         costs = StageCosts(problem, replication=self.replication)
         shape = _Shape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
-        small, large = _size(problem) <= SMALL, _size(problem) >= LARGE
+        small, large = problem.graph.num_ops * problem.cluster.num_devices <= SMALL, is_large(problem)
+        searched = best_chains(
+            problem, predict, incumbent.planner, replication=self.replication, patience=in_vain(problem, self.patience)
+        )
+        later = list[Incumbent]()
         if small:
-            self._chains(incumbent)
-        if not problem.cluster.homogeneous and not large:
-            self._chains_on_devices(incumbent, with_and_without(problem, self.replication)[int(small) :])
+            self._start_from_chains(incumbent, searched)
+        elif problem.cluster.homogeneous:
+            later = [own for own, _ in searched]
+        else:
+            for own, _ in searched:
+                incumbent.absorb(own)
         self._partitions(incumbent, shape)
         for improve in (spread, recut):
             for best, _ in incumbent.best_by_size()[: 1 if large else IMPROVED]:
                 improve(incumbent, best)
-        moves, patience, steps = ANY_STAGES, self._patience(problem), STEPS
+        moves, patience, steps = ANY_STAGES, in_vain(problem, self.patience), STEPS
         if small and problem.cluster.num_devices <= FEW_DEVICES:
             moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
-        climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=1 if large else STARTS, steps=steps)
+        moves = (*moves, all_boundaries)
+        climb_best(incumbent, patience, moves=moves, starts=1 if large else STARTS, steps=steps)
+        for own in later:
+            if incumbent.absorb(own):
+                self._simulate_unchained(
+                    incumbent, [EqualMicrobatches(incumbent=own).start(plan) for plan, _ in own.best_by_size()]
+                )
+                climb_best(incumbent, patience, moves=moves, steps=steps)
         if not problem.cluster.homogeneous:
             rebalance(incumbent)
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
-        colocate(incumbent, shape.orders, shape.lines, self.colocate)
+        shared = colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
-        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
-
-    def _patience(self, problem: Problem) -> int:
-        """Simulations without a better plan that end a step."""
-        return min(self.patience, PATIENCE_IF_LARGE) if _size(problem) >= LARGE else self.patience
+        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed, shared))
 
     def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
@@ -198,7 +203,7 @@ class GraphPipe(AbstractPlanner):
         for searches in _searches(incumbent.assessor.costs, shape):
             for search in searches:
                 found = candidate_partitions(search, incumbent.assessor, incumbent.best_s)
-                incumbent.simulate_all(found.fitting, self._patience(incumbent.assessor.problem))
+                incumbent.simulate_all(found.fitting, in_vain(incumbent.assessor.problem, self.patience))
                 promising = [each for each in found.lacking if each[0] < incumbent.best_s]
                 lacking += promising
                 if not promising:
@@ -236,29 +241,25 @@ class GraphPipe(AbstractPlanner):
         line = f"tensor parallelism: devices for each operator, {tried}; {best} is best"
         return replace(plan, explanation=(*plan.explanation, line))
 
-    def _chains(self, incumbent: Incumbent) -> None:
+    def _start_from_chains(self, incumbent: Incumbent, searched: Sequence[tuple[Incumbent, list[Candidate]]]) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""
-        problem, chains = incumbent.assessor.problem, climb_chains(incumbent, self.patience)
-        unchained = [incumbent.assessor.assess(c.parts, c.microbatch_size) for c in chains]
+        problem, chains = incumbent.assessor.problem, list[Candidate]()
+        for own, candidates in searched:
+            incumbent.absorb(own)
+            chains += candidates
         # What runs: stages keep what they save and are not split.
         piper = Piper(replication=self.replication, tensor_parallel=False)
         for planner in (PipeDream(replication=self.replication), piper):
-            try:
+            with contextlib.suppress(Infeasible):
                 plan = planner.plan(problem, incumbent.predict)
-            except Infeasible:
-                continue
-            incumbent.offer(plan)
-            parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
-            unchained.append(incumbent.assessor.assess(parts, plan.stages[0].microbatch_size))
-        incumbent.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+                incumbent.offer(plan)
+                chains.append(EqualMicrobatches(incumbent=incumbent).start(plan))
+        self._simulate_unchained(incumbent, chains)
 
-    def _chains_on_devices(self, incumbent: Incumbent, tables: Sequence[StageCosts]) -> None:
-        """The best chains on unequal devices, as `sequential` finds them: no partition of the search need be as good."""
-        for costs in tables:
-            own = Incumbent(Assessor(costs), incumbent.planner, incumbent.predict)
-            climb_chains(own, self.patience)
-            if own.best is not None:
-                incumbent.simulate(EqualMicrobatches(incumbent=incumbent).start(own.best))
+    def _simulate_unchained(self, incumbent: Incumbent, chains: Iterable[Candidate]) -> None:
+        """Simulate chains with the data's edges only."""
+        found = (incumbent.assessor.assess(chain.parts, chain.microbatch_size) for chain in chains)
+        incumbent.simulate_all([one for one in found if isinstance(one, Candidate)], self.patience)
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
@@ -269,11 +270,6 @@ class GraphPipe(AbstractPlanner):
             if found is not None:
                 return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
-
-
-def _size(problem: Problem) -> int:
-    """Operators times devices."""
-    return problem.graph.num_ops * problem.cluster.num_devices
 
 
 def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:
@@ -296,15 +292,20 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool) -> tuple[str, ...]:
+def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool, shared: str) -> tuple[str, ...]:
+    """What was searched, and how far, in words.
+
+    Args:
+        completed: whether `complete` has judged all of its space; shared: what is known of plans whose devices hold several stages.
+    """
     graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
     how = (
-        "all partitions of the model were tried"
+        "every partition along the branches of the graph, and every chain, was tried with devices of its own for each stage"
         if completed
         else "dynamic programming, then local search, because the model has too many partitions to try them all"
     )
-    lines = [f"{how}; best of {incumbent.num_simulated} simulated"]
+    lines = [f"{how}; {shared}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
     if added:

@@ -90,11 +90,11 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
         least = text.seconds(bound.iteration_s)
         return f"no bound is known for plans that recompute or split operators; other plans take at least {least}"
     gap = optimality_gap(plan, predicted, bound)
-    return (
-        ""
-        if gap is None
-        else f"at most {text.percent(gap)} from optimal (bound {text.seconds(found.iteration_s)}: {found.binding})"
-    )
+    if gap is None:
+        return ""
+    # The bound of a plan that shares devices holds for all others, too.
+    kind = "" if plan.shares_devices else " if no device holds several stages"
+    return f"at most {text.percent(gap)} from optimal (bound {text.seconds(found.iteration_s)}{kind}: {found.binding})"
 
 
 def emulation_words(run: RunRecord) -> str:
