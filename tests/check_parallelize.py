@@ -37,6 +37,8 @@ from gpp.plan.loss_stage import LossScope, with_loss_apart
 from gpp.plan.plan import Plan
 
 SIZE, STEPS, TOLERANCE = 8, 20, 1e-12
+IN_FLOAT32 = 1e-6
+"""For models whose norms and routers compute in float32, whatever their weights are: sums of micro-batches round differently."""
 LENGTHS = (12, 7, 16, 9)
 
 Batch = dict[str, Tensor]
@@ -267,9 +269,13 @@ def show_memory(folder: str, vocabulary: int = 32_000, length: int = 64) -> None
         print(f"loss_scope={scope}: the device of the loss holds at most {words}", flush=True)
 
 
+def has_experts(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "num_experts_per_tok")
+
+
 def plain_losses(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
     """Losses of a loop of one's own over the whole model; its experts are a loop, too, as torch's product of groups has no float64."""
-    if "num_experts_per_tok" in vars(getattr(model, "config", None) or model):
+    if has_experts(model):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
     optimizer, out = torch.optim.Adam(model.parameters(), lr=1e-3), []
     for batch in data:
@@ -305,7 +311,7 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     with gpp.parallelize(saved, data[0], loss=loss, devices=workers, run_dir=f"{folder}-again", **settings) as pipeline:
         losses += [pipeline.step(each) for each in again]
     worst = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))
-    ok = worst <= TOLERANCE and stages >= workers and kept
+    ok = worst <= (IN_FLOAT32 if has_experts(model) else TOLERANCE) and stages >= workers and kept
     if os.environ.get("RANK", "0") == "0":
         what = f"{len(set(LENGTHS))} lengths" if changes else "one length"
         verdict = "ok" if ok else "WRONG"

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpp.cluster import Device
 from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
-from gpp.graph.op_graph import OpGraph, Sums, mask_of
+from gpp.graph.op_graph import Op, OpGraph, Sums, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -20,6 +21,7 @@ from sweeps.truth.rows import Row
 RESNET_101 = (3, 4, 23, 3)
 UNET_HEIGHTS, UNET_CONVS = 5, 5
 SCORE_BYTES = 5
+FORWARD_BYTES, BACKWARD_BYTES = 13, 19
 HEAD = ("norm", "head")
 ENDS = 2
 """What a GPT has beside its layers: the embedding before them, and the head behind."""
@@ -155,6 +157,28 @@ def with_scores(row: Row, graph: OpGraph) -> OpGraph:
     fused = "scaled_dot_product_attention"
     ops = (replace(op, saved_bytes=op.saved_bytes + scores) if op.name.endswith(fused) else op for op in graph.ops)
     return replace(graph, ops=tuple(ops))
+
+
+def with_score_traffic(row: Row, graph: OpGraph, device: Device) -> OpGraph:
+    """The graph of a GPT whose attention is not fused, as Megatron's was: kernels of their own go through the scores.
+
+    Of 16 bits for each head and two tokens a forward writes the product (2 bytes), reads and writes it in the softmax (4) and in the
+    dropout, which writes a mask too (5), and reads it for the second product (2). A backward reads and writes it in the second
+    product's (4), the dropout's (5) and the softmax's (6), and reads it twice in the first product's (4). An operator takes the longer
+    of its FLOPs and its bytes, and these kernels take both, so the bytes count as FLOPs that take as long on this device.
+    """
+    words = row.words
+    scores = int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
+    each = scores * device.flop_per_s(graph.dtype) / device.memory_bandwidth_bytes_per_s
+
+    def slower(op: Op) -> Op:
+        more = {
+            "forward_flops": op.forward_flops + FORWARD_BYTES * each,
+            "backward_flops": op.backward_flops + BACKWARD_BYTES * each,
+        }
+        return replace(op, **more) if op.name.endswith("scaled_dot_product_attention") else op
+
+    return replace(graph, ops=tuple(map(slower, graph.ops)))
 
 
 def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:

@@ -25,7 +25,15 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
-from sweeps.truth.layouts import Torchgpipe, kept_plan, laid_out, with_recomputed_shards, with_scores, with_split_head
+from sweeps.truth.layouts import (
+    Torchgpipe,
+    kept_plan,
+    laid_out,
+    with_recomputed_shards,
+    with_score_traffic,
+    with_scores,
+    with_split_head,
+)
 from sweeps.truth.rows import MEMORY, STEP, Row
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -150,6 +158,8 @@ def predict(row: Row, constants: Constants, samples: int | None = None) -> Predi
 def _posed(row: Row, constants: Constants, samples: int) -> tuple[Problem, Plan]:
     """The row's problem and its plan for micro-batches of so many samples on one replica."""
     problem = problem_of(row, constants)
+    if "model=gpt" in row.settings:
+        problem = replace(problem, graph=with_score_traffic(row, problem.graph, problem.cluster.devices[0]))
     if row.tensor > 1:
         problem = replace(problem, graph=with_split_head(row, problem.graph))
     if row.tensor > 1 and row.recompute != "none":
