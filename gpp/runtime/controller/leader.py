@@ -98,6 +98,14 @@ class Leader:
         run = run_of(folder := Path(said["run_dir"]))
         return folder if run is not None and run.id == said["id"] else None
 
+    def began(self, run_dir: Path, run: str) -> None:
+        """Tell a later attempt where this one runs.
+
+        Args:
+            run: its identity, by which it is known there.
+        """
+        self._launch.set(_BEGUN, json.dumps({"run_dir": str(run_dir.resolve()), "id": run}))
+
     def run(self, job: Job, run_dir: Path, progress: Progress) -> Follower:
         """Hand the job out, start this place's worker, and follow all of them.
 
@@ -111,7 +119,7 @@ class Leader:
         assert run is not None, "a run begins before it is handed out"
         sizes = {name: (run_dir / name).stat().st_size for name in files}
         env = worker_environment(job.settings.threads)
-        self._launch.set(_BEGUN, json.dumps({"run_dir": str(run_dir.resolve()), "id": run.id}))
+        self.began(run_dir, run.id)
         self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
         self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
         self._check_words()
