@@ -27,7 +27,7 @@ from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.announced import announced
-from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, same_modules, worker_environment
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
@@ -56,7 +56,7 @@ def start_workers(
         more: environment variables beside those of a worker.
     """
     clear(run_dir)
-    own = {"WORLD_SIZE": str(world), PARENT: identity(), **worker_environment(job.settings.threads), **(more or {})}
+    own = {"WORLD_SIZE": str(world), PARENT: identity(), **same_modules(), **worker_environment(job.settings.threads), **(more or {})}
     envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(processes or world)}
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
