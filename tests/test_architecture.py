@@ -94,6 +94,7 @@ WINGS: dict[str, list[set[str]]] = {
             "private",
             "serving",
             "several",
+            "interrupted",
             "stopping",
             "streams",
         },
