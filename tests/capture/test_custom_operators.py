@@ -99,9 +99,7 @@ def test_another_process_registers_them_from_what_the_capture_says(registered: s
         import_homes(lost)
 
 
-def test_what_no_worker_can_import_is_refused_with_operator_line_and_fix(
-    registered: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_worker_can_import_is_refused_with_operator_line_and_fix(registered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = sys.modules[registered].cube._init_fn
     for module, says in (("__main__", "in the program that was started"), ("of_a_notebook", "by of_a_notebook, which no worker")):
         monkeypatch.setattr(made, "__module__", module)

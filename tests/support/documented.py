@@ -8,8 +8,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.support.pages import DOCS, ROOT, blocks
 
@@ -37,6 +40,46 @@ class Command:
         return [word for word in words[start + 1 :] if word != "..."]
 
 
+@cache
+def known_settings(folder: Path) -> frozenset[str]:
+    """Dotted paths of all settings that some option of conf/, sweeps/ or a folder's conf/ has, whatever is chosen beside it."""
+    out: set[str] = set()
+    for root in (ROOT / "conf", ROOT / "sweeps", folder / "conf"):
+        for file in root.rglob("*.yaml"):
+            parts = file.relative_to(root).parts[:-1]
+            found = yaml.load(file.read_text(), yaml.CSafeLoader)
+            if isinstance(found, dict):
+                out |= {".".join([*(() if parts[:1] == ("experiment",) else parts), path]) for path in _paths(found)}
+    return frozenset(out)
+
+
+def _paths(node: dict[Any, Any]) -> Iterator[str]:
+    for key, value in node.items():
+        yield str(key)
+        if isinstance(value, dict):
+            yield from (f"{key}.{path}" for path in _paths(value))
+
+
+def unknown_words(command: Command, folder: Path) -> list[str]:
+    """Words of a command that name an option or a setting which nothing here has.
+
+    Args:
+        folder: the reader's, whose conf/ has options of their own.
+    """
+    roots, out = (ROOT / "conf", ROOT / "sweeps", folder / "conf"), []
+    for word in command.words:
+        key, _, value = word.lstrip("+").partition("=")
+        if word.startswith("-") or not value or key.startswith(("hydra.", "hydra/")):
+            continue
+        group = key.partition("@")[0].replace(".", "/")
+        if any((root / group).is_dir() for root in roots):
+            names = value.strip("[]").split(",")
+            out += [f"{key}={name}" for name in names if not any((root / group / f"{name}.yaml").is_file() for root in roots)]
+        elif key not in known_settings(folder) | {"path"}:
+            out.append(word)
+    return out
+
+
 def documented() -> list[Command]:
     """Every command of the pages, each once: those of blocks, fenced or indented, and those that stand in a line by themselves."""
     found: dict[str, Command] = {}
@@ -58,12 +101,12 @@ def _lines(page: Path) -> Iterator[tuple[int, str]]:
             began = began if held else number
             held += line.strip()
             if held.endswith("\\"):
-                held = held[:-1]
+                held = held[:-1].rstrip() + " "
                 continue
             match = starts.match(held)
             assert match
             # Behind the words stands what they do.
-            yield began, re.sub(r"\s+", " ", re.split(r"\s+#\s|\s{3,}", match[1])[0].strip())
+            yield began, re.split(r"\s+#\s|\s{2,}|\s+&&\s", match[1])[0].strip()
             held = ""
         elif not fenced:
             for text in re.findall(r"`(python run\.py(?: [^`]+)?)`", line):
@@ -94,16 +137,14 @@ def yaml_files() -> dict[str, str]:
     """YAML files that docs/extending.md and docs/tracking.md show, by the path in their first line, a comment."""
     out = {}
     for name in ("extending.md", "tracking.md"):
-        for match in re.finditer(r"^( *)# (conf/\S+\.yaml)\b.*\n((?:\1.+\n)+)", (DOCS / name).read_text(), re.M):
+        for match in re.finditer(r"^( *)# (conf/\S+\.yaml)\b.*\n((?:\1(?!```).+\n)+)", (DOCS / name).read_text(), re.M):
             out[match[2]] = textwrap.dedent(match[3])
     return out
 
 
-NETS = '''
+NETS = """
 import torch
 from torch import nn
-
-from gpp.settings import Count, Rate, arguments
 
 
 class MyNet(nn.Module):
@@ -131,7 +172,7 @@ class Head(nn.Module):
 
     def forward(self, text, pixels):
         return self.text(text) + self.pixels(pixels.flatten(1))
-'''
+"""
 DATA = """
 import torch
 

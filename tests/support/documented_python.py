@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 import gpp
-from gpp.settings import Count, Rate, arguments
 {planner}
 
 class Towers(nn.Module):

@@ -56,7 +56,13 @@ def start_workers(
         more: environment variables beside those of a worker.
     """
     clear(run_dir)
-    own = {"WORLD_SIZE": str(world), PARENT: identity(), **same_modules(), **worker_environment(job.settings.threads), **(more or {})}
+    own = {
+        "WORLD_SIZE": str(world),
+        PARENT: identity(),
+        **same_modules(),
+        **worker_environment(job.settings.threads),
+        **(more or {}),
+    }
     envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(processes or world)}
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
