@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
-from gpp.capture.trace import Traced, where_of
 from gpp.capture.homes import home_of
+from gpp.capture.trace import Traced, where_of
 from gpp.errors import CaptureError
 
 # checks that torch adds while tracing; they compute nothing

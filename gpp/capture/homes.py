@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -54,8 +53,7 @@ def import_homes(captured: Captured) -> None:
     Raises:
         CaptureError: a module that registers one cannot be imported here.
     """
-    calls: Iterable[tuple[str, str]] = ((node.home, node.target) for node in captured.nodes if node.home)
-    for home, target in sorted({home: target for home, target in calls}.items()):
+    for home, target in sorted({node.home: node.target for node in captured.nodes if node.home}.items()):
         try:
             importlib.import_module(home)
         except Exception as error:

@@ -4,9 +4,9 @@ Composing and checking a command takes half a second of computing, and there are
 
 * The tutorial is followed literally, and the README's lines of Python with it (tests/docs/test_tutorial.py).
 * Of every command of `run.py` and `gpp`, every word is looked up: the option and the setting must exist.
-* Every tenth one is answered in one process, as in a run: composed, built, checked, and for a small model planned.
-* Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. The block that loads
-  T5 is only compiled.
+* Every sixteenth one is answered in one process, as in a run: composed, built, checked, and for a small model planned.
+* Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. The block that
+  loads T5 is only compiled.
 
 `python -m tests.check_docs` does the third with all commands, runs T5's block, and with `--run` every command to its end.
 """
@@ -29,7 +29,7 @@ from tests.support.documented_python import write_script
 from tests.support.pages import ROOT
 from tests.support.warm import warm
 
-SAMPLE = [command for i, command in enumerate(c for c in COMMANDS if "outputs/latest" not in c.text) if i % 10 == 3]
+SAMPLE = [command for i, command in enumerate(c for c in COMMANDS if "outputs/latest" not in c.text) if i % 16 == 3]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,7 @@ def test_the_collector_finds_what_the_pages_show() -> None:
     """Fenced, indented, broken over lines, in a row of a table, with what it does behind it."""
     found = {command.text for command in documented()}
     assert len(found) > 150
-    assert (
-        "gpp -cd conf model=two_towers data=pairs cluster=workshop mode=compare 'strategies=[graphpipe,sequential,halves]' logger=none"
-        in {re.sub(r"\s+", " ", text) for text in found}
-    )
+    assert any(text.startswith("gpp -cd conf") and "strategies=[graphpipe,sequential,halves]" in text for text in found)
     assert {"python run.py optimizer=adamw optimizer.lr=0.001", "python run.py logger=tensorboard", "make run"} <= found
     assert "python run.py mode=explore model=mmt cluster=summit_8x4 minibatch_size=512" in found
     assert any("optimizer.learning_rate.warmup_steps=20" in text and "shape=cosine" in text for text in found)

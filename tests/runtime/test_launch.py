@@ -176,7 +176,7 @@ def test_the_worker_that_ended_first_is_named_and_not_those_that_are_stopped_for
     context = start_processes(
         "w",
         sys.executable,
-        {rank: ("-c", code) for rank in ranks},
+        dict.fromkeys(ranks, ("-c", code)),
         {rank: {"RANK": str(rank)} for rank in ranks},
         DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL),
     )

@@ -74,7 +74,7 @@ class ResultFile(TypedDict, total=False):
 
 
 def source_of(results: Iterable[Mapping[str, Any]]) -> str:
-    """What readers are told that `measured` of these results is: `measured`, `emulated`, or both words where both are among them."""
+    """What readers are told that `measured` of these results is: `measured`, `emulated`, or both words where both are here."""
     emulated = {result.get("engine") == EMULATE for result in results if result.get("measured")}
     return {frozenset({True}): "emulated", frozenset({True, False}): "measured or emulated"}.get(frozenset(emulated), "measured")
 

@@ -216,7 +216,7 @@ class Leader:
         known = [
             (what, rank, reason)
             for what, rank, reason in self._gone()
-            if what <= _KILLED or not cause and (what == _STOPPED or rank not in reported)
+            if what <= _KILLED or (not cause and (what == _STOPPED or rank not in reported))
         ]
         gone = min(known, default=None)
         if gone is None:
