@@ -111,7 +111,7 @@ def all_ended(context: Any, ranks: Path, timeout_s: float = POLL_S) -> bool:
         return result is not None
     codes = {rank: failed.exitcode for rank, failed in result.failures.items()}
     # Who ended first did so by itself, or was ended by a stranger; the SIGTERM of those that follow is the context's.
-    before = before or [next(iter(codes))]
+    before = [rank for rank in before if rank in codes] or [next(iter(codes))]
     raise failure(ranks, {rank: code for rank, code in codes.items() if rank in before or code != -signal.SIGTERM}, result.stderrs)
 
 
