@@ -90,6 +90,9 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             if hang := watch.poll(time.monotonic()):
                 watch.kill(hang.out)
                 raise WorkerFailed(hang.rank, hang.reason, gone=hang.out)
+    except WorkerFailed:
+        follow.poll()  # the steps before
+        raise
     finally:
         context.close(signal.SIGTERM, timeout=5)
     follow.poll()
