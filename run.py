@@ -10,6 +10,11 @@ cost ───────────────┘
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 from typing import TYPE_CHECKING
 
 from gpp.app.cli import main

@@ -10,6 +10,11 @@ seeds of `SEEDS`, and the difference to PipeDream (`stash`) seed by seed: weight
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 import argparse
 import csv
 import math

@@ -16,6 +16,11 @@ Predictions are kept in outputs/fit_v100/, under a hash of the source, so that t
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 import argparse
 import hashlib
 import json

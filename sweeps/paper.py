@@ -9,6 +9,11 @@ another state of the source is taken for this one's.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 import csv
 import json
 import subprocess

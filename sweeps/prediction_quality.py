@@ -14,6 +14,11 @@ true + share * |stale - true| * u with u a random direction: as far off, but not
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence

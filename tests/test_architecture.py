@@ -97,6 +97,7 @@ WINGS: dict[str, list[set[str]]] = {
             "moving",
             "serving",
             "several",
+            "interrupted",
             "stopping",
             "streams",
         },

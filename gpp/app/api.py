@@ -30,7 +30,7 @@ from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
-from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, continues, find, training_of
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -152,7 +152,7 @@ def train(
             at the first gradient that is NaN, too, and names the function that made it.
         run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
-            the weights that it had then.
+            the weights that it had then. `auto`: `run_dir` itself, if it has a checkpoint; else the training begins.
 
     Raises:
         InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training; another run is
@@ -178,6 +178,8 @@ def train(
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
         )
+    if resume == AUTO:
+        resume = run_dir if continues(run_dir) else None
     resumed = find(resume, steps) if resume is not None else None
     job = assemble(
         captured,

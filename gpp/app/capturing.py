@@ -40,6 +40,10 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
         return own
     key, folder = _key(model, dtype, batch), Path(cache_dir) / "graphs"
     found = load_cached(key, folder)
+    if found is not None and any(node.home for node in found.nodes):
+        from gpp.capture.homes import import_homes
+
+        import_homes(found)
     if found is None:
         from gpp.capture.examples import capture_model
 

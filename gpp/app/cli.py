@@ -35,7 +35,6 @@ Story = Callable[[Any, Any], None]
 def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
     steady_streams()
-    listen()
     try:
         check_words(sys.argv[1:])
     except InvalidConfig as error:
@@ -73,6 +72,7 @@ def main(story: Story) -> None:
         return None if asked is None else metric_of(str(asked))
 
     try:
+        listen()
         task()
     except Exception as error:
         # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
@@ -276,11 +276,16 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     except GppError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return refused.exit_code
-    return run_together(engine, [masked(word) for word in sys.argv[1:]], lambda: _tell(story, cfg, held_back))
+    return run_together(engine, [masked(word) for word in sys.argv[1:]], lambda before: _tell(story, cfg, held_back, before))
 
 
-def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None]:
-    """Instantiate, record, run; returns the exit code, and the reason where it is not 0."""
+def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = None) -> tuple[int, str | None]:
+    """Instantiate, record, run; returns the exit code, and the reason where it is not 0.
+
+    Args:
+        before: the run directory of the attempt before this one, where a launcher starts the command again. If that has left
+            checkpoints, this one goes on there.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -288,11 +293,14 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
 
     from gpp.app.multirun import RunFolder, digest_of, done, latest, refused_job
     from gpp.report.run.console import make_console
+    from gpp.runtime.checkpoint.resume import AUTO, continues
     from gpp.runtime.run_dir import RunDir
 
     hydra_cfg, digest = HydraConfig.get(), digest_of(cfg)
     multirun = hydra_cfg.mode == RunMode.MULTIRUN
     run_dir = Path(hydra_cfg.runtime.output_dir) if multirun else RunFolder.path
+    again = before is not None and continues(before)
+    run_dir = before if before is not None and again else run_dir
     console = make_console()
     overrides = [*_plain(hydra_cfg.overrides.task), *held_back]  # not resolved: a word may hold ${...}
     if multirun and (status := done(run_dir, digest)) is not None:
@@ -303,7 +311,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
-        experiment = experiment_of(cfg, choices, overrides)
+        experiment = experiment_of(cfg, choices, overrides).going_on(run_dir, again=again)
     except GppError as refused:
         message = str(refused)
         print(f"error: {message}", file=sys.stderr)
@@ -327,6 +335,10 @@ def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None
     )
     with recorder:
         try:
+            if before is not None and not again and experiment.trains:
+                recorder.warn(f"the attempt before this one left no checkpoint in {before}: begins anew (see checkpoint.every)")
+            elif cfg.get("resume") == AUTO and RunFolder.timed and not multirun and not again:
+                recorder.warn("resume=auto goes on in the run's own directory, which is a new one at each start: set hydra.run.dir")
             check_loggers(experiment.logger)
             check_started(experiment)
             story(experiment, recorder)

@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from gpp.app.vocabulary import ROOT
+from gpp.app.interrupted import leave_at_once
 
 
 def main(conf: str | Path | None = None, name: str = "config") -> None:
@@ -17,6 +17,9 @@ def main(conf: str | Path | None = None, name: str = "config") -> None:
         conf: a folder of configurations beside the package's own, for the `run.py` of a repository of one's own.
         name: the configuration in it to begin with.
     """
+    leave_at_once()
+    from gpp.app.vocabulary import ROOT
+
     # Models and data of the user's are found where the command is typed, as with `python run.py`; workers inherit it.
     sys.path[:0] = [os.getcwd()]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))

@@ -39,7 +39,7 @@ from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
-from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
+from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, Found, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, Task
@@ -90,7 +90,7 @@ class Experiment:
         plan: path of a plan.json to run instead of planning.
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
-            step.
+            step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
         load_weights: of mode=inference: a run directory, or a safetensors file; None for those that the model is built with.
         cache_dir: folder of captured graphs and profiles.
     """
@@ -218,6 +218,17 @@ class Experiment:
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
+
+    def going_on(self, run_dir: Path, *, again: bool) -> Experiment:
+        """This training with its own run directory in place of `resume=auto`, or with no `resume` where that has no checkpoint.
+
+        Args:
+            again: whether a launcher has started it before in this directory: whatever `resume` says, it goes on there.
+        """
+        if not (self.trains and self.runs) or not (again or self.resume == AUTO):
+            return self
+        otherwise = None if self.resume == AUTO else self.resume
+        return replace(self, resume=str(run_dir) if continues(run_dir) else otherwise)
 
     @cached_property
     def resumed(self) -> Found | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.app.stopping import end_with_launcher
@@ -50,12 +51,13 @@ def check_started(experiment: Experiment) -> None:
         Leader.running.check(experiment.cluster.num_devices, "cluster.num_devices")
 
 
-def run_together(engine: Distributed, words: list[str], tell: Callable[[], tuple[int, str | None]]) -> int:
+def run_together(engine: Distributed, words: list[str], tell: Callable[[Path | None], tuple[int, str | None]]) -> int:
     """Do this process's part; returns its exit code, which is rank 0's on every rank.
 
     Args:
         words: of the command line.
-        tell: the whole run, as rank 0 does it; returns the exit code and the reason.
+        tell: the whole run, as rank 0 does it; returns the exit code and the reason. It is given the run directory of the
+            attempt before this one, if there was one.
     """
     try:
         place = Place.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
@@ -74,7 +76,7 @@ def run_together(engine: Distributed, words: list[str], tell: Callable[[], tuple
         if place.rank:
             return Attendant(place, **settings).run()
         with Leader(place, **settings) as leader:
-            code, reason = tell()
+            code, reason = tell(leader.before)
             leader.end(code, reason)
             return code
     except GppError as error:

@@ -82,9 +82,10 @@ def sweep_id(*, _root_: Any) -> str:
 
 
 class RunFolder(Callback):
-    """The folder of a single run, kept from Hydra, which would make it at once."""
+    """The folder of a single run, kept from Hydra, which would make it at once; `timed` if its name is that of the instant."""
 
     path: ClassVar[Path]
+    timed: ClassVar[bool] = False
 
     def on_run_start(self, config: Any, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)
@@ -92,6 +93,8 @@ class RunFolder(Callback):
             folder = os.path.abspath(config.hydra.run.dir)
         except OmegaConfBaseException:
             return  # Hydra reads it next, and raises the error for the user
+        written: Any = OmegaConf.to_container(config.hydra.run)
+        RunFolder.timed = "${now:" in str(written["dir"])
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.run.dir = "."
         RunFolder.path = Path(folder)

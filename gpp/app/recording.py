@@ -413,7 +413,8 @@ class Recorder:
             write_text(self.run_dir / "explanation.json", to_json(run.explanation))
         timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
         write_text(self.run_dir / "timeline.json", to_json(timelines))
-        named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
+        both = (("predicted", self.predicted), (run.source, self.outcome.measured))
+        named = [(source, timeline) for source, timeline in both if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
         write_text(self.run_dir / "report.html", _page_of(run))
         self._tracking.open(steps=False)

@@ -12,6 +12,11 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+IMPORT_S = 3.0
+"""Most seconds that an import holds a signal back."""
+
+LOOK_S = 0.02
+
 DYING_S = 0.3
 """Seconds that a launcher may take to die."""
 
@@ -38,12 +43,14 @@ class _State:
         holding: how many blocks hold it back.
         raised: whether the exception was raised for it.
         launcher: the process that started this one, if its end is to end this one.
+        arrived_s: when the first signal arrived.
     """
 
     number: int | None = None
     holding: int = 0
     raised: bool = False
     launcher: int | None = None
+    arrived_s: float = 0.0
 
 
 _state = _State()
@@ -78,8 +85,26 @@ def held_back() -> Iterator[None]:
 
 
 def _arrived(number: int, frame: FrameType | None) -> None:
-    _state.number = number if _state.number is None else _state.number
-    _raise()
+    if _state.number is None:
+        _state.number, _state.arrived_s = number, time.monotonic()
+    _raise_outside_imports(frame)
+
+
+def _raise_outside_imports(frame: FrameType | None) -> None:
+    """Raise now; or soon, where a module is being imported: libraries swallow what is raised then, or name it otherwise."""
+    if _importing(frame) and time.monotonic() - _state.arrived_s < IMPORT_S:
+        signal.signal(signal.SIGALRM, lambda number, frame: _raise_outside_imports(frame))
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S)
+    else:
+        _raise()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise() -> None:

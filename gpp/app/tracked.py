@@ -112,7 +112,7 @@ def stages_table(run: RunRecord) -> TableOf:
 
 def devices_table(run: RunRecord) -> TableOf:
     """A row for every device of the plan: the share of a step in which it computes, and its peak memory."""
-    columns = ("device", "busy predicted", "busy measured", "peak bytes predicted", "peak bytes measured", "limit bytes")
+    columns = ("device", "busy predicted", f"busy {run.source}", "peak bytes predicted", f"peak bytes {run.source}", "limit bytes")
     of = {} if run.plan is None else run.plan.stages_of_device
     devices, limits = sorted(of), run.cluster.devices if run.cluster else ()
     busy = [_busy(timeline, devices) for timeline in (run.predicted, run.measured)]
@@ -166,7 +166,7 @@ def drawings(run: RunRecord) -> dict[str, str]:
     if plan is None or graph is None:
         return {}
     out = {"stage_graph": stage_graph_picture(plan, graph, run.branches)}
-    for heading, timeline in (("Predicted", run.predicted), ("Measured", run.measured)):
+    for name, heading, timeline in (("predicted", "Predicted", run.predicted), ("measured", run.source.capitalize(), run.measured)):
         if timeline is not None and timeline.events:
-            out[f"timeline_{heading.lower()}"] = timelines_picture([(heading, timeline)], plan, graph, run.branches)
+            out[f"timeline_{name}"] = timelines_picture([(heading, timeline)], plan, graph, run.branches)
     return out

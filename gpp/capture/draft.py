@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size, stored_name
+from gpp.capture.homes import home_of
 from gpp.capture.trace import Traced, where_of
 from gpp.errors import CaptureError
 from gpp.graph.captured import Items
@@ -58,6 +59,7 @@ class Draft:
     no_grad: bool = False
     requires_grad: bool = False
     persistent: bool = True
+    home: str = ""
     where: str = ""
     in_loss: bool = False
 
@@ -243,6 +245,7 @@ class _Reader:
             module=_module_path(node),
             in_loss=_in_loss(node),
             no_grad=no_grad,
+            home="" if target is operator.getitem else home_of(target, where),
         )
         values[node] = {"ref": draft.name}
 

@@ -218,7 +218,7 @@ class _Run:
         if any(late):
             for tensor in outputs:
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda gradient: self._see(facts, gradient))
+                    tensor.register_hook(lambda gradient: self._see(draft, gradient))
         facts.parts = None if isinstance(value, Tensor) else len(value)
         facts.num_bytes = _bytes(outputs)
         facts.random = is_random(operator, args, kwargs)
@@ -228,9 +228,14 @@ class _Run:
         if not facts.view:
             facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
 
-    def _see(self, facts: Facts, gradient: Tensor) -> None:
+    def _see(self, draft: Draft, gradient: Tensor | None) -> None:
+        if gradient is None:
+            raise CaptureError(
+                f"no gradient comes back to {draft.target} at {draft.where}: an operator behind it has no formula of its gradient. "
+                "Fix: give it one (torch.library.register_autograd)"
+            )
         self.kept.append(gradient)
-        facts.gradients.append((storage_of(gradient), gradient.untyped_storage().nbytes()))
+        self.facts[draft.name].gradients.append((storage_of(gradient), gradient.untyped_storage().nbytes()))
 
     def _count(
         self, operator: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], draft: Draft, late: list[bool]

@@ -28,7 +28,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
@@ -62,6 +64,7 @@ class Node:
         no_grad: whether it runs with autograd off.
         requires_grad: whether it is trainable (param), or a gradient flows back through it (call, block).
         persistent: whether it is a buffer that belongs to the state dict.
+        home: of a call of an operator that is not torch's own, the module that registers it (`gpp.capture.homes`).
     """
 
     name: str
@@ -79,6 +82,7 @@ class Node:
     no_grad: bool = False
     requires_grad: bool = False
     persistent: bool = True
+    home: Annotated[str, Field(exclude_if=lambda home: not home)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,7 @@ class Job:
         Raises:
             InvalidFile: a file cannot be read, or does not fit the others; names it, and the place.
             MalformedProgram: a program cannot run to its end under the plan; names the file.
+            CaptureError: a module that registers an operator of the model cannot be imported.
         """
         folder = run_dir / "job"
         types: dict[str, Any] = {
@@ -232,6 +233,10 @@ class Job:
             evaluation=_checked(evaluation, groups, cards) if evaluation.exists() else None,
         )
         _check_fit(job, folder)
+        if any(node.home for node in job.captured.nodes):
+            from gpp.capture.homes import import_homes
+
+            import_homes(job.captured)
         return job
 
 

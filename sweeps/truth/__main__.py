@@ -18,6 +18,11 @@ Models are captured once, and kept in the cache.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from gpp.app.interrupted import leave_at_once
+
+    leave_at_once()
+
 import argparse
 import math
 import random

@@ -52,6 +52,7 @@ def test_train_from_python(tmp_path: Path) -> None:
         run_dir=tmp_path,
         optimizer=optimizer,
         checkpoint=gpp.Checkpoints(every=4),
+        resume="auto",
     )
 
     torch_optimizer = optimizer.build(reference.parameters())
@@ -76,9 +77,9 @@ def test_train_from_python(tmp_path: Path) -> None:
         plan,
         data=(inputs, targets),
         steps=10,
-        run_dir=tmp_path / "resumed",
+        run_dir=tmp_path,
         optimizer=optimizer,
-        resume=tmp_path,
+        resume="auto",
     )
     assert resumed.losses == outcome.losses[8:]
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())

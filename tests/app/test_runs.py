@@ -95,6 +95,33 @@ def test_a_signal_before_the_workers_start_is_a_result(tmp_path: Path, number: s
     assert "Traceback" not in done.out and not (tmp_path / "run" / ".lock").exists()
 
 
+HOOK = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+"""A module that sends this process a Ctrl-C at the instant at which it begins to import another one."""
+
+
+@pytest.mark.parametrize(
+    ("script", "module"), [("run.py", "numpy"), ("tests/support/gpp_command.py", "numpy"), ("run.py", "gpp.app.recording")]
+)
+def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, script: str, module: str) -> None:
+    """With numpy nothing runs yet; the recorder's imports come when signals are exceptions, which imports may swallow."""
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "INTERRUPTED": module}
+    words = [sys.executable, script, "logger=none", "mode=plan", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "error: stopped by SIGINT\n", "")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_exception_before_the_workers_start_is_a_result(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "engine=reference", "minibatch_size=32", "+data.args.broken=true")
     assert (done.code, done.result["status"]) == (1, "failed")

@@ -7,6 +7,7 @@ The commands run in forks of a process that has imported everything, as all runs
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -71,6 +72,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 @pytest.mark.dist
 def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
     loop = next(out for line, out in reader.shown.items() if line == "python train.py")
+    assert re.search(r"^ *s0 .*\b(picture|embed|caption)\b", loop, re.M), loop  # the modules of a stage, as the page promises
     assert float(loop.rsplit("accuracy", 1)[1].split()[0]) > 0.95
     assert (reader.folder / "model.pt").is_file() and (reader.folder / "runs/loop/report.html").is_file()
 

@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
 from gpp.data.digits import Digits as DigitsData
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.controller.controller import failure
+from gpp.runtime.controller.controller import all_ended, failure
 from gpp.runtime.controller.follow import Ranks, commands, follow, gather, machines
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
-from gpp.runtime.worker.process import guarded
+from gpp.runtime.worker.process import guarded, kind_of
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.problems import random_partition
@@ -162,9 +164,54 @@ def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:
     assert failure(ranks, {1: None, 2: None}, {}).rank == 1
     report(tmp_path, 6, "error")
     assert failure(ranks, {1: None, 0: 1}, {}).rank == 6
-    # A signal that nobody here sent comes before all else; ours does not count.
+    # A signal that nobody here sent comes before all else; one that may have gone to all comes last among them.
     assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL; the kernel does that to a process when memory runs out"
-    assert failure(ranks, {7: -11}, {}).reason == "killed by SIGSEGV"
+    assert failure(ranks, {7: -11, 5: -15}, {}).reason == "killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("os.kill(os.getpid(), 15)", "worker 1 failed: killed by SIGTERM, which this run did not send: a user, a scheduler or"),
+        ("sys.exit(7)", "worker 1 failed: exit code 7"),
+    ],
+)
+def test_the_worker_that_ended_first_is_named_and_not_those_that_are_stopped_for_it(tmp_path: Path, ends: str, says: str) -> None:
+    """The processes are bare ones of Python: their codes are what counts."""
+    (tmp_path / "ranks").mkdir()
+    code = f"import os, sys, time; {ends} if os.environ['RANK'] == '1' else time.sleep(60)"
+    ranks = range(3)
+    context = start_processes(
+        "w",
+        sys.executable,
+        dict.fromkeys(ranks, ("-c", code)),
+        {rank: {"RANK": str(rank)} for rank in ranks},
+        DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL),
+    )
+    with pytest.raises(WorkerFailed) as failed:
+        while not all_ended(context, tmp_path / "ranks"):
+            pass
+    assert str(failed.value).startswith(says)
+
+
+class Torn(RuntimeError):
+    """An error of a user's whose words are those of another program's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), "lost"),
+        (RuntimeError("[enforce fail at /x/gloo/transport/tcp/device.cc:84] ifa != nullptr"), "lost"),
+        (dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1"), "lost"),
+        (RuntimeError("no igloo of 3 blocks"), "error"),
+        (RuntimeError("gloo: my model raises this"), "error"),
+        (Torn("[/a/gloo/pair.cc:5] torn"), "error"),
+        (ValueError("nccl"), "error"),
+    ],
+)
+def test_only_what_a_backend_raises_is_a_lost_connection(error: Exception, kind: str) -> None:
+    assert kind_of(error) == kind
 
 
 def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(

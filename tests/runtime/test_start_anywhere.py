@@ -26,6 +26,7 @@ from gpp.runtime.controller.board import Board, Inbox, Mail, open_store, send_fi
 from gpp.runtime.controller.follow import Ranks
 from gpp.runtime.controller.leader import Leader
 from gpp.runtime.controller.place import Place, hosts
+from gpp.runtime.run_dir import RUN, RunDir
 from gpp.runtime.transport.network import client, serve
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
@@ -197,6 +198,31 @@ def test_the_others_end_as_rank_0_does(port: int, code: int, reason: str | None,
     line = f"error: rank 0 has ended with code {code}: {str(reason).splitlines()[0]}"
     # Both are threads of this process here, and the end of one's line may come behind the other's.
     assert said.replace("\n", "") == (line * 2 if code else "")
+
+
+def test_an_attempt_hears_nothing_of_the_one_before_but_where_it_ran(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher's store lives as long as the launcher (torchrun --max-restarts)."""
+    run = RunDir(tmp_path)
+    for attempt, code in enumerate((1, 0)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        thread, codes = attend(place(1, port), ["x"])
+        with Leader(place(0, port), interface="lo", words=["x"], limit_s=20.0) as leader:
+            assert leader.before == (tmp_path if attempt else None)
+            until(lambda: leader._board.heard(1).get("words"))
+            run.claim()
+            run.begin()
+            assert run.run is not None
+            leader.began(tmp_path, run.run.id)
+            leader.end(code, "killed")
+        thread.join(timeout=20)
+        assert codes == [code]
+    # Another run has taken the directory over meanwhile.
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    with Leader(place(0, port), interface="lo", words=["x"], limit_s=20.0) as leader:
+        (tmp_path / RUN).write_text((tmp_path / RUN).read_text().replace(run.run.id, "another"))
+        assert leader.before is None
 
 
 def test_a_rank_0_that_fails_without_a_word_ends_the_others(port: int, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import gc
 import io
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ def check_only(experiment: Any, recorder: Any) -> None:
     experiment.check()
 
 
-def answered(words: list[str], story: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit code and output of `run.py` with some words and a story of its own."""
+def answered(
+    words: list[str], story: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch, folder: Path = ROOT
+) -> tuple[int, str]:
+    """Exit code and output of `run.py` with some words and a story of its own, typed in a folder."""
     get_mode = Hydra.get_mode
 
     def mode(self: Hydra, config_name: str, overrides: list[str]) -> object:
@@ -35,7 +38,7 @@ def answered(words: list[str], story: Callable[[Any, Any], None], monkeypatch: p
         return None if known else get_mode(self, config_name, overrides)
 
     GlobalHydra.instance().clear()
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(gc, "set_threshold", lambda *numbers: None)
     monkeypatch.setattr(Hydra, "get_mode", mode)

@@ -106,7 +106,8 @@ def emulation_words(run: RunRecord) -> str:
     longer = (text.quotient(run.measured.metrics.iteration_s if run.measured else None, found.virtual_iteration_s) or 1.0) - 1.0
     more = f", {text.percent(longer)} longer than that: a larger engine.budget_s makes it less" if longer > WORTH_SAYING else ""
     return (
-        f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}; measured {spread}{more}. "
+        f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}, "
+        f"by this machine's clock {spread}{more}. "
         f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, "
         f"takes {text.seconds(found.unpaced_s)} a step."
     )

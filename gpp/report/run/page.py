@@ -52,7 +52,7 @@ def run_report(run: RunRecord) -> str:
             run.plan,
             run.graph,
             run.branches,
-            [("Predicted", run.predicted), ("Measured", run.measured)],
+            [("Predicted", run.predicted), (run.source.capitalize(), run.measured)],
             limits={d: device.memory_bytes for d, device in enumerate(run.cluster.devices)} if run.cluster else {},
         ),
         explanation=explanation_view(run.explanation, run) if run.explanation else None,
@@ -91,7 +91,7 @@ def _cards(run: RunRecord) -> list[dict[str, Any]]:
     out = []
     for figure in run_figures(run):
         rows = [("predicted", figure.show(figure.predicted))]
-        rows += [("measured", figure.show(figure.measured)), ("ratio", text.ratio(figure.ratio))] if run.measured else []
+        rows += [(run.source, figure.show(figure.measured)), ("ratio", text.ratio(figure.ratio))] if run.measured else []
         out.append({"name": figure.name, "rows": rows})
     return out
 
@@ -99,7 +99,7 @@ def _cards(run: RunRecord) -> list[dict[str, Any]]:
 def _memory(run: RunRecord) -> Drawing | None:
     both = [
         (name, fill, t.metrics.peak_memory_bytes)
-        for name, fill, t in (("predicted", PREDICTED, run.predicted), ("measured", MEASURED, run.measured))
+        for name, fill, t in (("predicted", PREDICTED, run.predicted), (run.source, MEASURED, run.measured))
         if t is not None and t.metrics.peak_memory_bytes
     ]
     if not both:
@@ -144,7 +144,7 @@ def _training_charts(run: RunRecord) -> list[Drawing]:
 
 def _loss_over_time(run: RunRecord) -> Drawing | None:
     """The loss over the time of the steps: measured, or predicted where nothing was measured."""
-    timeline, whose = (run.measured, "measured") if run.measured else (run.predicted, "predicted")
+    timeline, whose = (run.measured, run.source) if run.measured else (run.predicted, "predicted")
     step_s = timeline.metrics.iteration_s if timeline else 0.0
     if not step_s > 0:
         return None
@@ -161,7 +161,7 @@ def _versions(run: RunRecord) -> Drawing | None:
             ("copies", "weight_versions", (PREDICTED, MEASURED)),
             ("staleness", "staleness", (tone(1).soft, tone(1).strong)),
         )
-        for (whose, t), fill in zip((("predicted", run.predicted), ("measured", run.measured)), fills, strict=True)
+        for (whose, t), fill in zip((("predicted", run.predicted), (run.source, run.measured)), fills, strict=True)
         if t is not None and (found := getattr(t.metrics, name))
     ]
     ordinary = {True: 1, False: 0}  # a pipeline that drains has one copy and no staleness

@@ -60,3 +60,8 @@ class RunRecord:
     boundaries: tuple[Boundary, ...] = ()
     explored: Explored | None = None
     emulation: Emulation | None = None
+
+    @property
+    def source(self) -> str:
+        """What readers are told that `measured` is: on emulated devices nothing is measured of the devices that it is about."""
+        return "emulated" if self.emulation is not None else "measured"

@@ -154,7 +154,7 @@ def show_result(
             Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
         )
     if (run.predicted or run.measured) and not run.compared:
-        both = [("measured", "right"), ("ratio", "right")] if run.measured else []
+        both = [(run.source, "right"), ("ratio", "right")] if run.measured else []
         table = new_table("", ("", "left"), ("predicted", "right"), *both)
         for figure in run_figures(run):
             measured = [Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio)] if run.measured else []

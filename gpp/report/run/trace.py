@@ -29,7 +29,7 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
     """The trace as a dict for `json.dump`.
 
     Args:
-        named: source (`predicted`, `measured`) and its timeline.
+        named: source (`predicted`, `measured`, `emulated`) and its timeline.
         plan: needed for arrows and counters; devices alone are drawn without it.
     """
     out: list[dict[str, Any]] = []

@@ -20,6 +20,9 @@ from gpp.serialization import read_json
 
 SETUP = ("model", "strategy", "cluster", "engine")
 RESULT = "result.json"
+EMULATE = "emulate"
+"""The engine, as a result names it, whose `measured` is of emulated devices."""
+
 KEPT = ConfigDict(extra="allow")
 
 
@@ -68,6 +71,12 @@ class ResultFile(TypedDict, total=False):
     loss: list[float | None]
     final_metric: dict[str, float | None]
     compared: list[ResultFile]
+
+
+def source_of(results: Iterable[Mapping[str, Any]]) -> str:
+    """What readers are told that `measured` of these results is: `measured`, `emulated`, or both words where both are here."""
+    emulated = {result.get("engine") == EMULATE for result in results if result.get("measured")}
+    return {frozenset({True}): "emulated", frozenset({True, False}): "measured or emulated"}.get(frozenset(emulated), "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,10 @@ from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
 from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
 from gpp.report.sweep.figure_table import figure_table
-from gpp.report.sweep.jobs import Job
+from gpp.report.sweep.jobs import Job, source_of
 
 MANY_PANELS = 24
 """Number of charts above which charts without a bar are left out."""
-MEDIAN_COLUMNS = ("predicted", "measured", "measured / predicted", "speed-up over sequential", "bubble", "peak memory", "ok jobs")
 
 
 class Panel(NamedTuple):
@@ -82,8 +81,8 @@ def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
         if len(panels) > MANY_PANELS and all(g["predicted"] is None and g["measured"] is None for g in members):
             continue
         series = [
-            (source, fill, [(g[source] or {}).get("iteration_s") for g in members])
-            for source, fill in (("predicted", PREDICTED), ("measured", MEASURED))
+            (words, fill, [(g[half] or {}).get("iteration_s") for g in members])
+            for half, words, fill in (("predicted", "predicted", PREDICTED), ("measured", source_of(members), MEASURED))
         ]
         series = [entry for entry in series if any(v is not None for v in entry[2])] or series[:1]
         chart = grouped_bars(
@@ -130,7 +129,9 @@ def _scaling(jobs: Sequence[Job]) -> list[Panel]:
 def _medians(groups: Sequence[dict[str, Any]]) -> Table:
     settings = list(dict.fromkeys(key for group in groups for key in group["overrides"]))
     columns = [Column(name=name) for name in ("model", "strategy", "cluster", "engine", *settings)]
-    columns += [Column(name=name, kind="n") for name in MEDIAN_COLUMNS]
+    source = source_of(groups)
+    medians = ("predicted", source, f"{source} / predicted", "speed-up over sequential", "bubble", "peak memory", "ok jobs")
+    columns += [Column(name=name, kind="n") for name in medians]
     rows = []
     for group in groups:
         predicted, measured = group["predicted"] or {}, group["measured"] or {}
@@ -163,7 +164,7 @@ def _jobs(jobs: Sequence[Job]) -> Table:
         Column(name="overrides", kind="c"),
         Column(name="status"),
         Column(name="predicted", kind="n"),
-        Column(name="measured", kind="n"),
+        Column(name=source_of(job.result for job in jobs), kind="n"),
         Column(name="last loss", kind="n"),
         Column(name="reason"),
     ]

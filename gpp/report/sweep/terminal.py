@@ -15,13 +15,13 @@ from gpp.report.draw.page import Cell
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table
 from gpp.report.sweep.figure import FigureData
 from gpp.report.sweep.figure_table import figure_table
-from gpp.report.sweep.jobs import numbers
+from gpp.report.sweep.jobs import numbers, source_of
 
 
 def results_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH) -> Table:
     """A table of runs from result.json dicts; speed-ups are over `sequential` on the same model, cluster, engine."""
     wide = width >= WIDE
-    columns = [("strategy", "left"), ("model", "left"), ("predicted", "right"), ("measured", "right"), ("vs seq.", "right")]
+    columns = [("strategy", "left"), ("model", "left"), ("predicted", "right"), (source_of(results), "right"), ("vs seq.", "right")]
     columns += [("bubble", "right"), ("peak memory", "right"), ("depth", "right")] if wide else []
     table = new_table("", *columns, ("status", "left"))
     for result in results:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 ANEW = "leave resume out to start anew"
 
+AUTO = "auto"
+"""The setting `resume` of a run that goes on from its own directory's checkpoints, and begins where there are none."""
+
 
 @final
 @settings("checkpoint")
@@ -242,6 +245,15 @@ def find(resume: str | Path, steps: int) -> Found:
         rule = f"counts all steps of the training, of which {ended[1]} has done {ended[0]}"
         raise InvalidConfig("steps", steps, "; ".join([rule, *map(str, damaged)]), f"set steps={ended[0] + 100}")
     raise _nothing(resume, path, damaged, others)
+
+
+def continues(run_dir: Path) -> bool:
+    """Whether a directory's run can go on: it has checkpoints, or had itself gone on from one.
+
+    What is damaged counts: to go on from it is refused, and nothing is trained anew over it.
+    """
+    runs = (run_of(run_dir), under_way(run_dir))
+    return bool(steps_in(run_dir)) or any(run is not None and run.resume is not None for run in runs)
 
 
 def _contents(path: Path, others: list[Path]) -> tuple[Run | None, list[Path], Path | None]:

@@ -20,6 +20,7 @@ from gpp.runtime.controller.leader import OUTPUT
 from gpp.runtime.controller.place import Place
 from gpp.runtime.controller.place_worker import END_S, Worker
 from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
+from gpp.runtime.transport.network import of_this_attempt
 
 SEND_S = 0.5
 """Seconds between two looks at what the workers have written."""
@@ -41,7 +42,7 @@ class Attendant:
 
     def __init__(self, place: Place, *, interface: str, words: list[str], limit_s: float) -> None:
         self._place, self._limit_s = place, limit_s
-        self._store = open_store(place, interface=interface, limit_s=limit_s)
+        self._store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
         self._board = Board(self._store, rank=place.rank, reads=[0])
         self._board.say(host=socket.gethostname(), words=words)
         self._worker: Worker | None = None

@@ -41,6 +41,8 @@ _FAILURES = (dist.DistError, RuntimeError)
 def open_store(place: Place, *, interface: str, limit_s: float) -> Store:
     """The store in which the processes of a launch meet; rank 0 opens it, unless the launcher keeps one.
 
+    A launcher's own store outlives an attempt: `gpp.runtime.transport.network.of_this_attempt` is the part of one.
+
     Raises:
         InvalidConfig: the address is not rank 0's on the interface, or the port is in use.
         WorkerFailed: there was no store in time.

@@ -29,7 +29,7 @@ from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.announced import announced
-from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, same_modules, worker_environment
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
@@ -58,7 +58,13 @@ def start_workers(
         more: environment variables beside those of a worker.
     """
     clear(run_dir)
-    own = {"WORLD_SIZE": str(world), PARENT: identity(), **worker_environment(job.settings.threads), **(more or {})}
+    own = {
+        "WORLD_SIZE": str(world),
+        PARENT: identity(),
+        **same_modules(),
+        **worker_environment(job.settings.threads),
+        **(more or {}),
+    }
     envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(processes or world)}
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -91,7 +97,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids() if processes is None else {})
     try:
-        while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
+        while not all_ended(context, ranks):
             follow.poll()
             if follow.job is not None and follow.job is not job:
                 job, watch.watch = follow.job, watch_of(follow.job)
@@ -100,13 +106,50 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             if hang := watch.poll(time.monotonic()):
                 watch.kill(hang.out)
                 raise WorkerFailed(hang.rank, hang.reason, gone=hang.out)
+    except WorkerFailed:
+        follow.poll()  # the steps before
+        raise
     finally:
         context.close(signal.SIGTERM, timeout=5)
     follow.poll()
-    if result.is_failed():
-        raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
     finish_final(follow.job or job, run_dir)
     return follow
+
+
+def all_ended(context: Any, ranks: Path, timeout_s: float = POLL_S) -> bool:
+    """Whether all workers have come to their end, asked for a moment.
+
+    Args:
+        context: torch's of their processes; where one has failed, it stops the others.
+
+    Raises:
+        WorkerFailed: one has failed.
+    """
+    before = [rank for rank, pid in context.pids().items() if _has_ended(pid)]
+    result = context.wait(timeout=timeout_s, period=POLL_S)
+    if result is None or not result.is_failed():
+        return result is not None
+    codes = {rank: failed.exitcode for rank, failed in result.failures.items()}
+    # Who ended first did so by itself, or was ended by a stranger; the SIGTERM of those that follow is the context's.
+    before = [rank for rank in before if rank in codes] or [next(iter(codes))]
+    raise failure(ranks, {rank: code for rank, code in codes.items() if rank in before or code != -signal.SIGTERM}, result.stderrs)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; its exit code is left for whoever started it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # it was asked before
+
+
+def by_signal(number: int) -> str:
+    """That a signal has ended a worker, and who may have sent it."""
+    senders = {
+        signal.SIGKILL: "; the kernel does that to a process when memory runs out",
+        signal.SIGTERM: ", which this run did not send: a user, a scheduler or a shutdown of the machine did",
+    }
+    return f"killed by {signal.Signals(number).name}{senders.get(signal.Signals(number), '')}"
 
 
 def clear(run_dir: Path) -> None:
@@ -128,18 +171,19 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     rank that ended without a word, else a lost connection or the launcher's signal; the earliest of its kind.
 
     Args:
-        codes: exit codes of the ranks that failed; None for one that is gone and may have had any.
+        codes: exit codes of the ranks that failed, without those that were stopped because of them; None for one that is gone
+            and may have had any.
         stderrs: rank -> file of its standard error.
     """
-    killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
+    killed = {rank: -code for rank, code in sorted(codes.items()) if code is not None and code < 0}
     if killed:
-        number = -(codes[killed[0]] or 0)
-        memory = "; the kernel does that to a process when memory runs out" if number == signal.SIGKILL else ""
-        return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}", gone=tuple(killed))
+        # Whoever sends SIGTERM to one may send it to all; the other signals are their own receiver's.
+        first = min(killed, key=lambda rank: killed[rank] == signal.SIGTERM)
+        return WorkerFailed(first, by_signal(killed[first]), gone=tuple(killed))
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
-    silent = sorted({rank for rank, code in codes.items() if code != -signal.SIGTERM} - {report["rank"] for report in reports})
+    silent = sorted(set(codes) - {report["rank"] for report in reports})
     if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
         return WorkerFailed(reports[0]["cause"], reports[0]["error"], reports[0]["traceback"])
     rank = min(silent or codes)

@@ -11,6 +11,7 @@ their workers write comes back to rank 0, final weights included.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -22,13 +23,14 @@ from typing import ClassVar, Self, final
 
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, by_signal, clear
 from gpp.runtime.controller.follow import Ranks, follow
 from gpp.runtime.controller.place import Place
 from gpp.runtime.controller.place_worker import END_S, Worker
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RUN, run_of
+from gpp.runtime.transport.network import attempt, of_this_attempt
 from gpp.runtime.worker.parent import worker_environment
 
 LEAVE_S = 5.0
@@ -36,6 +38,9 @@ LEAVE_S = 5.0
 
 OUTPUT = re.compile(r"ranks/(rank|device)_[\w.]+|checkpoints/\.final/stage_[\w.]+")
 """Files that come back from the machines that do not see rank 0's folder."""
+
+_BEGUN = "begun"
+"""Key of the launch's store, which all its attempts share: the run directory of the latest one that had a job."""
 
 _LAUNCHER, _KILLED, _ENDED, _STOPPED = range(4)
 """What is known of a rank that is gone; what comes first is the likelier cause."""
@@ -54,7 +59,8 @@ class Leader:
 
     def __init__(self, place: Place, *, interface: str, words: list[str], limit_s: float) -> None:
         self.place, self._words, self._limit_s = place, words, limit_s
-        self._store = open_store(place, interface=interface, limit_s=limit_s)
+        self._launch = open_store(place, interface=interface, limit_s=limit_s)
+        self._store = of_this_attempt(self._launch)
         self._others = range(1, place.world)
         self._board = Board(self._store, rank=0, reads=self._others)
         self._worker: Worker | None = None
@@ -83,6 +89,23 @@ class Leader:
             more = f", or set it to {self.place.world}" if field == "cluster.num_devices" else ""
             raise InvalidConfig(field, devices, rule, f"{fix}{more}")
 
+    @property
+    def before(self) -> Path | None:
+        """The run directory of the latest attempt before this one that had a job, if its run is still there."""
+        if not (attempt() and self.place.agent and self._launch.check([_BEGUN])):
+            return None
+        said = json.loads(self._launch.get(_BEGUN))
+        run = run_of(folder := Path(said["run_dir"]))
+        return folder if run is not None and run.id == said["id"] else None
+
+    def began(self, run_dir: Path, run: str) -> None:
+        """Tell a later attempt where this one runs.
+
+        Args:
+            run: its identity, by which it is known there.
+        """
+        self._launch.set(_BEGUN, json.dumps({"run_dir": str(run_dir.resolve()), "id": run}))
+
     def run(self, job: Job, run_dir: Path, progress: Progress) -> Follower:
         """Hand the job out, start this place's worker, and follow all of them.
 
@@ -96,6 +119,7 @@ class Leader:
         assert run is not None, "a run begins before it is handed out"
         sizes = {name: (run_dir / name).stat().st_size for name in files}
         env = worker_environment(job.settings.threads)
+        self.began(run_dir, run.id)
         self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
         self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
         self._check_words()
@@ -189,7 +213,11 @@ class Leader:
     def _over(self, ranks: Ranks) -> WorkerFailed | None:
         """What is known of ranks that are gone, unless the workers' own reports tell the cause."""
         reported, cause = ranks.failed(), ranks.kinds() & set(KINDS[:2])
-        known = [found for found in self._gone() if found[0] <= _KILLED or not (cause or found[1] in reported)]
+        known = [
+            (what, rank, reason)
+            for what, rank, reason in self._gone()
+            if what <= _KILLED or (not cause and (what == _STOPPED or rank not in reported))
+        ]
         gone = min(known, default=None)
         if gone is None:
             return None
@@ -199,10 +227,10 @@ class Leader:
 
 
 def _exit(rank: int, code: int) -> tuple[int, int, str]:
-    if code >= 0:
+    number = signal.SIGTERM if code == 128 + signal.SIGTERM else -code  # a worker notes this signal, and ends by itself
+    if number <= 0:
         return _ENDED, rank, f"exit code {code}"
-    memory = "; the kernel does that to a process when memory runs out" if -code == signal.SIGKILL else ""
-    return (_STOPPED if -code == signal.SIGTERM else _KILLED), rank, f"killed by {signal.Signals(-code).name}{memory}"
+    return (_STOPPED if number == signal.SIGTERM else _KILLED), rank, by_signal(number)
 
 
 def _take_all(inboxes: list[Inbox], over: threading.Event) -> None:

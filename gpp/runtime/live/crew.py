@@ -19,7 +19,7 @@ import torch
 
 from gpp.errors import WorkerFailed
 from gpp.files import TemporaryFolder
-from gpp.runtime.controller.controller import POLL_S, failure, start_workers
+from gpp.runtime.controller.controller import POLL_S, all_ended, start_workers
 from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import ADDRESS, SECRET, hear, tell
@@ -136,10 +136,7 @@ class Crew:
 
     def _look(self) -> None:
         """Whether all workers live and move."""
-        result = self._context.wait(timeout=0)
-        if result is not None and result.is_failed():
-            self.close()
-            raise failure(self._ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+        self._all_ended(0)
         if hang := self._watch.poll(time.monotonic()):
             self._watch.kill(hang.out)
             self.close()
@@ -157,11 +154,16 @@ class Crew:
     def end(self) -> None:
         """Let the workers write down what they have measured and the final weights, and wait for their end."""
         self._tell({"do": "end"})
-        while (result := self._context.wait(timeout=POLL_S, period=POLL_S)) is None:
+        while not self._all_ended(POLL_S):
             self._look()
         self.close()
-        if result.is_failed():
-            raise failure(self._ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+
+    def _all_ended(self, timeout_s: float) -> bool:
+        try:
+            return all_ended(self._context, self._ranks, timeout_s)
+        except WorkerFailed:
+            self.close()
+            raise
 
     def close(self, error: BaseException | None = None) -> None:
         """Stop what still runs; no result is written."""

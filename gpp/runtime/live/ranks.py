@@ -37,6 +37,7 @@ from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import Do, LiveWorker
 from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
+from gpp.runtime.transport.network import of_this_attempt
 from gpp.runtime.worker.main import working
 from gpp.runtime.worker.process import BEAT_S, kind_of, open_lines, report
 
@@ -64,10 +65,10 @@ class Meeting:
 
     def __init__(self, place: Place, *, interface: str, limit_s: float) -> None:
         self.place, self.limit_s = place, limit_s
-        # A launch that begins again, and each further pipeline, has a part of the store of its own.
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        name, Meeting._count = f"gpp-ranks/{again}/{Meeting._count}", Meeting._count + 1
-        self.store: Store = PrefixStore(name, open_store(place, interface=interface, limit_s=limit_s))
+        store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
+        # Each further pipeline has a part of the store of its own.
+        self.store: Store = PrefixStore(f"gpp-ranks/{Meeting._count}", store)
+        Meeting._count += 1
 
     def fail(self, error: BaseException) -> None:
         """Rank 0: tell the others that there will be no job."""

@@ -29,7 +29,7 @@ from gpp.files import TemporaryFolder
 from gpp.graph.op_graph import mask_of
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, SENDS, UPDATES
 from gpp.runtime.job import Job
-from gpp.runtime.worker.parent import PARENT, identity
+from gpp.runtime.worker.parent import PARENT, identity, same_modules
 from gpp.timeline import Event
 
 UNTIMED = 2
@@ -91,7 +91,7 @@ class Rehearsals:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, **self._environment, PARENT: identity()},
+                env={**os.environ, **same_modules(), **self._environment, PARENT: identity()},
             )
         )
         self._stack.callback(self._process.kill)

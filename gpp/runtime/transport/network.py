@@ -3,6 +3,8 @@
 On one machine they meet through a file and no port is opened for it. Under a launcher with an agent (torchrun) they use
 the agent's store, under one that only sets MASTER_ADDR rank 0 opens a store there, and otherwise rank 0 opens one at a
 free port and writes its address into the run directory. What rank 0 opens is bound to the named interface alone.
+
+An agent keeps one store for all attempts of a launch (`--max-restarts`), so each attempt has a part of it: `of_this_attempt`.
 """
 
 from __future__ import annotations
@@ -54,12 +56,23 @@ def program_digest(run_dir: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def attempt() -> int:
+    """How many times a launcher has started these processes before, as torchrun does with --max-restarts; 0 without one."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def of_this_attempt(store: Store) -> Store:
+    """The part of a launcher's store that belongs to this attempt: what an earlier one has said there is not read again."""
+    return PrefixStore(f"attempt/{attempt()}", store)
+
+
 def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:
     """The store through which the workers meet."""
     limit = timedelta(seconds=job.settings.startup_timeout_s)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=limit)))
-        return store
+        return of_this_attempt(store)
     if "MASTER_ADDR" in os.environ:
         address, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", "29500"))
         return serve(job.settings.interface, address, port, limit) if rank == 0 else client(address, port, limit)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -49,6 +50,9 @@ KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
 
 BEAT_S = 0.25
+
+_GLOO = re.compile(r"\[(enforce fail at )?(\S*/)?gloo/\S+:\d+\] ")
+"""How an error of gloo begins: the place in its source, as `[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] `."""
 
 
 def open_lines(run_dir: Path, rank: int) -> TextIO:
@@ -214,10 +218,12 @@ def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any)
 
 
 def kind_of(error: BaseException) -> str:
-    """Whether an error is this rank's own, or what the end of another rank looks like from here."""
-    text = str(error).lower()
-    lost = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
-    return "lost" if lost and not isinstance(error, GppError) else "error"
+    """Whether an error is this rank's own, or what the end of another rank looks like from here.
+
+    torch has a class for what its own backends raise; gloo raises a bare `RuntimeError` that begins with its line.
+    """
+    lost = isinstance(error, dist.DistError) or (type(error) is RuntimeError and _GLOO.match(str(error)))
+    return "lost" if lost else "error"
 
 
 def _place() -> tuple[int, int]:

@@ -1,12 +1,20 @@
+import io
 import re
 from dataclasses import replace
 
 import pytest
 
+from gpp.app.tracked import devices_table
+from gpp.report.run.console import make_console
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status
-from gpp.timeline import Event, Timeline
+from gpp.report.run.terminal import show_result
+from gpp.report.sweep.files import summarise
+from gpp.report.sweep.jobs import Job
+from gpp.report.sweep.page import sweep_report
+from gpp.report.sweep.terminal import results_table
+from gpp.timeline import Emulation, Event, Timeline
 from tests.support.fake_runs import make_run, unplanned_run
 from tests.support.page_check import parse
 
@@ -51,6 +59,26 @@ def test_only_predicted() -> None:
     run = make_run(4, measured=False)
     page = run_report(replace(run, losses=[], evals=[], warnings=(), branches=()))
     assert '"name":"Predicted"' in page and '"name":"Measured"' not in page and "Warnings" not in parse(page).words
+
+
+def test_what_is_emulated_is_not_called_measured(run4: RunRecord) -> None:
+    """On the page, in its drawings, in the terminal, in what trackers are told, and in the tables of sweeps."""
+    emulation = Emulation(time_scale=1.0, virtual_iteration_s=1.0, step_s=(1.0, 1.1), unpaced_s=0.1)
+    run = replace(run4, warnings=(), emulation=emulation, result={**run4.result, "engine": "emulate"})
+    page = run_report(run)
+    assert '"name":"Emulated"' in page and "Emulated: by the virtual clock" in page and "emulated" in parse(page).words
+    console = make_console(file := io.StringIO(), width=160)
+    show_result(console, run)
+    console.print(results_table([run.result]))
+    console.print(results_table([run.result, run4.result]))
+    assert "measured or emulated" in file.getvalue()
+    assert not [line for line in file.getvalue().splitlines() if "measured" in line.replace("measured or emulated", "")]
+    job = Job(name="0", overrides={}, result=run.result, has_report=False)
+    sweep = sweep_report([job], summarise([job]), "a sweep")
+    assert "emulated / predicted" in sweep
+    for text in (page, sweep):
+        assert not [word for word in parse(text).words if re.search("measured", word, re.I)]
+    assert any("emulated" in column for column in devices_table(run).columns)
 
 
 def test_text_of_the_user_is_escaped(run4: RunRecord) -> None:
