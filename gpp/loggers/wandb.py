@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from netrc import NetrcParseError, netrc
@@ -176,7 +177,11 @@ class Wandb(AbstractLogger):
         # wandb would report its own errors and timings to its makers, and load what that takes.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
+        from wandb.sdk.wandb_run import Run
 
+        # It would load wandb's launcher, half a second, to apply inputs that nobody has staged in this process.
+        if "wandb.sdk.launch.inputs.internal" not in sys.modules and hasattr(Run, "_detect_and_apply_job_inputs"):
+            Run._detect_and_apply_job_inputs = lambda self: None
         run.run_dir.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
             silent=True,
