@@ -26,7 +26,7 @@ def quicken() -> None:
     """Let Hydra, in this process, read YAML with libyaml and compose a single run once."""
     if yaml.__with_libyaml__:
         omegaconf._utils.get_yaml_loader = lambda: _Loader
-    hydra._internal.hydra.ConfigLoaderImpl = _Once
+    hydra._internal.hydra.ConfigLoaderImpl = _Once  # pyright: ignore[reportPrivateImportUsage]
 
 
 def options(choices: list[str]) -> DictConfig:
@@ -69,7 +69,7 @@ def _in_python() -> Any:
 @cache
 def _in_c() -> Any:
     """OmegaConf's rules for scalars and mappings, on the parser of libyaml."""
-    from yaml.cyaml import CParser
+    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
     class Loader(CParser, _in_python()):
         def __init__(self, stream: Any) -> None:

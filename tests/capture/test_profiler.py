@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpp.capture import profiler
+from gpp.capture import kept, profiler
 from gpp.capture.build import capture
 from gpp.cluster import Device
 from gpp.cost.models.profiled import Profiled
@@ -89,12 +89,12 @@ class Sgd:
 def test_measured_once_then_read(captured, tmp_path, monkeypatch):
     graph = coarsen(captured.graph, 4)
     cost = Profiled(cache_dir=str(tmp_path), budget_s=0.1)
-    first = profiler.measured(cost, captured, graph, largest=4, optimizer=Sgd())
+    first = kept.measured(cost, captured, graph, largest=4, optimizer=Sgd())
     assert first.profiles[0].sample_counts == (1, 2, 4)
     assert first.profiles[0].setting.optimizer == "Sgd"
     assert 0 < first.update_s(1e6, DEVICE) < 1.0
     assert (first.op_times(graph, 3, DEVICE).forward_s > 0).all()
     with monkeypatch.context() as no_more:
-        no_more.setattr(profiler, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
-        assert profiler.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
-    assert profiler.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
+        no_more.setattr(kept, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
+        assert kept.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
+    assert kept.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
