@@ -92,7 +92,7 @@ def test_a_single_run_is_composed_once(words: list[str], monkeypatch: pytest.Mon
 def test_a_run_that_cannot_be_composed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = []
     for _ in range(2):
-        with pytest.raises(Exception) as caught:  # noqa: PT011
+        with pytest.raises(Exception) as caught:
             composed(["model=mmt_smal"], monkeypatch)
         errors.append((type(caught.value), str(caught.value)))
         composing.quicken()

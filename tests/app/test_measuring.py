@@ -44,7 +44,9 @@ class Fake:
 PROBLEM = Problem(graph=chain(4), cluster=local(num_devices=2), cost=Analytical(), minibatch_size=16, microbatch_size=2)
 
 
-def gains(monkeypatch: pytest.MonkeyPatch, predicted_s: float, step_s: float, budget_s: float = 15.0) -> tuple[Any, Fake, list[str]]:
+def gains(
+    monkeypatch: pytest.MonkeyPatch, predicted_s: float, step_s: float, budget_s: float = 15.0
+) -> tuple[Any, Fake, list[str]]:
     """A plan and two rivals whose steps all take `step_s`, and were predicted to take `predicted_s`."""
 
     def planned(name: str, planner: Any) -> tuple[Strategy, Any]:

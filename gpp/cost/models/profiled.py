@@ -31,7 +31,7 @@ from gpp.settings import Count, Natural, Positive, Share, settings
 
 CHANGED = 1.25
 """Factor by which operators' times at a start may differ from those beside the profile. On two cores that nineteen programs wanted,
-thirty checks of the same two operators differed from the first by 16 % at most, and both of them together by 14 %."""
+thirty checks of the same two operators differed from the first by 16 % at most in one of them, and by 10 % in both at once."""
 
 QUIETER = 0.05
 """Share of the processors that others must have less, at least, than when a profile was taken, for it to be taken again: times
