@@ -12,6 +12,7 @@ outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -102,10 +103,10 @@ def problem(
     graph = coarsen_for(captured, max_ops, loss_scope, whole)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
-        from gpp.capture.profiler import measured
+        from gpp.capture.kept_profile import measured
 
-        device, beside = cluster.devices[0].kind, cost.num_companions(cluster)
-        cost = measured(cost, captured, graph, largest=minibatch_size, device=device, optimizer=optimizer, num_companions=beside)
+        beside = {"device": cluster.devices[0].kind, "num_companions": cost.num_companions(cluster)}
+        cost = measured(cost, captured, graph, largest=minibatch_size, optimizer=optimizer, **beside, recheck=warnings.warn)
     return Problem(
         graph=graph,
         cluster=cluster,

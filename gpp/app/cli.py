@@ -34,6 +34,8 @@ Story = Callable[[Any, Any], None]
 
 def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
+    # Modules, configurations and events live to the end: looking for garbage there takes a tenth of a short run.
+    gc.set_threshold(200_000, 50, 100)
     steady_streams()
     try:
         check_words(sys.argv[1:])
@@ -48,15 +50,15 @@ def main(story: Story) -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(Vocabulary(folders=_folders())))
         return
-    # Modules, configurations and events live to the end: looking for garbage there takes a tenth of a short run.
-    gc.set_threshold(200_000, 50, 100)
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra
     from omegaconf import DictConfig
 
+    from gpp.app.composing import quicken
     from gpp.app.multirun import Refused, Sweep, metric_of
 
+    quicken()
     codes: list[int] = []
     sys.argv[1:] = _replacing(sys.argv[1:])
     held_back = _hold_back(sys.argv)
@@ -200,7 +202,7 @@ def _hold_back(argv: list[str]) -> list[str]:
 
 
 def _compared(cfg: Any, words: list[str]) -> list[Any]:
-    """The configurations of the strategies to compare, composed together: ten times as fast as one by one.
+    """The configurations of the strategies to compare, composed together.
 
     Args:
         words: overrides of `strategy`; each applies to the strategies that have the setting.
@@ -208,9 +210,10 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     Raises:
         InvalidConfig: a strategy is unknown, or no strategy has a setting.
     """
-    from hydra import compose
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
+
+    from gpp.app.composing import options
 
     names, known = cfg.strategies, Vocabulary(folders=_folders()).options("strategy")
     if names is None:
@@ -234,7 +237,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
             raise InvalidConfig(group, override.value(), "would make all compared strategies one", "name strategies=[...] instead")
         if group.startswith("strategy/"):
             groups += [f"{group}@compared.{name}.{group.partition('/')[2]}={override.value()}" for name in names]
-    found = compose(overrides=groups).compared if names else {}
+    found = options(groups).compared if names else {}
     for override in parsed:
         path = override.key_or_group.split(".")[1:]
         fitting = [name for name in names if path and _has(found[name], path)]

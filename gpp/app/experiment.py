@@ -17,7 +17,7 @@ from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
-from gpp.app.in_place import early, here, profiled, settle
+from gpp.app.in_place import early, here, profiled, renewed, settle
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
@@ -324,6 +324,8 @@ class Experiment:
         if not self.computes:
             return problem, plan
         given, started = self.given_plan is not None, self.__dict__.get("_early")
+        if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
+            problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
         made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
         found = settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)

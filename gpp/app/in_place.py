@@ -25,7 +25,7 @@ from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
-from gpp.runtime.rehearsal.rehearse import Rehearsals, short, stage_times
+from gpp.runtime.rehearsal.rehearse import Rehearsals, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
 from gpp.strategy import Strategy
 
@@ -53,9 +53,36 @@ def profiled(
         found = cost.load(graph, cpu_setting(cost.num_threads, optimizer.kind, beside))
         if found and (found.sample_counts[-1] >= largest or captured.batch is not None):
             return cost.add(found)
-    from gpp.capture.profiler import measured
+    from gpp.capture.kept_profile import measured
 
     return measured(cost, captured, graph, largest=largest, device=device, optimizer=optimizer, num_companions=beside)
+
+
+def renewed(
+    problem: Problem, captured: Captured, engine: AbstractEngine, optimizer: AbstractOptimizer, warn: Callable[[str], None]
+) -> Problem:
+    """The problem with a profile that holds: the same, or with one that is taken again, which `warn` is told.
+
+    The constants of the machine were measured at the same load, and are forgotten with the profile.
+    """
+    profile = _profile(problem, engine)
+    if profile is None or not profile.spots:
+        return problem
+    from gpp.capture.kept_profile import measured
+
+    cost, device = problem.cost, problem.cluster.devices[0]
+    assert isinstance(cost, Profiled)
+    said = list[str]()
+    beside, largest = cost.num_companions(problem.cluster), profile.sample_counts[-1]
+    found = measured(
+        cost, captured, problem.graph, largest=largest, optimizer=optimizer, num_companions=beside, recheck=said.append
+    )
+    taken = found.profile_of(problem.graph, device)
+    if not said or taken is None:
+        return problem
+    warn(said[0])
+    _machine_path(cost, engine, problem.cluster).unlink(missing_ok=True)
+    return replace(problem, cost=cost.add(replace(taken, setting=profile.setting)))
 
 
 def early(cost: object, cluster: Cluster, engine: AbstractEngine) -> Rehearsals | None:
@@ -118,7 +145,7 @@ def settle(
     unmeasured = problem.cluster.devices[0].kind == "cpu" and known(path) is None
     if not unmeasured and not _to_time(profile, plan):
         return problem, plan
-    found = _Settled(problem, profile, strategy, given)
+    found = _Settled(problem, profile, strategy, given, None if unmeasured else known(path))
     try:
         with ExitStack() as stack:
             rehearsals = started or stack.enter_context(Rehearsals(worker_environment(found.cost.num_threads)))
@@ -126,9 +153,9 @@ def settle(
                 say("timing messages and actions on this machine ...")
                 setting = cpu_setting(found.cost.num_threads)
                 crowded = problem.cluster.crowded(problem.cluster.num_devices)
-                costs = measure(rehearsals, setting, shared_memory=_shared_memory(engine), crowded=crowded)
-                keep(path, costs)
-                found.problem = _on(problem, costs, profile)
+                found.costs = measure(rehearsals, setting, shared_memory=_shared_memory(engine), crowded=crowded)
+                keep(path, found.costs)
+                found.problem = _on(problem, found.costs, profile)
                 plan = found.again(plan)
             return found.rehearsed(plan, rehearsals, job_of, weights, say)
     except WorkerFailed as error:
@@ -141,8 +168,9 @@ def settle(
 class _Settled:
     """The problem by what has been timed in place so far."""
 
-    def __init__(self, problem: Problem, profile: Profile, strategy: Strategy, given: bool) -> None:
+    def __init__(self, problem: Problem, profile: Profile, strategy: Strategy, given: bool, costs: MachineCosts | None) -> None:
         assert isinstance(problem.cost, Profiled)
+        self.costs = costs
         self.problem, self.profile, self.strategy, self.given, self.cost = problem, profile, strategy, given, problem.cost
 
     def again(self, plan: Plan) -> Plan:
@@ -172,6 +200,11 @@ class _Settled:
             job = short(job_of(self.problem.with_endless_memory, plan.keeping), steps, rate)
             times = rehearsals.run(job, initial, predicted_s=predicted_s)
             self.profile = self.profile.timed(stage_times(job, times, self.profile.pass_s))
+            if self.costs is not None:
+                alone = _on(self.problem, self.costs, replace(self.profile, messages=1.0))
+                factor = message_factor(times, plan.sending_s(alone))
+                self.profile = replace(self.profile, messages=factor or self.profile.messages)
+                self.problem = _on(self.problem, self.costs, self.profile)
             self.problem = replace(self.problem, cost=self.cost.add(self.profile))
             tried.append(plan)
             plan = self.again(plan)
@@ -231,7 +264,8 @@ def _shared_memory(engine: AbstractEngine) -> bool:
 
 def _on(problem: Problem, costs: MachineCosts, profile: Profile) -> Problem:
     """The problem with the constants of this machine in place of those that stand for all machines."""
-    return replace(problem, cluster=costs.cluster(problem.cluster), overheads=costs.overheads(profile.pass_s))
+    overheads = costs.overheads(profile.pass_s).with_messages(profile.messages)
+    return replace(problem, cluster=costs.cluster(problem.cluster), overheads=overheads)
 
 
 def _timed(profile: Profile, plan: Plan) -> bool:

@@ -29,8 +29,8 @@ while os.getppid() == parent:
 
 
 @contextmanager
-def companions(count: int) -> Iterator[None]:
-    """`count` processes of one thread that compute from the beginning to the end of the block."""
+def companions(count: int) -> Iterator[tuple[int, ...]]:
+    """`count` processes of one thread that compute from the beginning to the end of the block, which gets their ids."""
     with ExitStack() as stack:
         processes = []
         for _ in range(count):
@@ -40,4 +40,4 @@ def companions(count: int) -> Iterator[None]:
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        yield
+        yield tuple(process.pid for process in processes)

@@ -20,7 +20,8 @@ import torch
 
 from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
-from gpp.cost.models.profiled import MOST_APART, Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.cost.load import Load
+from gpp.cost.models.profiled import MOST_APART, Profile, Setting, cpu_setting
 from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
@@ -31,50 +32,12 @@ if TYPE_CHECKING:
 
 # A timing lasts this long at least, by looping over fast operators; below it the clock and the scheduler show.
 _SPAN_S = 5e-4
-_MIN_REPEATS, _MAX_REPEATS = 2, 10
+MIN_REPEATS, _MAX_REPEATS = 2, 10
 # Rounds over all operators, so that a busy moment of the machine does not fall on one operator alone.
 _ROUNDS = 3
 _WEIGHT_STD = 0.02
 # A pass this long is far beyond fixed costs: larger ones take time in proportion, and would need much memory.
 _SLOW_S = 0.25
-
-
-def measured(
-    cost: Profiled,
-    captured: Captured,
-    graph: OpGraph,
-    *,
-    largest: int,
-    device: str = "cpu",
-    optimizer: Any = None,
-    num_companions: int = 0,
-) -> Profiled:
-    """`cost` with the profile of `graph`, from disk if the file covers `largest` samples, else measured.
-
-    Args:
-        captured: the model.
-        graph: its operators, usually coarsened.
-        largest: samples of the largest micro-batch that one device will have.
-        device: torch device to measure on.
-        optimizer: an `AbstractOptimizer` whose step is timed too; None leaves the update to the fallback.
-        num_companions: busy devices beside the measured one, as in `cost.num_companions`.
-    """
-    setting = setting_of(device, cost.num_threads, optimizer.kind if optimizer else "", num_companions)
-    counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
-    found = cost.load(graph, setting)
-    if found is None or found.sample_counts[-1] < counts[-1]:
-        found = profile(
-            captured,
-            graph,
-            device=device,
-            sample_counts=counts,
-            num_threads=cost.num_threads,
-            budget_s=cost.budget_s,
-            optimizer=optimizer,
-            num_companions=num_companions,
-        )
-        cost.store(graph, found)
-    return cost.add(found)
 
 
 def setting_of(device: str, num_threads: int, optimizer: str = "", num_companions: int = 0) -> Setting:
@@ -115,7 +78,8 @@ def profile(
         Medians, without the cost of calling a stage, which is `pass_s`.
     """
     at = torch.device(device)
-    with _threads(num_threads), companions(num_companions):
+    with threads(num_threads), companions(num_companions) as beside:
+        load = Load(beside)
         overhead = min((_overhead(at) for _ in range(_ROUNDS)), key=lambda pair: pair.forward_s + pair.backward_s)
         keys = [_signature(captured, op, build_stage(captured, list(op.nodes), device=torch.device("meta"))) for op in graph.ops]
         distinct = dict(zip(keys, graph.ops, strict=True))
@@ -125,13 +89,14 @@ def profile(
         for _ in range(_ROUNDS):
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
-                _fill(module)
+                fill(module)
                 seen[key].append(row := _row(captured, module, sample_counts, at, budget, overhead))
                 if op.weight_flops and sum(row[-1]) <= _SLOW_S and module.split().split:
                     parts[key].append(_halves(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1]))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
         halves = {key: _median_halves(found) for key, found in parts.items()}
+        others = load.share()
     return Profile(
         graph_fingerprint=graph.fingerprint,
         sample_counts=tuple(sample_counts),
@@ -143,6 +108,7 @@ def profile(
         pass_s=(overhead.forward_s, overhead.backward_s),
         weight_share=tuple(halves[key].share if halves[key].apart <= MOST_APART else 0.0 for key in keys),
         apart=tuple(halves[key].apart for key in keys),
+        others=others,
     )
 
 
@@ -150,7 +116,8 @@ _Row = list[tuple[float, float]]
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """As many threads of torch as a device has, to the end of the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -181,7 +148,7 @@ def _halves(
     captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float, overhead: _Pair, whole_s: float
 ) -> _Halves:
     """The halves of a group's backward, given the seconds of the whole one; `module` is split."""
-    forward, seeds = _pass(captured, module, samples, device)
+    forward, seeds = one_pass(captured, module, samples, device)
     first, second = _time_backwards(forward, seeds, device, budget_s, module.late)
     first = max(first - overhead.backward_s, first / 10)
     return _Halves(second / (first + second), (first + second) / whole_s)
@@ -234,7 +201,7 @@ def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ..
     )
 
 
-def _fill(module: StageModule) -> None:
+def fill(module: StageModule) -> None:
     """Fill tensors with ordinary values: zeros, infinities or denormals can be much faster or slower."""
     with torch.no_grad():
         for param in module.parameters():
@@ -265,10 +232,10 @@ def _values(captured: Captured, module: StageModule, samples: int, device: torch
 
 def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _Pair:
     """Forward and backward seconds of one group on `samples` samples."""
-    return _time_passes(*_pass(captured, module, samples, device), device, budget_s)
+    return _time_passes(*one_pass(captured, module, samples, device), device, budget_s)
 
 
-def _pass(
+def one_pass(
     captured: Captured, module: StageModule, samples: int, device: torch.device
 ) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
     """A forward of one group, and gradients for what it returns."""
@@ -336,8 +303,7 @@ def _time(
         steps: what follows on all that they have made.
     """
     synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
-    # On one core, count the time that this process computed: other programs on a busy machine do not count.
-    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock_of(device)
 
     def once(loops: int) -> list[float]:
         synchronize()
@@ -357,9 +323,14 @@ def _time(
     loops = max(1, min(20, int(_SPAN_S / max(took, 1e-7))))
     seen: list[list[float]] = []
     end = time.perf_counter() + 2 * budget_s
-    while len(seen) < _MAX_REPEATS and (len(seen) < _MIN_REPEATS or time.perf_counter() < end):
+    while len(seen) < _MAX_REPEATS and (len(seen) < MIN_REPEATS or time.perf_counter() < end):
         seen.append(once(loops))
     return [statistics.median(column) for column in zip(*seen, strict=True)]
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """On one core, the time that this process computed: other programs on a busy machine do not count."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _cold(work: Callable[[], object], device: torch.device) -> float:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.settings import NotNegative
@@ -39,6 +39,17 @@ class Overheads:
     receive_s_per_tensor: NotNegative = 0.0
     step_s: NotNegative = 0.0
     answer_s_per_byte: NotNegative = 0.0
+
+    def with_messages(self, factor: float) -> Overheads:
+        """The same with messages that take so many times as long at either end."""
+        return replace(
+            self,
+            message_s=self.message_s * factor,
+            send_s_per_byte=self.send_s_per_byte * factor,
+            receive_s_per_byte=self.receive_s_per_byte * factor,
+            send_s_per_tensor=self.send_s_per_tensor * factor,
+            receive_s_per_tensor=self.receive_s_per_tensor * factor,
+        )
 
     def send_s(self, num_bytes: float, num_tensors: int) -> float:
         """Seconds that a message takes its sender."""

@@ -120,6 +120,8 @@ class Checked:
     capture_s: float
     samples: int = 0
     unknown: str | None = None
+
+
 Kind = Literal["sum", "inverse", "mean", "share"]
 """How the number of a mini-batch's items follows from those of its parts: `sum` and `inverse`, it or its inverse adds up; `mean`,
 it is their mean. With `share` a part is given its share of the items, beside its share of the samples."""

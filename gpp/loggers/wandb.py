@@ -180,7 +180,11 @@ class Wandb(AbstractLogger):
         # wandb would report its own errors and timings to its makers, and load what that takes.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
+        from wandb.sdk.wandb_run import Run
 
+        # It would load wandb's launcher, half a second, to apply inputs that nobody has staged in this process.
+        if "wandb.sdk.launch.inputs.internal" not in sys.modules and hasattr(Run, "_detect_and_apply_job_inputs"):
+            Run._detect_and_apply_job_inputs = lambda self: None
         folder(run.run_dir / "wandb")  # in which wandb makes all that it writes
         settings = wandb.Settings(
             silent=True,

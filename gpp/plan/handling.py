@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from gpp.cost.edges import decoding, encoding
 from gpp.cost.problem import Problem
-from gpp.graph.op_graph import Tensor
+from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 
@@ -32,13 +32,44 @@ class Edge(NamedTuple):
     returns: bool
 
 
-def handling_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> list[tuple[float, float]]:
-    """Seconds of a forward and of a backward of each stage (`Plan.handling_s`, which remembers them)."""
+class Edges(Protocol):
+    """What a plan says of its edges, each by its two stages."""
+
+    @property
+    def edge_clip(self) -> bool: ...
+    def edge_tensors(self, graph: OpGraph) -> Mapping[tuple[int, int], tuple[Tensor, ...]]: ...
+    def message_bytes(self, graph: OpGraph) -> Mapping[tuple[int, int], tuple[float, float]]: ...
+    def bits_of(self, edge: tuple[int, int]) -> int: ...
+    def returning(self, graph: OpGraph) -> Collection[tuple[int, int]]: ...
+
+
+def edges_of(plan: Edges, graph: OpGraph) -> list[Edge]:
+    """The edges of a plan that have tensors."""
+    sizes, returning = plan.message_bytes(graph), plan.returning(graph)
+    found = plan.edge_tensors(graph).items()
+    return [Edge(ends, tensors, sizes[ends], plan.bits_of(ends), plan.edge_clip, ends in returning) for ends, tensors in found]
+
+
+class Handled(NamedTuple):
+    """One end of a message: seconds of a device, in a stage's pass.
+
+    Args:
+        way: 0 forwards, 1 backwards.
+        sends: whether it is the sender's end.
+    """
+
+    stage: int
+    way: int
+    device: int
+    sends: bool
+    seconds: float
+
+
+def ends(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> Iterator[Handled]:
+    """Both ends of every message of a mini-batch; encoding and decoding are in them."""
     cut = [stage.pieces(minibatch_size) for stage in stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in stages]
     costs = problem.overheads
-    took: list[tuple[defaultdict[int, float], defaultdict[int, float]]]
-    took = [(defaultdict(float), defaultdict(float)) for _ in stages]
     for edge in edges:
         (s, t), (forward, backward) = edge.ends, edge.bytes_per_sample
         count_out, count_back = len(edge.tensors), sum(tensor.differentiable for tensor in edge.tensors)
@@ -48,12 +79,21 @@ def handling_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: i
             for src, dst in copies(makers, readers):
                 if src != dst:
                     coded = _codec_s(edge, count, src, dst, problem) if edge.bits else (0.0, 0.0)
-                    took[s][0][src] += costs.send_s(forward * count, count_out) + coded[0]
-                    took[t][0][dst] += costs.receive_s(forward * count, count_out) + coded[1]
+                    yield Handled(s, 0, src, True, costs.send_s(forward * count, count_out) + coded[0])
+                    yield Handled(t, 0, dst, False, costs.receive_s(forward * count, count_out) + coded[1])
             for src, dst in copies(readers, makers) if edge.returns else ():
                 if src != dst:
-                    took[t][1][src] += costs.send_s(backward * count, count_back)
-                    took[s][1][dst] += costs.receive_s(backward * count, count_back)
+                    yield Handled(t, 1, src, True, costs.send_s(backward * count, count_back))
+                    yield Handled(s, 1, dst, False, costs.receive_s(backward * count, count_back))
+
+
+def handling_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> list[tuple[float, float]]:
+    """Seconds of a forward and of a backward of each stage (`Plan.handling_s`, which remembers them)."""
+    cut = [stage.pieces(minibatch_size) for stage in stages]
+    took: list[tuple[defaultdict[int, float], defaultdict[int, float]]]
+    took = [(defaultdict(float), defaultdict(float)) for _ in stages]
+    for end in ends(stages, edges, minibatch_size, problem):
+        took[end.stage][end.way][end.device] += end.seconds
     out = []
     for s, pieces in enumerate(cut):
         passes = {replica[0]: 0 for replica in stages[s].replicas}
@@ -62,6 +102,11 @@ def handling_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: i
         each = {device: max(passes[replica[0]], 1) for replica in stages[s].replicas for device in replica}
         out.append(tuple(max((total / each[device] for device, total in way.items()), default=0.0) for way in took[s]))
     return out
+
+
+def sending_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> float:
+    """Seconds that all messages of a mini-batch take their senders."""
+    return sum(end.seconds for end in ends(stages, edges, minibatch_size, problem) if end.sends)
 
 
 def _codec_s(edge: Edge, samples: int, src: int, dst: int, problem: Problem) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.handling import Edge, handling_s
+from gpp.plan.handling import edges_of, handling_s, sending_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
 from gpp.plan.stage import Stage, neighbours
@@ -380,13 +380,12 @@ class Plan:
         # A prediction asks several times, and walks over all messages.
         key = "handling", self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
         if key not in problem.bills:
-            returning, sizes = self.returning(problem.graph), self.message_bytes(problem.graph)
-            edges = [
-                Edge(ends, tensors, sizes[ends], self.bits_of(ends), self.edge_clip, ends in returning)
-                for ends, tensors in self.edge_tensors(problem.graph).items()
-            ]
-            problem.bills[key] = handling_s(self.stages, edges, self.minibatch_size, problem)
+            problem.bills[key] = handling_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
         return problem.bills[key]
+
+    def sending_s(self, problem: Problem) -> float:
+        """Seconds that all messages of a mini-batch take their senders."""
+        return sending_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: the sum over its stages, and over those that it helps.

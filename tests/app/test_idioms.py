@@ -20,14 +20,65 @@ from tests.support.threads import workers_in_threads
 
 CASES = idioms()
 MORE = set(
-    """
-    bitfit peft old_weight_norm own_parametrization two_names functional complex_numbers ema stubborn buffer_copied
-    passing_buffer functional_dropout enable_grad straight_through reentrant cast gru lstm cell encoder images operators
-    compiled traced partial_loss positive_weights others outputs_alone fused foreach own_class zero_gradient
-    without_gradient tied_by_property called by_name no_grad stopped plain_python attention sparse pruned orthogonal
-    tensor_rate partial_class several_targets sync_norm renamed compares spectral_norm torch_Adadelta torch_Adamax
-    torch_RAdam torch_Rprop torch_RMSprop torch_Adam torch_NAdam
-    """.split()
+    [
+        "bitfit",
+        "peft",
+        "old_weight_norm",
+        "own_parametrization",
+        "two_names",
+        "functional",
+        "complex_numbers",
+        "ema",
+        "stubborn",
+        "buffer_copied",
+        "passing_buffer",
+        "functional_dropout",
+        "enable_grad",
+        "straight_through",
+        "reentrant",
+        "cast",
+        "gru",
+        "lstm",
+        "cell",
+        "encoder",
+        "images",
+        "operators",
+        "compiled",
+        "traced",
+        "partial_loss",
+        "positive_weights",
+        "others",
+        "outputs_alone",
+        "fused",
+        "foreach",
+        "own_class",
+        "zero_gradient",
+        "without_gradient",
+        "tied_by_property",
+        "called",
+        "by_name",
+        "no_grad",
+        "stopped",
+        "plain_python",
+        "attention",
+        "sparse",
+        "pruned",
+        "orthogonal",
+        "tensor_rate",
+        "partial_class",
+        "several_targets",
+        "sync_norm",
+        "renamed",
+        "compares",
+        "spectral_norm",
+        "torch_Adadelta",
+        "torch_Adamax",
+        "torch_RAdam",
+        "torch_Rprop",
+        "torch_RMSprop",
+        "torch_Adam",
+        "torch_NAdam",
+    ]
 )
 """Those that tell little beside others, or take seconds."""
 

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from gpp.capture import profiler
+from gpp.capture import kept, profiler
 from gpp.capture.build import capture
 from gpp.cluster import Device
 from gpp.cost.models.profiled import Profiled
@@ -89,12 +90,28 @@ class Sgd:
 def test_measured_once_then_read(captured, tmp_path, monkeypatch):
     graph = coarsen(captured.graph, 4)
     cost = Profiled(cache_dir=str(tmp_path), budget_s=0.1)
-    first = profiler.measured(cost, captured, graph, largest=4, optimizer=Sgd())
+    first = kept.measured(cost, captured, graph, largest=4, optimizer=Sgd())
     assert first.profiles[0].sample_counts == (1, 2, 4)
     assert first.profiles[0].setting.optimizer == "Sgd"
     assert 0 < first.update_s(1e6, DEVICE) < 1.0
     assert (first.op_times(graph, 3, DEVICE).forward_s > 0).all()
     with monkeypatch.context() as no_more:
-        no_more.setattr(profiler, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
-        assert profiler.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
-    assert profiler.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
+        no_more.setattr(kept, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
+        assert kept.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
+    assert kept.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
+
+
+def test_a_profile_that_holds_no_more_is_taken_again(captured, tmp_path, monkeypatch):
+    graph, said = coarsen(captured.graph, 4), []
+    cost = Profiled(cache_dir=str(tmp_path), budget_s=0.1)
+    monkeypatch.setattr(kept, "SPOTS_S", 0.02)
+    monkeypatch.setattr(kept.Load, "share", lambda self: 0.0)
+    (first,) = kept.measured(cost, captured, graph, largest=2).profiles
+    assert len(first.spots) == 2 and all(spot.seconds > 0 for spot in first.spots)
+    # It was taken while others used the machine, and all took three times as long.
+    slow = replace(first, others=0.5, spots=tuple(replace(spot, seconds=3 * spot.seconds) for spot in first.spots))
+    cost.store(graph, slow)
+    assert kept.measured(cost, captured, graph, largest=2).profiles == (slow,)  # nobody asked
+    (again,) = kept.measured(cost, captured, graph, largest=2, recheck=said.append).profiles
+    assert again.others == 0.0 and again != slow
+    assert len(said) == 1 and "while other programs had 50% of the processors (0% now): it is taken again" in said[0]

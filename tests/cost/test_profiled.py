@@ -1,13 +1,16 @@
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from gpp.cluster import Device
+from gpp.cost.load import Load, others
 from gpp.cost.models.analytical import Analytical
-from gpp.cost.models.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.cost.models.profiled import Profile, Profiled, Setting, Spot, cpu_setting, sample_counts
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
 from tests.support.graphs import chain
@@ -115,3 +118,35 @@ def test_this_machine_is_named_without_torch():
     found = json.loads(done.stdout)
     assert found["device_name"] and found["torch_version"]
     assert found["device_name"] == cpu_setting().device_name
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "factors", "outdated"),
+    [
+        (0.9, 0.9, (1.16, 0.86), False),  # noise, as checks of the same operators have it on a busy machine
+        (0.45, 0.02, (0.69, 0.7), True),  # taken while the machine was busy: 414 ms were predicted where 285 are measured
+        (0.45, 0.02, (0.69, 0.9), False),  # one operator alone may have been disturbed
+        (0.45, 0.43, (0.69, 0.7), False),  # as busy as then: it would come out the same
+        (0.0, 0.5, (1.4, 1.5), False),  # others slow the check down, not the machine
+        (0.0, 0.01, (1.4, 1.5), True),  # a slower machine
+        (0.0, 0.01, (0.7, 0.6), True),  # a faster one
+    ],
+)
+def test_a_profile_is_taken_again_where_that_helps(then, now, factors, outdated):
+    spots = (Spot(op=0, samples=8, seconds=2e-3), Spot(op=1, samples=8, seconds=1e-3))
+    profile = replace(PROFILE, others=then, spots=spots)
+    assert profile.outdated([factor * spot.seconds for factor, spot in zip(factors, spots, strict=True)], now) == outdated
+    assert from_json(Profile, to_json(profile)) == profile
+
+
+def test_a_profile_without_spots_holds():
+    assert not replace(PROFILE, others=0.9).outdated([], 0.0)
+
+
+def test_the_load_of_a_machine_leaves_out_ones_own_work():
+    load, end = Load(), time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    own, whole = 0.2, 0.2 * (os.cpu_count() or 1)
+    assert 0.0 <= load.share() <= 1.0
+    assert others(own + 0.1, own, whole) == pytest.approx(0.1 / whole) and others(own, own + 0.1, whole) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,16 +16,18 @@ import pytest
 import gpp.app.in_place as in_place
 from gpp.cluster import local
 from gpp.cost.arrivals import Arrivals
+from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.rehearsal.machine import CHAINS, Chain, MachineCosts, fit, known
-from gpp.runtime.rehearsal.rehearse import DeviceTimes
+from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, _others, _times, message_factor, stage_times
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support import cli
@@ -94,6 +97,40 @@ def branches(num: int) -> OpGraph:
     tensors += [Tensor(name=f"t{end}", producer=end, consumers=(join,), bytes_per_sample=8) for end in ends]
     params = tuple(Param(name=f"w{i}", num_bytes=64) for i in range(len(ops)))
     return OpGraph(name="branches", ops=tuple(ops), tensors=tuple(tensors), params=params)
+
+
+def record(device: int, *, busy: float, slower: float = 1.25) -> dict[str, Any]:
+    """What a worker of a chain writes down in four steps of 10 ms: a forward of 1 ms, a backward of 2 ms and a message of 0.1 ms of
+    its thread, which take `slower` times as long by the wall's clock; `busy` seconds a step were computed on the whole machine."""
+    kinds = [("F", 1e-3, 0), ("SF", 1e-4, 512), ("B", 2e-3, 0)]
+    events, walls, now = [], [], 0.0
+    for kind, seconds, num_bytes in kinds:
+        events.append([device, kind, device, 0, now, now + seconds, num_bytes])
+        walls.append(seconds * slower)
+        now += seconds
+    ends = [(n * 4e-3, n * 1e-2, n * 5e-3, n * busy) for n in range(4)]
+    return {"device": device, "steps": [{"events": events, "waited_s": 0.0}] * 4, "walls": [walls] * 4, "ends": ends}
+
+
+def test_passes_count_by_the_wall_where_nothing_else_runs() -> None:
+    cores = os.cpu_count() or 1
+    for spare, quiet in ((0.2 * QUIET, True), (2 * QUIET, False)):
+        records = [record(device, busy=1e-2 + spare * 1e-2 * cores) for device in (0, 1)]
+        share = _others(records)
+        assert share == pytest.approx(spare)
+        devices = tuple(_times(found, share, quiet=share <= QUIET) for found in records)
+        assert devices[0].forward_s == {0: pytest.approx(1e-3)} and devices[0].rest_s == pytest.approx(4e-3 - 3.1e-3)
+        assert (devices[1].at_work is not None) == quiet
+        factor = 1.25 if quiet else 1.0
+        problem = Problem(graph=branches(1), cluster=local(num_devices=2), cost=Analytical(), minibatch_size=2, microbatch_size=2)
+        half = problem.graph.num_ops // 2
+        parts = [((1 << half) - 1, 1), (problem.graph.all_mask & ~((1 << half) - 1), 1)]
+        job: Any = Job(problem, make_plan(problem, "by hand", parts, 2))
+        for stage in stage_times(job, devices, (1e-4, 2e-4)):
+            assert stage.forward_s == pytest.approx(1e-3 * factor - 1e-4)
+            assert stage.backward_s == pytest.approx(2e-3 * factor - 2e-4)
+        # Both sent for 0.125 ms where 0.2 ms were predicted.
+        assert message_factor(devices, 2e-4) == (pytest.approx(1.25) if quiet else None)
 
 
 class Fake:

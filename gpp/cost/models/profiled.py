@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -27,7 +27,15 @@ from gpp.cost.models.in_place import StageTimes, corrected, update_s_per_byte
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, to_json, unseal
-from gpp.settings import Count, Natural, Positive, settings
+from gpp.settings import Count, Natural, Positive, Share, settings
+
+CHANGED = 1.25
+"""Factor by which operators' times at a start may differ from those beside the profile. On two cores that nineteen programs wanted,
+thirty checks of the same two operators differed from the first by 16 % at most in one of them, and by 10 % in both at once."""
+
+QUIETER = 0.05
+"""Share of the processors that others must have less, at least, than when a profile was taken, for it to be taken again: times
+that are too long because of them would be so again."""
 
 MOST_APART = 1.1
 """Seconds of both halves of an operator's backward, for each second of the whole, up to which it is split."""
@@ -59,6 +67,22 @@ class Setting:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """An operator that was timed once more, alone on the machine, so that the same can be done in milliseconds at a later start.
+
+    Args:
+        op: the operator.
+        samples: of its passes.
+        seconds: of a forward and a backward, at best.
+    """
+
+    op: Natural
+    samples: Count
+    seconds: Positive
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Seconds of every operator of one graph on one kind of device.
 
@@ -73,6 +97,9 @@ class Profile:
         weight_share: of each operator's backward, the share that a split backward leaves to its second half, as measured at the
             most samples; 0 for one that stays whole. Empty if it was not measured.
         apart: seconds of both halves of each over those of the whole backward; 0 for operators without anything to split.
+        others: share of this machine's processors that other programs had meanwhile.
+        messages: seconds of a message at either end, in place, for each second that it takes between workers that do nothing else.
+        spots: operators by whose times a later start sees whether the profile still holds; empty where it is not checked.
     """
 
     graph_fingerprint: str
@@ -86,6 +113,9 @@ class Profile:
     in_place: tuple[StageTimes, ...] = ()
     weight_share: tuple[float, ...] = ()
     apart: tuple[float, ...] = ()
+    others: Share = 0.0
+    messages: Positive = 1.0
+    spots: tuple[Spot, ...] = ()
 
     def __post_init__(self) -> None:
         counts = self.sample_counts
@@ -133,10 +163,25 @@ class Profile:
         kept = [stage for stage in self.in_place if (stage.ops, stage.samples) not in fresh]
         return replace(self, in_place=(*kept, *fresh.values()))
 
+    def outdated(self, now_s: Sequence[float], others: float) -> bool:
+        """Whether the profile holds no more, and can be taken better now.
+
+        Slower operators on a machine that is busier than then say nothing of the machine. Faster ones do wherever it is not busier,
+        and slower ones where it is not busier either.
+
+        Args:
+            now_s: seconds of the operators of `spots`.
+            others: share of the processors that other programs have now.
+        """
+        factors = [now / spot.seconds for now, spot in zip(now_s, self.spots, strict=True)]
+        # Both have to have changed: a single one may have been disturbed.
+        changed = bool(factors) and (min(factors) > CHANGED or max(factors) * CHANGED < 1.0)
+        return changed and (others <= self.others - QUIETER or others <= QUIETER)
+
     @property
     def alone(self) -> Profile:
         """The profile by operators timed alone."""
-        return replace(self, in_place=())
+        return replace(self, in_place=(), messages=1.0)
 
 
 @lru_cache(maxsize=16)
@@ -166,7 +211,7 @@ def _interpolate(table: np.ndarray, counts: tuple[int, ...], samples: int) -> np
 @final
 @settings("cost")
 class Profiled(AbstractCostModel):
-    """Times measured on the device at hand; `gpp.capture.profiler.measured` fills `profiles`.
+    """Times measured on the device at hand; `gpp.capture.kept_profile.measured` fills `profiles`.
 
     Args:
         cache_dir: where profiles are kept between runs.
@@ -245,7 +290,8 @@ class Profiled(AbstractCostModel):
 
     def path(self, graph: OpGraph, setting: Setting) -> Path:
         """Where the profile of a graph under a setting is kept: named by the content of both."""
-        digest = hashlib.sha256(to_json(setting).encode()).hexdigest()[:12]
+        # The word tells profiles that can be checked from those of earlier versions, which cannot.
+        digest = hashlib.sha256(f"{to_json(setting)} checked".encode()).hexdigest()[:12]
         return Path(self.cache_dir).expanduser() / f"{graph.fingerprint}-{digest}.json"
 
     def _fallback(self, device: Device) -> Analytical:

@@ -45,7 +45,7 @@ from gpp.runtime.job import Job, assemble
 from gpp.runtime.rehearsal.rehearse import DeviceTimes, Rehearsals
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json, unseal
-from gpp.settings import NotNegative, Positive
+from gpp.settings import NotNegative, Positive, Share
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class MachineCosts:
         latency_s: seconds from the end of a send until its reader, which waits, goes on.
         sum_s, sum_s_per_byte: seconds of an all-reduce between two workers.
         answer_s_per_byte: seconds to write a byte to a place of a file where nothing was.
+        others: share of the machine's processors that other programs had meanwhile.
     """
 
     setting: Setting
@@ -119,6 +120,7 @@ class MachineCosts:
     sum_s: NotNegative
     sum_s_per_byte: Positive
     answer_s_per_byte: NotNegative = 0.0
+    others: Share = 0.0
 
     def overheads(self, pass_s: tuple[float, float]) -> Overheads:
         """Fixed costs for the simulator.
@@ -182,7 +184,8 @@ def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, cr
         devices = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
-    return replace(fit(found, sums, setting), answer_s_per_byte=_written_s_per_byte())
+    others = max(times.others for devices in found.values() for times in devices)
+    return replace(fit(found, sums, setting), answer_s_per_byte=_written_s_per_byte(), others=others)
 
 
 def _written_s_per_byte() -> float:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpp.cost.load import busy_s
 from gpp.files import folder as make_folder
 from gpp.files import open_binary, write_text
 from gpp.runtime.worker.parent import end_with_parent
@@ -76,10 +77,11 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     device_id, transport, status = enter(job, run_dir, rank, world, card)
     # Seconds that the worker has computed: neither other programs nor workers on the same core count.
     computed = card is None and job.settings.threads == 1
-    clock = HostClock(time.thread_time) if computed else None
+    marks = Marks()
+    clock = HostClock(marks.now) if computed else None
     if computed:
-        transport.finished = time.thread_time
-    ends: list[tuple[float, float]] = []
+        transport.finished = marks.now
+    ends: list[tuple[float, ...]] = []
     log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
     if job.settings.serving is not None:
         with torch.inference_mode():
@@ -87,7 +89,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
             server.kept = type(server.kept)()  # of every request
             server.warm_up()
             server.serve(log)
-        _write(run_dir, device_id, server.kept, ends)
+        _write(run_dir, device_id, server.kept, ends, marks)
         disconnect(status)
         return
     worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card, clock=clock)
@@ -97,18 +99,36 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
         first, count = stretch_at(job, step)
         worker.train(first, count, log)
         step = first + count
-    _write(run_dir, device_id, worker.kept, ends)
+    _write(run_dir, device_id, worker.kept, ends, marks)
     disconnect(status)
 
 
-def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, float]]) -> None:
-    record = {"device": device_id, "steps": list(kept), "ends": ends}
+class Marks:
+    """A clock of the seconds that its thread has computed, which remembers the wall's time at every mark."""
+
+    def __init__(self) -> None:
+        self.wall_s: dict[float, float] = {}
+
+    def now(self) -> float:
+        mark = time.thread_time()
+        self.wall_s[mark] = time.perf_counter()
+        return mark
+
+
+def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, ...]], marks: Marks) -> None:
+    steps, wall_s = list(kept), marks.wall_s
+    # Of each event its seconds by the wall's clock, where both of its marks are ours.
+    walls = [
+        [wall_s[end] - wall_s[start] if {start, end} <= wall_s.keys() else None for *_, start, end, _ in step["events"]]
+        for step in steps
+    ]
+    record = {"device": device_id, "steps": steps, "walls": walls, "ends": ends}
     write_text(run_dir / "ranks" / f"device_{device_id}.json", json.dumps(record), exact=True)
 
 
-def _log(ends: list[tuple[float, float]], computed: Any, record: dict[str, Any]) -> None:
+def _log(ends: list[tuple[float, ...]], computed: Any, record: dict[str, Any]) -> None:
     if "step" in record:
-        ends.append((computed(), time.perf_counter()))
+        ends.append((computed(), time.perf_counter(), time.process_time(), busy_s()))
 
 
 if __name__ == "__main__":
