@@ -144,7 +144,7 @@ def device_order(plan: Plan) -> tuple[int, ...]:
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     """The ranks' measurements, with the samples in flight of the engine's own schedule, not of the program."""
-    from gpp.runtime.controller.controller import collect
+    from gpp.runtime.controller.collected import collect
 
     outcome = collect(job, run_dir, logs)
     assert outcome.measured is not None

@@ -51,7 +51,8 @@ class DataParallel(AbstractEngine):
         refuse_trained_loss(job, self.name)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import collect, run_workers
+        from gpp.runtime.controller.collected import collect
+        from gpp.runtime.controller.controller import run_workers
 
         refuse_several_stages(job.plan, self.name)
         return collect(job, run_dir, run_workers("baselines.whole_model_worker", job, run_dir, job.plan.num_devices, progress))

@@ -105,7 +105,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"command", "new_project", "sweep_tracking"},
+        {"command", "command_line", "new_project", "sweep_tracking"},
         {"api", "batches", "changes", "composing", "forms", "modules", "multirun", "optimizer_factory", "pipeline", "wanted"},
         {"cli"},
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import platform
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpp.app.command_line import flags_of_command, folders, hold_back, replacing
 from gpp.app.new_project import write_project
 from gpp.app.refusals import Refusal, check_words, ended
 from gpp.app.several import SEVERAL
@@ -48,7 +48,7 @@ def main(story: Story) -> None:
             _stop(str(error))
         return
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(Vocabulary(folders=_folders())))
+        print(help_text(Vocabulary(folders=folders())))
         return
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -60,8 +60,8 @@ def main(story: Story) -> None:
 
     quicken()
     codes: list[int] = []
-    sys.argv[1:] = _replacing(sys.argv[1:])
-    held_back = _hold_back(sys.argv)
+    sys.argv[1:] = replacing(sys.argv[1:])
+    held_back = hold_back(sys.argv)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def task(cfg: DictConfig) -> float | None:
@@ -78,10 +78,10 @@ def main(story: Story) -> None:
         task()
     except Exception as error:
         # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
-        _stop(str(_composition_error(error, _flags().words)))
+        _stop(str(_composition_error(error, flags_of_command().words)))
     except Refused as refused:
         error = refused.error
-        _stop(str(error if isinstance(error, GppError) else _composition_error(error, _flags().words)))
+        _stop(str(error if isinstance(error, GppError) else _composition_error(error, flags_of_command().words)))
     except Stopped as stopped:
         if Sweep.running is not None:
             Sweep.running.end(stopped)
@@ -103,58 +103,14 @@ def _defect() -> int:
     return 1
 
 
-def _flags() -> argparse.Namespace:
-    """`config_dir`, `config_name` and the `words` of this command line that are settings."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn", default="config")
-    flags, rest = parser.parse_known_args(sys.argv[1:])
-    flags.words = [word for word in rest if not word.startswith("-")]
-    return flags
-
-
-def _folders() -> tuple[Path, ...]:
-    """The folders with groups of options: ours, and the user's."""
-    from omegaconf import OmegaConf
-
-    flags = _flags()
-    listed = [flags.config_dir] if flags.config_dir else []
-    for folder in (*listed, CONF):
-        path = Path(folder) / f"{flags.config_name}.yaml"
-        try:
-            text = path.read_text()
-            written = OmegaConf.select(OmegaConf.create(text), "hydra.searchpath") if "searchpath" in text else None
-        except Exception:  # it is missing, or no YAML, which composing it has said
-            continue
-        listed += [entry for entry in written or () if isinstance(entry, str)]
-        break
-    for word in sys.argv[1:]:
-        if match := re.match(r"\+{0,2}hydra\.searchpath=\[(.*)\]$", word):
-            listed += [entry.strip("'\" ") for entry in match.group(1).split(",")]
-    found = [Path(entry.removeprefix("file://")).resolve() for entry in listed if not entry.startswith("pkg://")]
-    return tuple(dict.fromkeys([CONF, *(folder for folder in found if folder.is_dir())]))
-
-
-def _replacing(words: list[str]) -> list[str]:
-    """`+experiment=NAME` as `experiment=NAME`, where the configuration has the group: both forms are in use."""
-    flags = _flags()
-    path = next((path for folder in _folders() if (path := folder / f"{flags.config_name}.yaml").is_file()), None)
-    # A sweep takes the group over from the configuration that it begins with.
-    if path is None or not re.search(
-        r"^\s*- (config|(override )?/?experiment:.*)$", path.read_text("utf-8", "replace"), re.MULTILINE
-    ):
-        return words
-    return [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
-
-
 def _composed(words: list[str]) -> Any:
     """The configuration of some overrides under this command's folders, with Hydra's own settings."""
     from hydra import compose, initialize_config_dir
 
-    flags, folders = _flags(), _folders()
-    home = next((folder for folder in (*folders[1:], CONF) if (folder / f"{flags.config_name}.yaml").is_file()), CONF)
+    flags, known = flags_of_command(), folders()
+    home = next((folder for folder in (*known[1:], CONF) if (folder / f"{flags.config_name}.yaml").is_file()), CONF)
     others = [word for word in words if not word.startswith("hydra.searchpath")]
-    search = ",".join(f"'file://{folder}'" for folder in folders if folder != home)
+    search = ",".join(f"'file://{folder}'" for folder in known if folder != home)
     with initialize_config_dir(str(home), version_base="1.3"):
         return compose(flags.config_name, overrides=[f"hydra.searchpath=[{search}]", *others], return_hydra_config=True)
 
@@ -179,26 +135,14 @@ def _composition_error(error: Exception, words: list[str]) -> GppError:
     def culprit() -> str | None:
         return next((word for word in words if plain([other for other in words if other != word])), None)
 
-    vocabulary = Vocabulary(folders=_folders(), config=right)
+    vocabulary = Vocabulary(folders=folders(), config=right)
     return Refusal(error=error, words=words, vocabulary=vocabulary, config=whole, culprit=culprit).explained()
 
 
 def _chooses(word: str) -> bool:
     """Whether a word chooses an option that exists."""
     group, _, option = word.lstrip("+").partition("=")
-    return option in Vocabulary(folders=_folders()).options(group.partition("@")[0])
-
-
-def _hold_back(argv: list[str]) -> list[str]:
-    """Take `strategy.KEY=VALUE` out of the command line of one comparison.
-
-    They are for the compared strategies that have the setting; Hydra would refuse settings that the default one lacks.
-    """
-    if not {f"mode={mode}" for mode in SEVERAL} & set(argv) or {"-m", "--multirun"} & set(argv):
-        return []
-    words = [word for word in argv[1:] if re.match(r"\+{0,2}strategy[./]", word)]
-    argv[:] = [word for word in argv if word not in words]
-    return words
+    return option in Vocabulary(folders=folders()).options(group.partition("@")[0])
 
 
 def _compared(cfg: Any, words: list[str]) -> list[Any]:
@@ -215,7 +159,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
 
     from gpp.app.composing import options
 
-    names, known = cfg.strategies, Vocabulary(folders=_folders()).options("strategy")
+    names, known = cfg.strategies, Vocabulary(folders=folders()).options("strategy")
     if names is None:
         names = [name for name in (EXPLORED if cfg.mode == "explore" else COMPARED) if name in known]
     if not OmegaConf.is_list(names) and not isinstance(names, str | list):
@@ -390,9 +334,7 @@ def _made(
     except SystemExit as end:
         raise ended(end.code, _plain(cfg)) from end
     except Exception as error:
-        vocabulary = Vocabulary(
-            folders=_folders(), config=lambda: {**_plain(cfg), "hydra": {"runtime": {"choices": dict(choices)}}}
-        )
+        vocabulary = Vocabulary(folders=folders(), config=lambda: {**_plain(cfg), "hydra": {"runtime": {"choices": dict(choices)}}})
         raise Refusal(error=error, words=overrides, vocabulary=vocabulary, config=lambda: _plain(cfg)).explained() from error
 
 
@@ -412,13 +354,13 @@ def _refuse_bases(choices: Any) -> None:
     for key, name in choices.items():
         if name == BASE:
             group = str(key).partition("@")[0]
-            known = ", ".join(Vocabulary(folders=_folders()).options(group))
+            known = ", ".join(Vocabulary(folders=folders()).options(group))
             raise InvalidConfig(group, BASE, "holds what the options share and is none of them", f"use one of {known}")
 
 
 def _config_options() -> list[str]:
     """`-cd DIR -cn NAME` of this command line, which a job's overrides do not repeat."""
-    flags = _flags()
+    flags = flags_of_command()
     out = ["-cd", flags.config_dir] if flags.config_dir else []
     out += ["-cn", flags.config_name] if flags.config_name != "config" else []
     return [*out, "hydra.mode=RUN"] if out else out

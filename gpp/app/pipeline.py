@@ -39,7 +39,8 @@ from gpp.report.run.record import RunRecord
 from gpp.report.run.result import result_dict, write_json
 from gpp.report.run.terminal import show_plan
 from gpp.runtime.checkpoint.final import finish_final
-from gpp.runtime.controller.controller import Follower, clear, collect
+from gpp.runtime.controller.collected import collect
+from gpp.runtime.controller.controller import Follower, clear
 from gpp.runtime.controller.place import Place, world_of
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed

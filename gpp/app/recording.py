@@ -224,12 +224,8 @@ class Recorder:
     def pass_by(self, words: str) -> None:
         """Say on a terminal what goes on; the next line takes its place."""
         if self.console.is_terminal:
-            self._say_in_passing(words)
-
-    def _say_in_passing(self, words: str) -> None:
-        """Print a line that the next one overwrites."""
-        room = max(0, min(60, self.console.width - 1))
-        self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
+            room = max(0, min(60, self.console.width - 1))
+            self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
     def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[Boundary, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
@@ -246,8 +242,7 @@ class Recorder:
             failed = [found for found in attempts if found.status == "failed"]
             self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
             self.reason = "\n".join(reason_lines(failed or attempts))
-        if self.console.is_terminal:
-            self._say_in_passing("")
+        self.pass_by("")
         (show_boundaries if boundaries else show_comparison)(self.console, self._run())
         return best
 

@@ -9,7 +9,8 @@ from typing import Any
 from gpp.graph.captured import Captured, loss_nodes, with_total
 from gpp.graph.inference import network_of
 from gpp.program.kinds import COMPUTE, SENDS
-from gpp.runtime.controller.controller import Follower, devices_of
+from gpp.runtime.controller.collected import devices_of
+from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Outcome
 from gpp.runtime.job import Job
 from gpp.simulate.simulator import SHOWN

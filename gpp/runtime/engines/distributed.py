@@ -162,7 +162,8 @@ class Distributed(AbstractServer):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.checkpoint.final import finish_final
         from gpp.runtime.controller import follow
-        from gpp.runtime.controller.controller import collect, run_workers
+        from gpp.runtime.controller.collected import collect
+        from gpp.runtime.controller.controller import run_workers
         from gpp.runtime.controller.stream import collect as collect_stream
 
         if job.settings.serving is not None:

@@ -66,7 +66,8 @@ class Emulate(AbstractServer):
         return ()
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import devices_of, run_workers, timeline
+        from gpp.runtime.controller.collected import devices_of, timeline
+        from gpp.runtime.controller.controller import run_workers
 
         if job.settings.serving is not None:
             from gpp.runtime.controller.stream import collect_emulated
