@@ -274,7 +274,7 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def plain_losses(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
-    """Losses of a loop of one's own over the whole model; its experts are a loop, too, as torch's product of groups has no float64."""
+    """Losses of a loop of one's own over the whole model, with its experts in a loop: torch's product of groups has no float64."""
     if has_experts(model):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
     optimizer, out = torch.optim.Adam(model.parameters(), lr=1e-3), []

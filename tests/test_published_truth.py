@@ -16,7 +16,8 @@ from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
-from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards, with_split_head
+from sweeps.truth.__main__ import halved, sheet
+from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards, with_score_traffic, with_split_head
 from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes, stage_range
 from sweeps.truth.rows import Row, rows
 from tests.support.graphs import chain, cluster
@@ -124,6 +125,45 @@ def test_scores_are_those_of_the_micro_batches_that_the_fullest_device_holds() -
     row = row_of("1f1b")
     more = scored_bytes(row, HALF) - predict(row, HALF).peak_bytes
     assert more == pytest.approx(5 * SIZES["num_heads"] * SIZES["sequence"] ** 2 * 2 * 2 * 3)
+
+
+def test_attention_that_is_not_fused_takes_its_scores_bytes_more() -> None:
+    """13 bytes of each score in a forward, 19 in a backward, at the rate of the memory."""
+    problem = problem_of(GPT, HALF)
+    device, scores = problem.cluster.devices[0], SIZES["num_heads"] * SIZES["sequence"] ** 2
+    slower = with_score_traffic(GPT, problem.graph, device)
+    pairs = zip(problem.graph.ops, slower.ops, strict=True)
+    more = [(b.forward_flops - a.forward_flops, b.backward_flops - a.backward_flops) for a, b in pairs]
+    seconds = [tuple(flops / device.flop_per_s("bfloat16") for flops in each) for each in more if any(each)]
+    assert len(seconds) == SIZES["num_layers"]
+    for each in seconds:
+        assert each == pytest.approx([many * scores / device.memory_bandwidth_bytes_per_s for many in (13, 19)])
+
+
+def whole_ms(row: Row, constants: Constants) -> float:
+    """The prediction of a row without a pipeline, from its model with 1 and with 2 layers: all layers take the same."""
+    layers = int(row.words["model.num_layers"])
+    few = [re.sub(r"num_layers=\d+", f"num_layers={count}", " ".join(row.settings)).split() for count in (1, 2)]
+    one, two = (predict(replace(row, settings=tuple(words)), constants).of(row) for words in few)
+    return one + (layers - 1) * (two - one)
+
+
+def test_tensor_parallelism_over_two_nodes_is_as_fast_as_measured() -> None:
+    """vTrain's GPT 3.6B without a fit. A ring over one network card of a node would take three times as long."""
+    found = {(row.tensor, row.samples): row for row in rows("vtrain.csv") if row.model == "GPT 3.6B" and row.pipeline == 1}
+    constants = sheet("dgx_a100")
+    for shape in ((8, 16), (16, 16)):
+        assert whole_ms(found[shape], constants) == pytest.approx(found[shape].value, rel=0.2)
+    wide = found[16, 16]
+    narrow = replace(wide, settings=tuple(word.replace("network_cards=4", "network_cards=1") for word in wide.settings))
+    assert whole_ms(narrow, constants) > 2.5 * wide.value
+
+
+def test_vtrains_rows_and_their_halves() -> None:
+    found = rows("vtrain.csv")
+    assert len(found) == 60 and all(row.data * row.tensor * row.pipeline == row.devices for row in found)
+    used, others = halved(found)
+    assert len(used) == len(others) == 30 and {*used, *others} == {*found} and halved(found) == (used, others)
 
 
 def test_any_number_of_stages_is_faster_than_one_and_slower_than_no_idle_time() -> None:

@@ -10,8 +10,8 @@ card by least squares of the logarithm, on a grid that is narrowed around its be
 schedules are to 1F1B.
 
 vTrain's rows (vtrain.csv) are of another cluster of A100s. They are predicted with the card's constants, and once more with the
-share of the peak fitted to half of them and judged on the other half. A guess without a model stands beside it: a step takes as long
-as a device's FLOPs at the rate that is the median of the first half.
+share of the peak fitted to half of them and judged on the other half. A guess without a model stands beside it: a step takes as
+long as a device's FLOPs at the rate that is the median of the first half.
 
 Models are captured once, and kept in the cache.
 """

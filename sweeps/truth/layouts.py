@@ -162,10 +162,11 @@ def with_scores(row: Row, graph: OpGraph) -> OpGraph:
 def with_score_traffic(row: Row, graph: OpGraph, device: Device) -> OpGraph:
     """The graph of a GPT whose attention is not fused, as Megatron's was: kernels of their own go through the scores.
 
-    Of 16 bits for each head and two tokens a forward writes the product (2 bytes), reads and writes it in the softmax (4) and in the
-    dropout, which writes a mask too (5), and reads it for the second product (2). A backward reads and writes it in the second
-    product's (4), the dropout's (5) and the softmax's (6), and reads it twice in the first product's (4). An operator takes the longer
-    of its FLOPs and its bytes, and these kernels take both, so the bytes count as FLOPs that take as long on this device.
+    Of the 16 bits for each head and two tokens a forward writes the product (2 bytes), reads and writes it in the softmax (4) and
+    in the dropout, which writes a mask too (5), and reads it for the second product (2). A backward reads and writes it in the
+    second product's (4), the dropout's (5) and the softmax's (6), and reads it twice in the first product's (4). An operator takes
+    the longer of its FLOPs and its bytes, and these kernels take both, so their bytes count as FLOPs that take as long on this
+    device.
     """
     words = row.words
     scores = int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
