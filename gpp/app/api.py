@@ -167,11 +167,7 @@ def train(
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
     check_unreplanned(strategy)
-    if not engine.needs_weights:
-        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
-    if engine.planner is not None:
-        rule = "builds the model from its settings, and this model has none"
-        raise InvalidConfig("engine", engine.name, rule, "use Distributed()")
+    _refuse_engine(engine)
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
     check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
@@ -216,6 +212,19 @@ def train(
         outcome = engine.execute(job, run_dir, progress)
         copy_into(model, final.load_final(run_dir), loss)
     return outcome
+
+
+def _refuse_engine(engine: AbstractEngine) -> None:
+    """Refuse an engine that does not train a model in memory.
+
+    Raises:
+        InvalidConfig: says why.
+    """
+    if not engine.needs_weights:
+        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
+    if engine.planner is not None:
+        rule = "builds the model from its settings, and this model has none"
+        raise InvalidConfig("engine", engine.name, rule, "use Distributed()")
 
 
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
