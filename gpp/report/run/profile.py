@@ -50,7 +50,8 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     console.print(Text(f"operators on {samples} samples, timed alone, and in place inside {len(profile.in_place)} stages of plans"))
     console.print(table)
     update = profile.update_per_byte()
-    lines = [] if update is None else [("update", f"{text.seconds(update * 1e6)} for 1 MB of parameters")]
+    lines = [("load", f"other programs had {text.percent(profile.others)} of the processors while the operators were timed")]
+    lines += [] if update is None else [("update", f"{text.seconds(update * 1e6)} for 1 MB of parameters")]
     fixed, link = problem.overheads, problem.cluster.wiring.common
     if fixed != NOTHING:
         lines += [
