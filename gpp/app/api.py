@@ -171,9 +171,9 @@ def train(
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
     check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
-    if plan.minibatch_size > sizes["train"]:
+    if plan.minibatch_size > (most := sizes["train"]):
         raise InvalidConfig(
-            "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
+            "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {most}", "use more data"
         )
     if resume == AUTO:
         resume = run_dir if continues(run_dir) else None

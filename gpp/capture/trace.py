@@ -27,6 +27,7 @@ from torch._library.autograd import make_autograd_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gpp.capture.assigned import in_place, read_copies
 from gpp.capture.kept import Kept
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -183,7 +184,7 @@ def trace(
             _without_storage(whole, tensors) as flat,
             _annotations(notes),
             _left_alone(whole) as again,
-            _in_place(whole) as assigned,
+            in_place(whole) as assigned,
         ):
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
@@ -193,7 +194,7 @@ def trace(
                 again()
                 program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
-            _read_copies(program, assigned)
+            read_copies(program, assigned)
     except GppError:
         raise
     except (Exception, SystemExit) as error:
@@ -291,52 +292,6 @@ def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
         yield begin
     finally:
         kept.put_back()
-
-
-@contextlib.contextmanager
-def _in_place(whole: Whole) -> Iterator[set[str]]:
-    """Let a module that assigns another tensor to one of its buffers write it there: torch.export loses what is assigned.
-
-    It is written when the module's forward ends, so that what the forward computes from either tensor is not touched. Yields the
-    full names of such buffers, filled while the model is traced.
-    """
-    paths = {module: path for path, module in whole.named_modules()}
-    before: dict[nn.Module, dict[str, Tensor | None]] = {}
-    assigned: set[str] = set()
-
-    def note(module: nn.Module, args: Any) -> None:
-        before[module] = dict(module._buffers)
-
-    def write(module: nn.Module, args: Any, output: Any) -> None:
-        for name, old in before.pop(module, {}).items():
-            new, path = module._buffers.get(name), paths.get(module)
-            if path is None or old is None or new is None or new is old or (old.shape, old.dtype) != (new.shape, new.dtype):
-                continue
-            old.copy_(new.detach())
-            module._buffers[name] = old
-            assigned.add(f"{path}.{name}")
-
-    handles = nn.modules.module.register_module_forward_pre_hook(note), nn.modules.module.register_module_forward_hook(write)
-    try:
-        yield assigned
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _read_copies(program: torch.export.ExportedProgram, assigned: set[str]) -> None:
-    """Let what reads an assigned buffer before it is written read a copy, which a backward then finds as it was."""
-    graph, copy = program.graph_module.graph, torch.ops.aten.copy_.default
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    leaves = zip([node for node in graph.nodes if node.op == "placeholder"], program.graph_signature.input_specs, strict=True)
-    for leaf in [leaf for leaf, spec in leaves if spec.target in assigned]:
-        written = min((order[user] for user in leaf.users if user.target is copy and user.args[0] is leaf), default=0)
-        if readers := sorted((user for user in leaf.users if order[user] < written), key=order.__getitem__):
-            with graph.inserting_before(readers[0]):
-                kept = graph.call_function(torch.ops.aten.clone.default, (leaf,))
-            kept.meta = {**readers[0].meta, "val": leaf.meta["val"]}
-            for reader in readers:
-                reader.replace_input_with(leaf, kept)
 
 
 @contextlib.contextmanager
