@@ -175,8 +175,7 @@ def train(
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {most}", "use more data"
         )
-    if resume == AUTO:
-        resume = run_dir if continues(run_dir) else None
+    resume = (run_dir if continues(run_dir) else None) if resume == AUTO else resume
     resumed = find(resume, steps) if resume is not None else None
     job = assemble(
         captured,
