@@ -16,11 +16,12 @@ from gpp.graph.random_graphs import random_dag
 from gpp.graph.series_parallel import decompose
 from gpp.plan.build import make_plan
 from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe import graphpipe
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
 from tests.support.operations import calls
-from tests.support.problems import Rate, cluster, run, towers
+from tests.support.problems import Rate, cluster, random_problem, run, towers
 
 
 def test_in_flight_samples_of_figure_5():
@@ -127,6 +128,19 @@ def test_search_takes_few_calls(branches, blocks):
     )
     # 100 000 to 450 000 as this is written, which take a second.
     assert calls(lambda: run(GraphPipe(colocate="never"), problem)) < 2_000_000
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
+    """Above `SMALL`, where chains are no starts, and if its own search found nothing at all. Whole problems of that size:
+    `python -m tests.check_planners --what chains`, and `--what models`."""
+    monkeypatch.setattr(graphpipe, "SMALL", 0)
+    monkeypatch.setattr(GraphPipe, "_partitions", lambda *_: None)
+    problem = random_problem(seed, max_ops=12, max_devices=8)
+    chain = run(Sequential(), problem)
+    if chain is not None:
+        found = run(GraphPipe(colocate="never", max_candidates=0), problem)
+        assert found is not None and found[1] <= chain[1] * (1 + 1e-9)
 
 
 def test_settings_are_checked():
