@@ -31,7 +31,7 @@ from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
-from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, continues, find, training_of
+from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, Found, continues, find, training_of
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -175,8 +175,7 @@ def train(
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {most}", "use more data"
         )
-    resume = (run_dir if continues(run_dir) else None) if resume == AUTO else resume
-    resumed = find(resume, steps) if resume is not None else None
+    resumed = _found(resume, run_dir, steps)
     job = assemble(
         captured,
         problem,
@@ -211,6 +210,13 @@ def train(
         outcome = engine.execute(job, run_dir, progress)
         copy_into(model, final.load_final(run_dir), loss)
     return outcome
+
+
+def _found(resume: str | Path | None, run_dir: Path, steps: int) -> Found | None:
+    """The checkpoint to go on from; None to begin."""
+    if resume == AUTO:
+        resume = run_dir if continues(run_dir) else None
+    return None if resume is None else find(resume, steps)
 
 
 def _refuse_engine(engine: AbstractEngine) -> None:

@@ -230,8 +230,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
     """Instantiate, record, run; returns the exit code, and the reason where it is not 0.
 
     Args:
-        before: the run directory of the attempt before this one, where a launcher starts the command again. If that has left
-            checkpoints, this one goes on there.
+        before: the run directory of the attempt before this one, if a launcher starts it again; a checkpoint there counts.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode

@@ -21,6 +21,7 @@ from gpp.files import close_to_others, folder, open_binary
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.checkpoint.resume import drop_halves
+from gpp.runtime.controller.ends import by_signal, has_ended
 from gpp.runtime.engine import GRADIENT_NORM, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
@@ -112,7 +113,7 @@ def all_ended(context: Any, ranks: Path, timeout_s: float = POLL_S) -> bool:
     Raises:
         WorkerFailed: one has failed.
     """
-    before = [rank for rank, pid in context.pids().items() if _has_ended(pid)]
+    before = [rank for rank, pid in context.pids().items() if has_ended(pid)]
     result = context.wait(timeout=timeout_s, period=POLL_S)
     if result is None or not result.is_failed():
         return result is not None
@@ -120,23 +121,6 @@ def all_ended(context: Any, ranks: Path, timeout_s: float = POLL_S) -> bool:
     # Who ended first did so by itself, or was ended by a stranger; the SIGTERM of those that follow is the context's.
     before = [rank for rank in before if rank in codes] or [next(iter(codes))]
     raise failure(ranks, {rank: code for rank, code in codes.items() if rank in before or code != -signal.SIGTERM}, result.stderrs)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child has ended; its exit code is left for whoever started it."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False  # it was asked before
-
-
-def by_signal(number: int) -> str:
-    """That a signal has ended a worker, and who may have sent it."""
-    senders = {
-        signal.SIGKILL: "; the kernel does that to a process when memory runs out",
-        signal.SIGTERM: ", which this run did not send: a user, a scheduler or a shutdown of the machine did",
-    }
-    return f"killed by {signal.Signals(number).name}{senders.get(signal.Signals(number), '')}"
 
 
 def clear(run_dir: Path) -> None:

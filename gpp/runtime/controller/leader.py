@@ -23,7 +23,8 @@ from typing import ClassVar, Self, final
 
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, by_signal, clear
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear
+from gpp.runtime.controller.ends import by_signal
 from gpp.runtime.controller.follow import Ranks, follow
 from gpp.runtime.controller.place import Place
 from gpp.runtime.controller.place_worker import END_S, Worker
