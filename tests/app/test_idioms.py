@@ -27,6 +27,7 @@ MORE = set(
     without_gradient tied_by_property called by_name no_grad stopped plain_python attention sparse pruned orthogonal
     tensor_rate partial_class several_targets sync_norm renamed compares spectral_norm torch_Adadelta torch_Adamax
     torch_RAdam torch_Rprop torch_RMSprop torch_Adam torch_NAdam
+    class_alone rate_by_hand one_cycle padding causal batch_norm_whole spectral_norm_whole depth_by_sample noise penalty masked odd
     """.split()
 )
 """Those that tell little beside others, or take seconds."""
