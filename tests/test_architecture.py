@@ -197,7 +197,12 @@ def test_who_knows_torch_and_hydra() -> None:
         roots = {module.split(".")[0] for module, at_run_time in imports(path) if at_run_time}
         if "torch" in roots and unit not in TORCH:
             wrong.append(f"{relative} imports torch")
-        if roots & {"hydra", "omegaconf"} and relative not in ("app/cli.py", "app/command_line.py", "app/composing.py", "app/multirun.py"):
+        if roots & {"hydra", "omegaconf"} and relative not in (
+            "app/cli.py",
+            "app/command_line.py",
+            "app/composing.py",
+            "app/multirun.py",
+        ):
             wrong.append(f"{relative} imports Hydra")
         if "baselines" in roots:
             wrong.append(f"{relative} imports the baselines")

@@ -203,9 +203,7 @@ def train(
     with RunDir(run_dir, field="run_dir") as directory:
         directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
         directory.begin(joins=engine.joins)
-        for split, batch in splits.items():
-            if batch:
-                _write(run_dir / "data", split, batch)
+        _write(run_dir / "data", splits)
         job.save(run_dir, state)
         outcome = engine.execute(job, run_dir, progress)
         copy_into(model, final.load_final(run_dir), loss)
@@ -259,6 +257,8 @@ def _num_samples(batch: Batch) -> int:
     return len(next(iter(_targets(batch).values())))
 
 
-def _write(folder: Path, split: str, batch: Batch) -> None:
-    targets = {TARGET + name: tensor for name, tensor in _targets(batch).items()}
-    tensors.write(folder, split, {**batch[0], **targets})
+def _write(folder: Path, splits: Mapping[str, Batch | None]) -> None:
+    for split, batch in splits.items():
+        if batch:
+            targets = {TARGET + name: tensor for name, tensor in _targets(batch).items()}
+            tensors.write(folder, split, {**batch[0], **targets})

@@ -25,7 +25,7 @@ class Given:
 
     Args:
         made: the optimizer whose settings the workers follow; None where they have settings of their own.
-        warn: is told once of each change that may be none for the training.
+        warn: gets a warning of each change that may be none for the training, the first time.
     """
 
     def __init__(self, model: nn.Module, loss: Any, made: torch.optim.Optimizer | None, warn: Callable[[str], None]) -> None:

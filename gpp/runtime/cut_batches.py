@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, loss_nodes
+from gpp.graph.captured import Captured, Node, loss_nodes
 from gpp.plan.plan import Plan
 
 
@@ -62,17 +62,15 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
                 "the loss compares the samples of a batch with each other, and a device sees only a part of the batch at once, "
                 f"{smallest} samples or more: the loss is not that of the whole mini-batch. Fix: {scope}"
             )
+    part = f"a device sees only a part of it at once, {smallest} samples or more. Fix: microbatch_size={plan.minibatch_size}"
     if captured.mixes:
         out.append(
-            "the loss of samples together is not the mean of their losses: the network computes a sample by the others of its batch (a "
-            f"mean over them, or how many there are), and a device sees only a part of it at once, {smallest} samples or more. "
-            f"Fix: microbatch_size={plan.minibatch_size}, or constants in their place"
+            "the loss of samples together is not the mean of their losses: the network computes a sample by the others of its "
+            f"batch (a mean over them, or how many there are), and {part}, or constants in their place"
         )
     if scaled := [node for node in captured.nodes if _by_frequency(node)]:
-        out.append(
-            f"{scaled[0].module or 'an embedding'} scales gradients by how often a row is read in a batch (scale_grad_by_freq), and a "
-            f"device sees only a part of it at once, {smallest} samples or more. Fix: microbatch_size={plan.minibatch_size}"
-        )
+        where = scaled[0].module or "an embedding"
+        out.append(f"{where} scales gradients by how often a batch reads a row (scale_grad_by_freq), and {part}")
     if buffers:
         out.append(
             f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "

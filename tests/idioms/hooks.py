@@ -43,7 +43,7 @@ def activation_hook() -> Made:
 @on("`p.register_hook` on a parameter", "refused", "(register_hook)", "clip by norm: `gpp.ByFactory(factory=..., clip_norm=1.0)`")
 def parameter_hook() -> Made:
     model = Between(nn.Linear(D, D))
-    model.mid.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    model.mid.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))  # pyright: ignore[reportCallIssue]
     return Made(model)
 
 
@@ -57,7 +57,7 @@ def accumulate_hook() -> Made:
         assert param.grad is not None
         param.grad.mul_(0.5)
 
-    model.mid.weight.register_post_accumulate_grad_hook(halve)
+    model.mid.weight.register_post_accumulate_grad_hook(halve)  # pyright: ignore[reportCallIssue]
     return Made(model)
 
 

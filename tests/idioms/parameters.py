@@ -259,7 +259,7 @@ def odd() -> Made:
 
 class Clamped(Between):
     def forward(self, x: Tensor) -> Tensor:
-        self.mid.weight.data.clamp_(-0.3, 0.3)
+        self.mid.weight.data.clamp_(-0.3, 0.3)  # pyright: ignore[reportCallIssue]
         return super().forward(x)
 
 
@@ -282,8 +282,8 @@ def functional() -> Made:
 
         def forward(self, x: Tensor) -> Tensor:
             own = dict(self.net.named_parameters())
-            own["mid.weight"] = own["mid.weight"] * self.shift
-            return torch.func.functional_call(self.net, own, (x,))
+            own["mid.weight"] = own["mid.weight"] * self.shift  # pyright: ignore[reportArgumentType]
+            return torch.func.functional_call(self.net, own, (x,))  # pyright: ignore[reportArgumentType]
 
     return Made(Called())
 
@@ -314,4 +314,4 @@ def ema() -> Made:
         for name, tensor in state.items():
             kept.setdefault(f"ema.{name}", torch.zeros_like(tensor)).lerp_(tensor, 0.3)
 
-    return Made(Between(nn.Linear(D, D)), each=each, kept=kept)
+    return Made(Between(nn.Linear(D, D)), each=each, kept=kept)  # pyright: ignore[reportArgumentType]

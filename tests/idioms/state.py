@@ -137,7 +137,7 @@ def shared_buffer() -> Made:
             self.register_buffer("by", by)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.by
+            return x * self.by  # pyright: ignore[reportOperatorIssue]
 
     by = torch.linspace(0.5, 1.5, D, dtype=torch.float64)
     return Made(nn.Sequential(nn.Linear(D, D), Scale(by), nn.Tanh(), nn.Linear(D, D), Scale(by), nn.Linear(D, 3)))
