@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size, stored_name
+from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, operator_of, size, stored_name
 from gpp.capture.homes import home_of
 from gpp.capture.trace import Traced, where_of
 from gpp.errors import CaptureError
@@ -233,6 +233,7 @@ class _Reader:
                 "Fix: describe the model by hand-written blocks (model=blocks)"
             )
         name = stored_name(target) if isinstance(target, torch._ops.OpOverload) else GETITEM
+        stored = operator_of(name)
         kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
         draft = self._add(
             node.name,
@@ -245,7 +246,7 @@ class _Reader:
             module=_module_path(node),
             in_loss=_in_loss(node),
             no_grad=no_grad,
-            home="" if target is operator.getitem else home_of(target, where),
+            home=home_of(stored, where) if isinstance(stored, torch._ops.OpOverload) else "",
         )
         values[node] = {"ref": draft.name}
 

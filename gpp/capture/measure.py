@@ -282,7 +282,8 @@ def _count_flops(
 def _is_uncounted(operator: Callable[..., Any], args: list[Any], outputs: list[Tensor]) -> bool:
     """Whether a call that counts no FLOPs is work of an unknown amount: another library's operator, or a product of torch's.
 
-    A product sums over an extent of two matrices that its result does not have. Losses, which also do, have few operations.
+    A product sums over an extent of two matrices that its result does not have, and uses each element several times. Losses, and
+    products row by row, have few operations.
     """
     if not isinstance(operator, torch._ops.OpOverload) or len(outputs) != 1:
         return False
@@ -290,8 +291,9 @@ def _is_uncounted(operator: Callable[..., Any], args: list[Any], outputs: list[T
     if operator.namespace not in ("aten", "prims"):
         return bool(operands)
     extents = [set(operand.shape) - {1} for operand in operands if operand.dim() > 1]
-    summed = len(extents) > 1 and set.intersection(*extents[:2]) - set(outputs[0].shape)
-    return bool(summed) and outputs[0].dim() > 0 and "loss" not in operator.name()
+    summed = set.intersection(*extents[:2]) - set(outputs[0].shape) if len(extents) > 1 else set()
+    largest = max((operand.numel() for operand in operands), default=0)
+    return bool(summed) and math.prod(summed) * outputs[0].numel() > largest and "loss" not in operator.name()
 
 
 def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:

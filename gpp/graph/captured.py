@@ -183,7 +183,7 @@ class Captured:
     coupled: bool | None = None
     summed: bool = False
     derived: tuple[Derived, ...] = ()
-    mixes: bool | None = None
+    mixes: bool | None = field(default=None, compare=False)
     checked: Checked | None = field(default=None, compare=False)
     items: tuple[Items, ...] = ()
 

@@ -196,6 +196,8 @@ class Job:
             write_text(folder / "schedule.yml", schedule, exact=True)
         if self.evaluation:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
+        else:  # a run that goes on here may have had one before
+            (folder / "evaluation.txt").unlink(missing_ok=True)
         if weights is not None:
             write_tensors(folder / "weights.safetensors", {name: tensor.contiguous() for name, tensor in weights.items()})
 

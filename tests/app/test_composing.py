@@ -26,6 +26,8 @@ from gpp.app.vocabulary import CONF, ROOT
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     loader, impl = omegaconf._utils.get_yaml_loader, hydra._internal.hydra.ConfigLoaderImpl  # pyright: ignore[reportPrivateImportUsage]
+    # Another test of this process may have made Hydra quicker already.
+    omegaconf._utils.get_yaml_loader, hydra._internal.hydra.ConfigLoaderImpl = composing._python_loader, ConfigLoaderImpl  # pyright: ignore[reportPrivateImportUsage]
     GlobalHydra.instance().clear()
     yield
     GlobalHydra.instance().clear()

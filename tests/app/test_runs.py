@@ -31,7 +31,7 @@ REFUSED = [
     ["steps=-1"],
     ["model.factory=tests.support.zoo.Undecided"],
     ["model.factory=tests.support.zoo.Leaving"],
-    ["cluster.num_devices=50"],
+    ["strategy=even", "cluster.num_devices=50"],
     ["engine=distributed", "engine.launch=external", "engine.nodes=2"],
 ]
 """Found by a setting, in the capture, by a model's code that ends the process, in the problem, and by the engine for its job."""
@@ -59,7 +59,7 @@ def test_a_refused_command_leaves_everything_as_it_was(old: Path, words: list[st
 
 
 def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
-    assert run(tmp_path / "new" / "folder", *SMALL, "cluster.num_devices=50").code == 2
+    assert run(tmp_path / "new" / "folder", *SMALL, "strategy=even", "cluster.num_devices=50").code == 2
     done = run(tmp_path / "sweep", "-m", *SMALL, "strategy=even,mistyped")
     assert done.code == 2 and "strategy=mistyped" in done.out
     assert not list(tmp_path.iterdir())
@@ -184,7 +184,7 @@ def test_a_sweep_shows_each_job_its_own_result(tmp_path: Path) -> None:
 
 
 def test_a_refused_job_of_a_sweep_is_a_row(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", *SMALL, "cluster.num_devices=50", "steps=1,-1")
+    done = run(tmp_path, "-m", *SMALL, "strategy=even", "cluster.num_devices=50", "steps=1,-1")
     assert done.code == 1
     rows = rows_of(tmp_path)
     assert [row["status"] for row in rows] == ["failed", "failed"]

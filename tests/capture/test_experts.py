@@ -86,7 +86,7 @@ def test_experts_of_transformers(kind: str) -> None:
     """
     model: Any = experts(kind, "grouped_mm")
     captured = capture(model, *tokens(2), next_token, name=kind)
-    assert captured.batch is None and not captured.warnings
+    assert captured.batch is None and all("could not be compared" in words for words in captured.warnings)
     targets = [node.target for node in captured.nodes]
     assert targets.count("gpp.grouped_mm.default") == 2
     model.set_experts_implementation("eager")

@@ -179,9 +179,7 @@ def called() -> Made:
 
 @on(
     "an operator of one's own by `torch.library.custom_op`",
-    "refused",
-    "is a torch.autograd.Function",
-    "operators of torch; or hand-written blocks (model=blocks)",
+    "equal",
 )
 def custom_operator() -> Made:
     return Made(Between(Doubled()))

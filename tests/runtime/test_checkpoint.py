@@ -26,7 +26,7 @@ from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.program.program import reduce_groups
-from gpp.runtime.checkpoint.final import load_final
+from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
@@ -152,6 +152,7 @@ def test_one_device_and_stages_go_on_from_each_other(tmp_path: Path) -> None:
         (run_dir / "ranks").mkdir()
         harness = Harness(alone, run_dir, rank=0, device_id=0, device=torch.device("cpu"))
         harness.run(WholeModel(harness, world=1))
+        finish_final(alone, run_dir)
         records = [json.loads(line) for line in (run_dir / "ranks" / "rank_0.jsonl").read_text().splitlines()]
         return {record["step"]: record["loss"] for record in records}, load_final(run_dir)
 

@@ -105,5 +105,6 @@ def test_a_contrastive_loss_on_whole_minibatches(tmp_path: Path) -> None:
     done = run(tmp_path, *COMMON, "model=clip_small", *overrides, "loss.scope=minibatch", "cluster.num_devices=2")
     check_against_one_device(done, "clip_small", *overrides)
     plan = read_json(Plan, tmp_path / "job" / "plan.json")
-    assert sorted(stage.microbatch_size for stage in plan.stages) == [8, 8, 48] and plan.shares_devices
+    sizes = sorted(stage.microbatch_size for stage in plan.stages)
+    assert sizes[-1] == 48 and set(sizes[:-1]) == {8} and plan.shares_devices
     assert "compares the samples" not in done.out

@@ -20,7 +20,7 @@ import gpp
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
-from gpp.runtime.checkpoint.final import load_final
+from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.reference import worker as reference_worker
@@ -262,6 +262,7 @@ def test_a_run_goes_on_from_where_the_pipeline_was_empty(tmp_path: Path) -> None
         one.save(run_dir, weights)
         (run_dir / "ranks").mkdir()
         reference_worker._run(one, run_dir, 0, 1, torch.device("cpu"))
+        finish_final(one, run_dir)
     first, second = load_final(whole), load_final(again)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     lines = [(run_dir / "ranks" / "rank_0.jsonl").read_text().splitlines() for run_dir in (whole, again)]

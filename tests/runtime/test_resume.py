@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import find
-from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.run_dir import run_of, under_way
 from tests.check_kills import WORDS, Attempt, run
 from tests.support.cli import ROOT, environment, workers_of

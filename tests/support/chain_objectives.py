@@ -13,8 +13,13 @@ def ring_s(problem: Problem, num_bytes: float, replicas: int) -> float:
         return 0.0
     links = [cluster.intra_node] if cluster.nodes[0] == cluster.nodes[1] else []
     links += [cluster.inter_node] if cluster.nodes[replicas - 1] != cluster.nodes[0] else []
-    rate = cluster.collective_efficiency
-    steps = [link.latency_s + num_bytes / replicas / (rate * link.bandwidth_bytes_per_s) for link in links]
+    rate, cards = cluster.collective_efficiency, 1
+    if len(set(used := cluster.nodes[:replicas])) > 1:
+        # Of each node's network cards the share of its devices that take part; the node with the fewest decides.
+        shares = {node: cluster.network_cards * used.count(node) // cluster.nodes.count(node) for node in used}
+        cards = min(min(max(1, share), used.count(node)) for node, share in shares.items())
+    over = {id(cluster.inter_node): cards}
+    steps = [link.latency_s + num_bytes / replicas / (rate * link.bandwidth_bytes_per_s * over.get(id(link), 1)) for link in links]
     return 2 * (replicas - 1) * max(steps)
 
 

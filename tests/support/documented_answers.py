@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpp.app import cli
+from gpp.app.command_line import flags_of_command
 from gpp.app.several import SEVERAL
 from gpp.cost.models.analytical import Analytical
 from gpp.errors import GppError, InvalidConfig
@@ -54,7 +55,7 @@ def complaint(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         return "" if code == InvalidConfig.exit_code and CHECKED in out else out
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["run.py", *command.words])
-    words = [word for word in cli._flags().words if not word.startswith(("hydra/", "hydra.", "hparams_search="))]
+    words = [word for word in flags_of_command().words if not word.startswith(("hydra/", "hydra.", "hparams_search="))]
     jobs: list[list[str]] = [[]]
     for word in words:
         key, _, value = word.partition("=")

@@ -105,7 +105,8 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         What is known of such plans now, in words.
     """
     costs = incumbent.assessor.costs
-    if how == "never" or not costs.problem.regime.weights.flushes:
+    regime = costs.problem.regime
+    if how == "never" or regime.serves or not regime.weights.flushes:
         return "plans with several stages on a device were not tried"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"

@@ -190,8 +190,8 @@ class Pipeline:
         if split not in self._samples:
             self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
         samples = self._samples[split]
-        if samples.in_memory:
-            whole = samples.fetch(indices, {name for stage in self.stages for name in stage.inputs})
+        everything = {name for stage in self.stages for name in stage.inputs} if samples.in_memory else set[str]()
+        whole = samples.fetch(indices, everything) if everything else {}
         counted = [stage.modules[0].counts for stage in self.stages]
         labels = {name for counts in counted if counts for name in counts.reads}
 
