@@ -159,14 +159,13 @@ class Recorder:
         Raises:
             InvalidConfig: another run is under way there, or the directory cannot be written.
         """
-        found = self.experiment.resumed
-        if found is None or self.directory.claimed:
-            self.directory.claim()
-            return
-        self.console.print(Text(found.words), soft_wrap=True)
-        if is_locked(source := found.folder.parent.parent):
-            self.warn(f"{source} is still under way: it may remove the checkpoint before this run has read it")
-        self.directory.claim(found.folder, found.manifest.step)
+        found = None if self.directory.claimed else self.experiment.resumed
+        if found is not None:
+            self.console.print(Text(found.words), soft_wrap=True)
+            if is_locked(source := found.folder.parent.parent):
+                self.warn(f"{source} is still under way: it may remove the checkpoint before this run has read it")
+        with held_back():  # raised between the lock and the note of it, a signal would have this run find itself in its own way
+            self.directory.claim(*((found.folder, found.manifest.step) if found else ()))
 
     def begin(self) -> None:
         """All checks have passed: take the directory over."""

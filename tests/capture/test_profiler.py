@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpp.capture import kept, profiler
+from gpp.capture import kept_profile as kept
+from gpp.capture import profiler
 from gpp.capture.build import capture
 from gpp.cluster import Device
 from gpp.cost.models.profiled import Profiled
@@ -81,7 +82,9 @@ def test_equal_layers_are_timed_once(captured, monkeypatch):
 
 
 class Sgd:
-    """A stand-in with the one method that the profiler calls."""
+    """A stand-in with what the profiler asks for."""
+
+    kind = "Sgd"
 
     def build(self, params):
         return torch.optim.SGD(params, lr=0.1)
