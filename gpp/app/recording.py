@@ -165,7 +165,7 @@ class Recorder:
             if is_locked(source := found.folder.parent.parent):
                 self.warn(f"{source} is still under way: it may remove the checkpoint before this run has read it")
         with held_back():  # raised between the lock and the note of it, a signal would have this run find itself in its own way
-            self.directory.claim(*((found.folder, found.manifest.step) if found else ()))
+            self.directory.claim(found and found.folder, found.manifest.step if found else 0)
 
     def begin(self) -> None:
         """All checks have passed: take the directory over."""
