@@ -35,6 +35,16 @@ _KINDS = {
 _MAX_CONSTANT_BYTES = 1 << 20
 
 
+def fresh_name(wish: str, taken: set[str]) -> str:
+    """A name that nothing has yet, which is added to `taken`: the wish itself, or with the next number behind it."""
+    name, number = wish, 1
+    while name in taken:
+        number += 1
+        name = f"{wish}_{number}"
+    taken.add(name)
+    return name
+
+
 @dataclass(kw_only=True)
 class Draft:
     """A node while it is being made: the fields of `gpp.graph.captured.Node`, and two more.
@@ -161,17 +171,9 @@ class _Reader:
     def _trainable(self, target: str) -> bool:
         return self.traced.program.state_dict[target].requires_grad
 
-    def _name(self, wish: str) -> str:
-        name, number = wish, 1
-        while name in self.taken:
-            number += 1
-            name = f"{wish}_{number}"
-        self.taken.add(name)
-        return name
-
     def _add(self, wish: str, *, value: Any, **fields: Any) -> Draft:
         """A new draft with shape and dtype of `value`."""
-        draft = Draft(name=self._name(wish), **fields)
+        draft = Draft(name=fresh_name(wish, self.taken), **fields)
         if isinstance(value, Tensor):
             try:
                 draft.shape = tuple(expression_of(extent) for extent in value.shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by, needs
-from gpp.capture.draft import Draft, Drafts
+from gpp.capture.draft import Draft, Drafts, fresh_name
 from gpp.errors import CaptureError, GppError
 from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss
 
@@ -121,7 +121,7 @@ class _Finder:
             return
         counted = self._number_of_labels(draft, label, weight, given["ignore_index"])
         number = self._given(draft, counted, "sum", "float64" if draft.dtype == "float64" else "float32")
-        own, name = replace(draft), self._name(f"{draft.name}_sum")
+        own, name = replace(draft), fresh_name(f"{draft.name}_sum", self.taken)
         own.name, own.args, own.kwargs = name, list(given.values()), {}
         own.args[list(given).index("reduction")] = _SUM
         self.out.append(own)
@@ -206,9 +206,9 @@ class _Finder:
 
     def _given(self, like: Draft, counted: str, kind: Kind, dtype: str, of: str = "") -> str:
         """The node of a number that is given with the rows of a micro-batch."""
-        name = self._name(f"{like.name}_number")
+        name = fresh_name(f"{like.name}_number", self.taken)
         column = Draft(
-            name=self._name(ITEMS + name),
+            name=fresh_name(ITEMS + name, self.taken),
             kind="input",
             target=ITEMS + name,
             shape=(self.batch or "b",),
@@ -226,7 +226,7 @@ class _Finder:
     ) -> str:
         """A new call in the place of another, named after it."""
         made = Draft(
-            name=name or self._name(f"{like.name}_{what}"),
+            name=name or fresh_name(f"{like.name}_{what}", self.taken),
             kind="call",
             target=target,
             args=args,
@@ -241,14 +241,6 @@ class _Finder:
         self.draft[made.name] = made
         self.alone[made.name] = self.counts[made.name] = True
         return made.name
-
-    def _name(self, wish: str) -> str:
-        name, number = wish, 1
-        while name in self.taken:
-            number += 1
-            name = f"{wish}_{number}"
-        self.taken.add(name)
-        return name
 
 
 def _reference(argument: Any) -> str | None:
