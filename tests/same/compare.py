@@ -66,7 +66,7 @@ def differences(
         texts: the folders of both records' programs.
     """
     out: list[Difference] = []
-    kept = ("exit", "status", *PREDICTED, "plan", "loss", "loss_terms", "final_metric", "versions")
+    kept = ("exit", "status", *PREDICTED, "plan", "loss", "loss_terms", "final_metric", "versions", "answers")
     old, new = ({key: record[key] for key in kept if key in record} for record in (before, after))
     now = dict(flat(new))
     for name, value in flat(old):

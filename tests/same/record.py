@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -19,7 +19,21 @@ from typing import Any
 from tests.same.cases import PLAN_KEYS, words_for
 
 HERE = Path(__file__).resolve().parent
-STAGE = ("ops", "devices", "microbatch_size", "in_flight", "k", "round_robin", "recompute", "tensor_parallel")
+STAGE = {
+    "ops": None,
+    "devices": None,
+    "microbatch_size": None,
+    "in_flight": None,
+    "k": 1,
+    "round_robin": False,
+    "recompute": [],
+    "boundaries": [],
+    "offload": [],
+    "tensor_parallel": 1,
+    "weight_device": None,
+    "input_share": [],
+}
+"""Fields of a stage in plan.json, and what a file means that leaves one out."""
 TIMES = ("search_s", "took_s", "planning_peak_bytes")
 """What is measured is kept nowhere below the top of a record."""
 
@@ -108,6 +122,8 @@ def _read(out: Path, log: str, programs: Path | None) -> dict[str, Any]:
             record[key] = _without_times(result[key])
     if "emulation" in result:
         record["emulation"] = {"virtual_iteration_s": result["emulation"]["virtual_iteration_s"]}
+    if (out / "answers.safetensors").exists():
+        record["answers"] = hashlib.sha256((out / "answers.safetensors").read_bytes()).hexdigest()
     if (out / "job" / "plan.json").exists():
         record["plan"] = _plan(json.loads((out / "job" / "plan.json").read_text()))
     if (out / "job" / "program.txt").exists():
@@ -122,12 +138,18 @@ def _read(out: Path, log: str, programs: Path | None) -> dict[str, Any]:
 
 def _plan(plan: dict[str, Any]) -> dict[str, Any]:
     """The stages by number, with the fields that a plan has always had, and the sorted edges."""
-    stages = [{PLAN_KEYS.get(key, key): value for key, value in stage.items()} for stage in plan["stages"]]
+    stages = [{PLAN_KEYS.get(key, key): value for key, value in _unnested(stage)} for stage in plan["stages"]]
     return {
-        "stages": {str(i): {key: stage[key] for key in STAGE} for i, stage in enumerate(stages)},
+        "stages": {str(i): {key: stage.get(key, default) for key, default in STAGE.items()} for i, stage in enumerate(stages)},
         "edges": sorted(plan["edges"]),
         "minibatch_size": plan["minibatch_size"],
     }
+
+
+def _unnested(stage: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of a stage, and in place of one that groups several those several."""
+    for key, value in stage.items():
+        yield from _unnested(value) if isinstance(value, dict) else [(key, value)]
 
 
 def _without_times(value: Any) -> Any:
