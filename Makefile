@@ -1,4 +1,5 @@
-# Two commands are all: `make run` and `make test`. Both create .venv and install what they need. `make docs` builds the site.
+# Two commands are all: `make run` and `make test`. Both create .venv and install what they need. `make docs` builds the site,
+# `make check` runs for hours what is too long for `make test`.
 # `make test TORCH=2.11.0` tests with another torch than constraints.txt pins, PYTHON=python3.12 with another Python; each pair
 # of them has an environment of its own.
 PYTHON ?= python3
@@ -15,13 +16,17 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/li
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs clean
+.PHONY: run test check lint docs clean
 
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The checks that are too long for the tests, one after another; `make check ARGS="kills serving"` for these two.
+check: $(VENV)/.test
+	$(BIN)/python -m tests.checks $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests import check_fuzz
+from tests.checks import fuzz
 from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -34,8 +34,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in SLOW])
 def test_damaged_files_are_refused_by_name_or_work(name: str) -> None:
-    """A sample of `python -m tests.check_fuzz`."""
-    out = check_fuzz.check_many(name, seed=11, numbers=range(25))
+    """A sample of `python -m tests.checks.fuzz`."""
+    out = fuzz.check_many(name, seed=11, numbers=range(25))
     assert not out.violations and out.refused > 5
     assert out.accepted + out.refused == 25
 

@@ -26,7 +26,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.stash import Stash
-from tests.check_memory import random_problem
+from tests.checks.memory import random_problem
 from tests.support.graphs import chain, problem
 
 

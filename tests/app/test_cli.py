@@ -130,7 +130,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
-    """They have not trained yet, or not even imported anything; `tests.check_kills` has all the other instants."""
+    """They have not trained yet, or not even imported anything; `tests.checks.kills` has all the other instants."""
     process = start(tmp_path, *QUICK, "steps=1000000")
     until = time.monotonic() + 120
     while not workers_of(tmp_path) and time.monotonic() < until:

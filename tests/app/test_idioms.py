@@ -1,6 +1,6 @@
 """What users do, through `gpp.parallelize` with threads as workers, beside a plain loop: equal, refused, warned of, never silent.
 
-`python -m tests.check_idioms` runs the same cases with workers that are processes.
+`python -m tests.checks.idioms` runs the same cases with workers that are processes.
 """
 
 from __future__ import annotations
@@ -64,4 +64,4 @@ def test_every_optimizer_of_torch_is_among_them() -> None:
 
 def test_the_page_has_the_table() -> None:
     page = PAGE.read_text()
-    assert page == written(page, CASES), "run python -m tests.check_idioms --threads"
+    assert page == written(page, CASES), "run python -m tests.checks.idioms --threads"

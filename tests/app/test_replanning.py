@@ -1,4 +1,4 @@
-"""A stream that goes on when devices are lost or slow; `python -m tests.check_serving` kills many more."""
+"""A stream that goes on when devices are lost or slow; `python -m tests.checks.serving` kills many more."""
 
 import json
 import os

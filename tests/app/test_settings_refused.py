@@ -1,4 +1,4 @@
-"""Every wrong setting of the table in tests/check_settings.py is refused with field, value, rule and fix."""
+"""Every wrong setting of the table in tests/checks/settings.py is refused with field, value, rule and fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from run import story
-from tests.check_settings import CASES, Wrong, complaints, write
+from tests.checks.settings import CASES, Wrong, complaints, write
 from tests.support.cli import ROOT, environment
 from tests.support.one_process import answered
 
@@ -25,7 +25,7 @@ def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.remove(str(folder))
 
 
-# `python -m tests.check_settings` tries all.
+# `python -m tests.checks.settings` tries all.
 SAMPLE = [case for i, case in enumerate(CASES) if case.always or i % 24 == 0]
 
 

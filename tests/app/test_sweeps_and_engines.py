@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.check_settings import ENGINES, SWEEPS, first_job, misfit
+from tests.checks.settings import ENGINES, SWEEPS, first_job, misfit
 from tests.support.one_process import answered, check_only
 
 # Every second one with one engine, and the asynchronous one with the engine that needs nothing too: its emulation's settings once
-# fitted no other. `python -m tests.check_settings --sweeps` tries all.
+# fitted no other. `python -m tests.checks.settings --sweeps` tries all.
 SAMPLE = [(sweep, ENGINES[i // 2 % len(ENGINES)]) for i, sweep in enumerate(SWEEPS) if i % 2]
 
 

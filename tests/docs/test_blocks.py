@@ -8,7 +8,7 @@ Composing and checking a command takes half a second of computing, and there are
 * Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. The block that
   loads T5 is only compiled.
 
-`python -m tests.check_docs` does the third with all commands, runs T5's block, and with `--run` every command to its end.
+`python -m tests.checks.docs` does the third with all commands, runs T5's block, and with `--run` every command to its end.
 """
 
 from __future__ import annotations

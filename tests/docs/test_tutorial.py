@@ -1,7 +1,7 @@
 """The tutorial, followed literally: every file written, every command run, in an empty folder and in order.
 
 The commands run in forks of a process that has imported everything, as all runs of the tests do;
-`python -m tests.check_tutorial` runs them as processes of a shell, and says how long each takes.
+`python -m tests.checks.tutorial` runs them as processes of a shell, and says how long each takes.
 """
 
 from __future__ import annotations

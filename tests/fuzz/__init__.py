@@ -1,1 +1,1 @@
-"""Files that are wrong in every way: see `tests.check_fuzz`."""
+"""Files that are wrong in every way: see `tests.checks.fuzz`."""

@@ -1,4 +1,4 @@
-"""The table of idioms in docs/training.md, made of the cases whose outcomes tests and `python -m tests.check_idioms` prove."""
+"""The table of idioms in docs/training.md, made of the cases whose outcomes tests and `python -m tests.checks.idioms` prove."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.idioms.case import IDIOMS, Idiom
 from tests.support.pages import DOCS
 
 PAGE = DOCS / "training.md"
-BEGIN, END = "<!-- idioms: written by python -m tests.check_idioms -->", "<!-- idioms: end -->"
+BEGIN, END = "<!-- idioms: written by python -m tests.checks.idioms -->", "<!-- idioms: end -->"
 FILES = ("parameters", "state", "hooks", "layers", "losses", "optimizers")
 
 

@@ -37,7 +37,7 @@ from gpp.runtime.run_dir import RunDir
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
 from gpp.strategy import Strategy
-from tests import check_trackers
+from tests.checks.trackers import COLUMNS, boards, missing, wandb_runs
 from tests.support.cli import ROOT, run
 from tests.support.conf import model_named
 from tests.support.fake_runs import make_run
@@ -179,7 +179,7 @@ def test_tables_and_drawings_of_a_run() -> None:
     made = make_run(4)
     assert made.plan is not None
     name, columns, rows = stages_table(made)
-    assert name == "plan" and set(columns) >= check_trackers.COLUMNS and len(rows) == len(made.plan.stages)
+    assert name == "plan" and set(columns) >= COLUMNS and len(rows) == len(made.plan.stages)
     assert {len(row) for row in rows} == {len(columns)}
     assert [row[columns.index("micro-batch")] for row in rows] == [stage.microbatch_size for stage in made.plan.stages]
     assert len(devices_table(made).rows) == made.plan.num_devices
@@ -304,7 +304,7 @@ def test_tensorboard_opens_what_was_recorded(tmp_path: Path) -> None:
         record.finish({"stages": 3, "status": "failed", "reason": None}, End(exit_code=1, reason="x"))
         assert record.warnings == () and record.hints[0].startswith("tensorboard --logdir")
     # A second run in the same directory is another one.
-    first, second = check_trackers.boards(tmp_path)
+    first, second = boards(tmp_path)
     assert (first.path.name, second.path.name) == ("tensorboard", "tensorboard_2")
     assert first.history == {"loss": 2, "loss/a": 1, "eval/accuracy": 1} and first.exit_code == 1
     assert first.config["a.b"] == 1.5 and first.config["a.c"] is True and first.config["model_name"] == "mlp"
@@ -313,17 +313,17 @@ def test_tensorboard_opens_what_was_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_plan_is_whole_in_wandbs_own_file(tmp_path: Path) -> None:
-    """The other ends, and TensorBoard: `python -m tests.check_trackers FOLDER --make`."""
+    """The other ends, and TensorBoard: `python -m tests.checks.trackers FOLDER --make`."""
     words = ("model=mlp", "model.num_blocks=2", "cost=analytical", "cluster.num_devices=2", "mode=plan", "explain_s=0.2")
     done = run(tmp_path, *words, "logger=wandb", "logger.wandb.system_metrics=false", "logger.wandb.tags=[mine]")
     assert done.code == 0, done.out
-    (found,) = check_trackers.wandb_runs(tmp_path)
-    assert not list(check_trackers.missing(found, draws=True))
+    (found,) = wandb_runs(tmp_path)
+    assert not list(missing(found, draws=True))
     assert found.kind == "plan" and found.tags == ["mine", "mlp", "graphpipe", "local"] and found.exit_code == 0
     # It would be noticed.
     found.media.pop("stage_graph")
     found.summary.pop("depth")
-    assert sorted(check_trackers.missing(found, draws=True)) == ["drawing stage_graph", "summary depth"]
+    assert sorted(missing(found, draws=True)) == ["drawing stage_graph", "summary depth"]
 
 
 def test_an_agent_of_a_wandb_sweep_gets_words_that_compose() -> None:

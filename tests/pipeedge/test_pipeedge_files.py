@@ -13,7 +13,7 @@ from gpp.pipeedge.files import read_hosts, read_model, read_types, schedule_text
 from gpp.pipeedge.graph import cluster
 from gpp.pipeedge.written import measured_files
 from gpp.pipeedge.yaml import read_yaml
-from tests.check_edgepipe import random_served
+from tests.checks.edgepipe import random_served
 
 MODELS = """
 net:

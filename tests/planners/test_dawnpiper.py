@@ -1,4 +1,4 @@
-"""DawnPiper's chains and vPipe's moves on small problems; `python -m tests.check_memory --planners dawnpiper` compares many."""
+"""DawnPiper's chains and vPipe's moves on small problems; `python -m tests.checks.memory --planners dawnpiper` compares many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.split_1f1b import Split1F1B
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests.check_memory import SEARCHES, judged_chains, random_chain_problem
+from tests.checks.memory import SEARCHES, judged_chains, random_chain_problem
 from tests.support.graphs import graph, problem
 
 

@@ -21,7 +21,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.chains.typed_chain import Placed, TypedChain
 from gpp.planners.edgepipe.edgepipe import EdgePipe
 from gpp.planners.edgepipe.kinds import Kinds
-from tests.check_edgepipe import check
+from tests.checks.edgepipe import check
 from tests.support.cli import run
 from tests.support.problems import random_problem
 
@@ -31,7 +31,7 @@ MODELS, TYPES = PROFILES / "models.yml", PROFILES / "device_types.yml"
 
 @pytest.mark.parametrize("shape", ["chain", "graph"])
 def test_no_plan_is_faster(shape):
-    """A sample of `python -m tests.check_edgepipe`."""
+    """A sample of `python -m tests.checks.edgepipe`."""
     wrong, words = check(shape, range(1000, 1007))
     assert not wrong, words
 

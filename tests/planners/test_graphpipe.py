@@ -133,7 +133,7 @@ def test_search_takes_few_calls(branches, blocks):
 @pytest.mark.parametrize("seed", range(8))
 def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
     """Above `SMALL`, where chains are no starts, and if its own search found nothing at all. Whole problems of that size:
-    `python -m tests.check_planners --what chains`, and `--what models`."""
+    `python -m tests.checks.planners --what chains`, and `--what models`."""
     monkeypatch.setattr(graphpipe, "SMALL", 0)
     monkeypatch.setattr(GraphPipe, "_partitions", lambda *_: None)
     problem = random_problem(seed, max_ops=12, max_devices=8)

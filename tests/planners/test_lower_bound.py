@@ -57,7 +57,7 @@ def test_below_the_optimum_of_small_problems(block):
 
 
 def test_below_every_plan_of_larger_problems():
-    """A sample; `tests.check_planners --what validate` tries thousands."""
+    """A sample; `tests.checks.planners --what validate` tries thousands."""
     planners = (GraphPipe(colocate="never", max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
     for seed in range(1000, 1003):

@@ -126,7 +126,7 @@ def test_assessor_and_plan_agree_on_memory(seed):
 
 @pytest.mark.parametrize("block", range(4))
 def test_graphpipe_is_never_predicted_slower_than_sequential(block):
-    """80 series-parallel graphs and 40 others; `tests.check_planners --what dags` compares all planners on larger ones."""
+    """80 series-parallel graphs and 40 others; `tests.checks.planners --what dags` compares all planners on larger ones."""
     for seed in range(30 * block, 30 * block + 30):
         problem = random_problem(seed, max_ops=10, max_devices=5, series_parallel=seed % 3 > 0)
         chain, graph = run(Sequential(), problem), run(GraphPipe(colocate="never", max_candidates=0), problem)

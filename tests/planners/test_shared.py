@@ -26,7 +26,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests.check_planning_speed import experiment
+from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, diamond, problem, two_towers
 from tests.support.problems import random_problem

@@ -1,6 +1,6 @@
 """The order of messages for cards, the proof that it cannot hang, and the communicators: properties of many random programs.
 
-`tests.check_cards` compares the proof with a model of cards.
+`tests.checks.cards` compares the proof with a model of cards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
 from gpp.weights.stash import Stash
-from tests.check_cards import TODAY, check_many
+from tests.checks.cards import TODAY, check_many
 from tests.oracle.cards import outcome
 from tests.support.card_programs import AHEAD, Case, case, perturbed, stretch
 from tests.support.graphs import chain, problem, with_weights
@@ -302,7 +302,7 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 
 def test_sample() -> None:
-    """Of `python -m tests.check_cards`: proof and model say the same."""
+    """Of `python -m tests.checks.cards`: proof and model say the same."""
     wrong, counts = check_many(7)
     assert not wrong, "\n".join(wrong)
     for path in ("strictest", "today", "one communicator", "overlapped, one send under way"):

@@ -1,4 +1,4 @@
-"""Pages in a real browser, one start of it: layout, and what pointer and keys do. `python -m tests.check_report` has more pages."""
+"""Pages in a real browser, one start of it: layout, and what pointer and keys do. `python -m tests.checks.report` has more."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gpp.cluster import local
 from gpp.errors import InvalidConfig
 from gpp.runtime import devices
 from gpp.runtime.devices import check_devices
-from tests.check_settings import ENGINES
+from tests.checks.settings import ENGINES
 from tests.support.conf import option
 from tests.support.one_process import answered, check_only
 

@@ -176,7 +176,7 @@ def test_a_second_forward_casts_as_the_first() -> None:
     [("Dropping", 0), ("NormedBatch", 1), ("Fork", 2), ("NormedBatch", 3)],
 )
 def test_workers_train_alike_under_random_markings(network: str, policy: int, tmp_path: Path) -> None:
-    """With replicas, and copies where programs have them; `tests.check_markings` tries hundreds, on every model."""
+    """With replicas, and copies where programs have them; `tests.checks.markings` tries hundreds, on every model."""
     rng = random.Random(f"{network}{policy}")
     case = random_case(network, POLICIES[policy], rng)
     kept = train(case.job(keep, steps=2), case.weights, tmp_path / "kept")

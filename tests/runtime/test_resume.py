@@ -17,7 +17,7 @@ import torch
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.run_dir import run_of, under_way
-from tests.check_kills import WORDS, Attempt, run
+from tests.checks.kills import WORDS, Attempt, run
 from tests.support.cli import ROOT, environment, workers_of
 from tests.support.cli import run as run_command
 from tests.support.long import long
@@ -44,7 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
 
 
 def test_kills_change_nothing(undisturbed: Attempt, tmp_path: Path) -> None:
-    """The controller's death, when a checkpoint is all but named; `tests.check_kills` tries many, at any instant."""
+    """The controller's death, when a checkpoint is all but named; `tests.checks.kills` tries many, at any instant."""
     tally = run(1, STEPS, EVERY, tmp_path, seed=0, cases=[("controller", "renaming")], expected=undisturbed)
     assert not tally.bad
     assert tally.kills.total() == 1 and tally.resumes == 1 and tally.damages.total() == 1

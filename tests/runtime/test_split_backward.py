@@ -21,7 +21,7 @@ from gpp.schedules.split_1f1b import Split1F1B
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.weights.flush import Flush
-from tests.check_split_backward import differences
+from tests.checks.split_backward import differences
 from tests.support import inprocess
 from tests.support.markings import keep, model_of, random_case, train
 from tests.support.weight_uses import UsingStages
@@ -45,7 +45,7 @@ def whole_and_split(captured: Captured, dtype: torch.dtype, state: dict[str, tor
     [("Tied", 3, "float32", False), ("Dropping", 7, "float64", True), ("NormedBatch", 1, "float64", False)],
 )
 def test_trainings_are_equal_bit_for_bit(name: str, late: int, dtype: str, marked: bool) -> None:
-    """Random cuts, replicas, recomputation; `python -m tests.check_split_backward` looks for more."""
+    """Random cuts, replicas, recomputation; `python -m tests.checks.split_backward` looks for more."""
     assert differences(name, random.Random(name), late=late, dtype=dtype, marked=marked, minibatch=16) == []
 
 

@@ -1,4 +1,4 @@
-"""A training that takes over other plans between its steps; `python -m tests.check_replanning` tries random ones."""
+"""A training that takes over other plans between its steps; `python -m tests.checks.replanning` tries random ones."""
 
 import gc
 import random
@@ -17,7 +17,7 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.pipeoptim import PipeOptim
-from tests.check_replanning import EVERY, STEPS, random_jobs
+from tests.checks.replanning import EVERY, STEPS, random_jobs
 from tests.support import switches
 
 

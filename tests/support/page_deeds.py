@@ -1,4 +1,4 @@
-"""What readers do with a page, done in a browser; `tests/report/test_browser.py` and `tests/check_report.py` share it."""
+"""What readers do with a page, done in a browser; `tests/report/test_browser.py` and `tests/checks/report.py` share it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.gradients import Gradients
 from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
-from tests.check_cards import TODAY
+from tests.checks.cards import TODAY
 from tests.support import asynchronous, cards
 
 WAYS: list[tuple[Rule, Policy]] = [("streams", "lazy"), ("one_queue", "random")]

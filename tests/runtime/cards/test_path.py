@@ -1,6 +1,6 @@
 """The real workers on cards of the stream model: one device's losses and weights, and no wait of a host inside a step.
 
-`python -m tests.check_card_path` runs every case under every schedule, rule and policy of the model; here each runs once.
+`python -m tests.checks.card_path` runs every case under every schedule, rule and policy of the model; here each runs once.
 """
 
 from __future__ import annotations

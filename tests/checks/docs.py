@@ -1,7 +1,7 @@
 """Every command and every Python block of README.md and docs/: answered, or run to its end.
 
-    python -m tests.check_docs                  all commands composed, checked and for a small model planned; all Python blocks
-    python -m tests.check_docs --run strategies each command of this page as a process, to its end, with its time; some take hours
+    python -m tests.checks.docs                  all commands composed, checked and for a small model planned; all Python blocks
+    python -m tests.checks.docs --run strategies each command of this page as a process, to its end, with its time; some take hours
 
 The suite does less, so that it takes seconds (tests/docs/test_blocks.py). Commands that need cards or other machines are composed.
 """

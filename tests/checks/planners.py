@@ -1,12 +1,12 @@
 """Deterministic checks of all planners on many random problems; a small sample of each runs in the ordinary tests.
 
-    python -m tests.check_planners --what validate --count 2000
-    python -m tests.check_planners --what oracle --count 300
-    python -m tests.check_planners --what shared --count 100
-    python -m tests.check_planners --what dags --count 500
-    python -m tests.check_planners --what chains --count 60
-    python -m tests.check_planners --what models --count 105
-    python -m tests.check_planners --what determinism --count 20
+    python -m tests.checks.planners --what validate --count 2000
+    python -m tests.checks.planners --what oracle --count 300
+    python -m tests.checks.planners --what shared --count 100
+    python -m tests.checks.planners --what dags --count 500
+    python -m tests.checks.planners --what chains --count 60
+    python -m tests.checks.planners --what models --count 105
+    python -m tests.checks.planners --what determinism --count 20
 
 Prints a summary and ends with 1 if anything was violated. The same numbers give the same problems everywhere.
 """
@@ -43,7 +43,7 @@ from gpp.planners.chains.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
 from gpp.strategy import Strategy
-from tests.check_planning_speed import experiment
+from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive import Exhaustive
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.conf import CONF, option
@@ -357,7 +357,7 @@ def _beside_chains(name: str, problem: Problem, memory: str) -> Outcome:
 
 def determinism(seed: int) -> Outcome:
     """The same plan text from two processes with different hash seeds."""
-    command = [sys.executable, "-m", "tests.check_planners", "--what", "plans", "--start", str(seed), "--count", "1"]
+    command = [sys.executable, "-m", "tests.checks.planners", "--what", "plans", "--start", str(seed), "--count", "1"]
     texts = []
     for value in ("0", "4242"):
         run = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": value}, capture_output=True, text=True, check=False)

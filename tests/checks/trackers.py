@@ -1,7 +1,7 @@
 """What is in the trackers' files: every offline wandb run and TensorBoard folder below a folder, against what users look for.
 
-    python -m tests.check_trackers FOLDER            read what is there
-    python -m tests.check_trackers FOLDER --make     make a plan, a training, a failure, an interrupted run and a sweep there first
+    python -m tests.checks.trackers FOLDER            read what is there
+    python -m tests.checks.trackers FOLDER --make     make a plan, a training, a failure, an interrupted run and a sweep there first
 
 wandb's files are read by wandb itself (`wandb leet inspect`), TensorBoard's by its own EventAccumulator. The exit code is 1 where
 something is missing.

@@ -1,8 +1,8 @@
 """Every wrong setting is refused with field, value, rule and fix: a table of them, and the command that tries all.
 
-python -m tests.check_settings                  each as a process of its own, with its time
-python -m tests.check_settings --words model    those whose words contain `model`
-python -m tests.check_settings --sweeps         every sweep of sweeps/ with every engine instead
+python -m tests.checks.settings                  each as a process of its own, with its time
+python -m tests.checks.settings --words model    those whose words contain `model`
+python -m tests.checks.settings --sweeps         every sweep of sweeps/ with every engine instead
 
 In the suite (tests/app/test_settings_refused.py) the same table runs in one process.
 """

@@ -1,6 +1,6 @@
 """The tutorial as processes of a shell, each block as it stands, and the seconds that it takes.
 
-    python -m tests.check_tutorial
+    python -m tests.checks.tutorial
 
 The suite follows the same page in forks of one process (`tests/docs/test_tutorial.py`). Here each block is a program of its own, so
 that a time is what a reader waits for.

@@ -1,6 +1,6 @@
 """The static proof for cards against the model of cards, on many random programs; a small sample runs in the ordinary tests.
 
-    python -m tests.check_cards --count 2000
+    python -m tests.checks.cards --count 2000
 
 Each program is tried as gloo has it, in the order for cards, and in that order with some messages moved; each of these on the
 runtime's path, on the strictest path (one operation at a time on a card, every send blocking) and on the path of before (receives

@@ -1,6 +1,6 @@
 """Train with operators discarded and moved to the host at random, and compare with the same training that keeps everything.
 
-    python -m tests.check_markings --count 500
+    python -m tests.checks.markings --count 500
 
 Every model in turn, under every policy that keeps the forward's weights, with random plans (replicas, schedules, sizes). Losses,
 all gradients and final weights and buffers must be equal bit for bit. Exit code 1 if anything differs.

@@ -1,8 +1,8 @@
 """What planning costs: CPU seconds of one core and the peak of memory, each point in a process of its own.
 
-    python -m tests.check_planning_speed                        all points; a table, and 1 if a limit is broken
-    python -m tests.check_planning_speed --only figure6         the points in whose line this is found
-    python -m tests.check_planning_speed --only mmt --profile   and which functions the planner's seconds are spent in
+    python -m tests.checks.planning_speed                        all points; a table, and 1 if a limit is broken
+    python -m tests.checks.planning_speed --only figure6         the points in whose line this is found
+    python -m tests.checks.planning_speed --only mmt --profile   and which functions the planner's seconds are spent in
 
 `plan` is `Strategy.plan`, `bound` the certificate of `mode=plan`; `graph` is what comes before both: coarsening, and the tables
 that a problem makes. Capture and imports are left out. The limits are those that the project has set itself: a small graph in
@@ -173,9 +173,9 @@ def in_own_process(point: Point, profiled: bool) -> Cost:
     Raises:
         RuntimeError: the process failed; its words are on the terminal.
     """
-    words = [sys.executable, "-m", "tests.check_planning_speed", "--point", point.name, *["--profile"] * profiled]
+    words = [sys.executable, "-m", "tests.checks.planning_speed", "--point", point.name, *["--profile"] * profiled]
     # A model that was not captured yet would bring torch, and its memory, into the process that is measured.
-    warm = [sys.executable, "-c", f"from tests.check_planning_speed import experiment; experiment({point.words!r}).captured()"]
+    warm = [sys.executable, "-c", f"from tests.checks.planning_speed import experiment; experiment({point.words!r}).captured()"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     run = partial(subprocess.run, env=env, stdout=subprocess.PIPE, text=True, check=False)
     run(warm)

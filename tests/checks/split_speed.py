@@ -1,6 +1,6 @@
 """What a split backward costs on Transformers, beside a whole one: medians of passes in turn, in one process.
 
-    MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648 python -m tests.check_split_speed --width 256
+    MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648 python -m tests.checks.split_speed --width 256
 
 (Workers have these settings, with which memory that is let go of stays the process's.) Exit code 1 if both halves take more than
 1.1 of the whole backward, or a forward that prepares for them more than 1.05 of one that does not. Seconds are those that the

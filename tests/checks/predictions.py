@@ -1,7 +1,7 @@
 """How far predictions are from measured steps, and whether the plan that is predicted faster is faster.
 
     python run.py -cd sweeps -cn prediction_error half=local hydra.sweep.dir=DIR
-    python -m tests.check_predictions DIR
+    python -m tests.checks.predictions DIR
 
 Repeats (seeds) of a case are one case, with the median of their measured steps: a machine's speed changes by the minute.
 Cases of a model whose predictions differ by less than 2 % are one plan, since steps are not measured better. Kendall's tau is

@@ -1,9 +1,9 @@
 """Whether a change of the code keeps the results: the same command lines in two checkouts, side by side.
 
-    python -m tests.check_same record --out DIR [--tree CHECKOUT]         plan, program, prediction of each case; losses of runs
-    python -m tests.check_same compare --against DIR [--tree CHECKOUT]    run the cases of a record again, and say what differs
-    python -m tests.check_same times --before CHECKOUT [--tree CHECKOUT]  seconds of search, the checkouts in turn
-    python -m tests.check_same overhead --before CHECKOUT                 seconds of a step of the runtime, the checkouts in turn
+    python -m tests.checks.same record --out DIR [--tree CHECKOUT]         plan, program, prediction of each case; losses of runs
+    python -m tests.checks.same compare --against DIR [--tree CHECKOUT]    run the cases of a record again, and say what differs
+    python -m tests.checks.same times --before CHECKOUT [--tree CHECKOUT]  seconds of search, the checkouts in turn
+    python -m tests.checks.same overhead --before CHECKOUT                 seconds of a step of the runtime, the checkouts in turn
 
 A checkout is a folder with a `run.py`, and CHECKOUT is this one by default. The tool rests on the words of the command line
 and on the files of a run directory alone. `--only PATTERN` takes the cases in which the regular expression is found. `compare`

@@ -1,6 +1,6 @@
 """Compare the memory that plans predict with the peak of the workers' allocators, for every run of a sweep.
 
-    python run.py -cd sweeps -cn memory_accuracy && python -m tests.check_memory_bill outputs/sweeps/memory_accuracy
+    python run.py -cd sweeps -cn memory_accuracy && python -m tests.checks.memory_bill outputs/sweeps/memory_accuracy
 
 Each row has the signed error of every worker, below zero where the plan says too little. Exit code 1 if the median error is
 above 3 %, or if a plan is more than 5 % below the allocator.

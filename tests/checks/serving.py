@@ -1,6 +1,6 @@
 """Kill workers of a model that serves at many instants: every answer comes once, in order, equal to those of one device.
 
-    python -m tests.check_serving --kills 20
+    python -m tests.checks.serving --kills 20
 
 Each stream begins on four workers and loses one to three of them: while processes start, between requests, and while the workers of
 a new plan start. A stream must end well, with all requests answered in order and none twice (metrics.jsonl), its answers equal, bit
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.check_kills import MARK, processes_of, steps_done, workers_of
+from tests.checks.kills import MARK, processes_of, steps_done, workers_of
 from tests.support.cli import start
 
 WORKERS = 4

@@ -1,6 +1,6 @@
 """Kill a training at many instants, damage its checkpoints, go on each time, and end where the undisturbed one ends.
 
-    python -m tests.check_kills --count 30
+    python -m tests.checks.kills --count 30
 
 What is killed is the controller or a worker: while processes start, between steps, while a checkpoint is written, or
 after it is written and before it has its name. After every other kill the latest checkpoint is damaged: a bit flipped,

@@ -1,18 +1,18 @@
 """Compare `gpp.memory.fit` with an exhaustive search over the ways of each operator, on random stages with little memory.
 
-    python -m tests.check_memory --count 300 [--seed 0] [--ops 7]
+    python -m tests.checks.memory --count 300 [--seed 0] [--ops 7]
 
 Chains and graphs, devices of two speeds with and without a link to their host, replicas, frozen tensors, parameters, micro-batches
 in flight from 1 to 5. The search is `tests.oracle.markings`, which shares no helper with the bill. Exit code 1 if a stage is found
 to fit that does not, or not to fit that does, or in more seconds than the least; and if the bill of a marking is another one.
 
-    python -m tests.check_memory --strategies 50
+    python -m tests.checks.memory --strategies 50
 
 does the same for whole plans: `graphpipe` with the memory policy `auto` against all cuts and all ways on graphs of up to six
 operators and up to three devices, at a given micro-batch size (`tests.oracle.memory_plans`). Exit code 1 if fewer than 90 % are as
 fast as the best plan, if one is more than 5 % slower, overflows, or is not found though one fits.
 
-    python -m tests.check_memory --planners dawnpiper --count 300
+    python -m tests.checks.memory --planners dawnpiper --count 300
 
 compares the chains of `strategy=dawnpiper` with all cuts and all ways (`tests.oracle.memory_chains`): graphs of up to six operators
 cut in their own order, up to four devices, equal or not, draining or with stashed weights. Exit code 1 if the slowest stage of an

@@ -1,6 +1,6 @@
 """Train with backwards in two halves, and compare with the same training with whole ones.
 
-    python -m tests.check_split_backward --count 500
+    python -m tests.checks.split_backward --count 500
 
 Every small model in turn, in float32 and float64, cut at random: replicas, tied and frozen weights, dropout, sizes of
 micro-batches. The gradients of the weights are late by 0 to 7 micro-batches; operators are discarded and moved to the host

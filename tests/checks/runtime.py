@@ -1,6 +1,6 @@
 """What the runtime costs beside a plain PyTorch loop (`tests/plain_loop.py`), both in turn second by second.
 
-    python -m tests.check_runtime [--widths 352,1024] [--microbatches 4,8,32] [--rounds 6] [--tree CHECKOUT] [--before CHECKOUT]
+    python -m tests.checks.runtime [--widths 352,1024] [--microbatches 4,8,32] [--rounds 6] [--tree CHECKOUT] [--before CHECKOUT]
 
 A machine's speed changes from minute to minute, and one core's beside the other's. So all programs of a case are started,
 and then stand still (SIGSTOP) but one, each for a slice of time by turns:

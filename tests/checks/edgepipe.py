@@ -1,6 +1,6 @@
 """The planner edgepipe against every plan there is, on random small chains and graphs and unequal devices.
 
-    python -m tests.check_edgepipe --count 300
+    python -m tests.checks.edgepipe --count 300
 
 Prints for chains and graphs how many were equal and how many have no plan, and for graphs by how much the search for large graphs
 (which is not exact) misses. Ends with 1 if an exact search misses, finds a plan where there is none, or none where there is one.

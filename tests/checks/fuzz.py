@@ -1,8 +1,8 @@
 """Damage every file that the platform reads, in thousands of ways, and see what it says.
 
-    python -m tests.check_fuzz --count 5000
-    python -m tests.check_fuzz --count 500 --seed 7 --format plan
-    python -m tests.check_fuzz --case plan:0:123 --keep /tmp/case          writes the files of one case and says what happens
+    python -m tests.checks.fuzz --count 5000
+    python -m tests.checks.fuzz --count 500 --seed 7 --format plan
+    python -m tests.checks.fuzz --case plan:0:123 --keep /tmp/case          writes the files of one case and says what happens
 
 A damaged file is either used, to the end, or refused with one of the project's errors that names the file. Anything else (another
 exception, a use that fails afterwards, a case that takes more than `LIMIT_S` seconds) is listed, and makes the exit code 1.

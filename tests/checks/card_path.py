@@ -1,6 +1,6 @@
 """The real workers on the stream model, over the whole matrix; the ordinary tests run every case once.
 
-    python -m tests.check_card_path [--processes 2]
+    python -m tests.checks.card_path [--processes 2]
 
 Every case of the equality matrix under every schedule, every weight policy on every shape, and every split stage; each with both
 rules of the model and all its policies. Prints how many ran and every one that did not give one device's losses and weights, and

@@ -1,7 +1,7 @@
 """The largest micro-batches in two jobs of `sweeps/dawnpiper_max_batch.yaml`, by hand: no code of the planners or of the bill.
 
     python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large
-    python -m tests.check_largest_batches outputs/sweeps/dawnpiper_max_batch
+    python -m tests.checks.largest_batches outputs/sweeps/dawnpiper_max_batch
 
 PipeDream's for GPT-2 XL on 8 devices and for T5-large on 4, and vPipe's there; weights stashed, Adam, 16 GB. A stage at
 position p from the sink has p versions of its weights, a gradient and two moments: 3 + p times their bytes. PipeDream keeps what

@@ -1,10 +1,10 @@
-"""A small sample of `tests.check_planners`, which runs the same on thousands of problems."""
+"""A small sample of `tests.checks.planners`, which runs the same on thousands of problems."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.check_planners import check
+from tests.checks.planners import check
 
 
 @pytest.mark.parametrize(("what", "count"), [("validate", 1), ("oracle", 5), ("shared", 1), ("dags", 1)])

@@ -1,6 +1,6 @@
 """Compare every run of a sweep with a single-device run of the same model: losses and final weights.
 
-    python -m tests.check_equivalence outputs/sweeps/equivalence
+    python -m tests.checks.equivalence outputs/sweeps/equivalence
 
 The single-device runs are made here, under SWEEP_DIR/single_MODEL. Exit code 1 if anything differs.
 """

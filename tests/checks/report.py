@@ -1,4 +1,4 @@
-"""Look at every kind of report in a browser, at three widths, light and dark: `python -m tests.check_report FOLDER`.
+"""Look at every kind of report in a browser, at three widths, light and dark: `python -m tests.checks.report FOLDER`.
 
 Pages of synthetic runs and of `run.py`'s own commands are opened in headless Chromium. Nothing may be asked for but the
 page, no words may overlap, be too small or leave the page; FOLDER gets the pages and a screenshot of each. It takes some
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gpp.report.run.page import run_report
 from tests.support.browser import Browser, executable
+from tests.support.cli import ROOT
 from tests.support.fake_runs import make_run
 from tests.support.page_deeds import WIDTHS, faults
 
-ROOT = Path(__file__).resolve().parent.parent
 PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8")
 COMMANDS = {
     "comparison": (*PROBLEM, "mode=compare"),

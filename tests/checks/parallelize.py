@@ -1,4 +1,4 @@
-"""Networks of Hugging Face through `gpp.parallelize`, against plain loops: `python -m tests.check_parallelize`.
+"""Networks of Hugging Face through `gpp.parallelize`, against plain loops: `python -m tests.checks.parallelize`.
 
 Random weights, float64, 20 steps of Adam on 2 and 3 workers; the losses must be those of a plain loop over the same model. Then the
 weights are saved by `save_pretrained`, read by `from_pretrained`, and trained for 5 steps more, beside a plain loop again. With
@@ -341,7 +341,7 @@ def main() -> int:
     if asked.launch == "ranks" and "RANK" not in os.environ:
         words = [*asked.names, *(["--lengths"] if asked.lengths else []), "--launch", "ranks", "--workers"]
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        return max(subprocess.call([*start, str(n), "-m", "tests.check_parallelize", *words, str(n)]) for n in asked.workers)
+        return max(subprocess.call([*start, str(n), "-m", "tests.checks.parallelize", *words, str(n)]) for n in asked.workers)
     names = [name for name in asked.names if name in (CHANGING if asked.lengths else CASES)]
     with tempfile.TemporaryDirectory() as folder:
         # All ranks are told rank 0's folder.

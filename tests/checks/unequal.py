@@ -1,7 +1,7 @@
 """Planning on unequal devices, with links by node, by device and by pair, on many random problems.
 
-    python -m tests.check_unequal --what placements --count 60     graphpipe against all partitions on all devices
-    python -m tests.check_unequal --what chains --count 200        graphpipe against sequential, even and its own chains
+    python -m tests.checks.unequal --what placements --count 60     graphpipe against all partitions on all devices
+    python -m tests.checks.unequal --what chains --count 200        graphpipe against sequential, even and its own chains
 
 Each problem is asked twice, with links by node and with its own (`--links node|own|both`). Prints a summary and ends with 1
 if graphpipe was behind: by more than rounding the best of all placements, or a chain.

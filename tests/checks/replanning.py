@@ -1,9 +1,9 @@
 """Trainings that go on under other plans: equal to resumed ones bit for bit, and how fast they are where a worker is slowed.
 
-    python -m tests.check_replanning --equal 200      random models, plans, schedules, weight policies and optimizers, in threads
-    python -m tests.check_replanning --real           real workers: pipelines without drains, memory policies, clipping
-    python -m tests.check_replanning --kills 20       a worker is killed around the switch, and the run is resumed
-    python -m tests.check_replanning --speed 800 model=gpt_small strategy=vpipe       a worker is slowed to half after 200 steps
+    python -m tests.checks.replanning --equal 200      random models, plans, schedules, weight policies and optimizers, in threads
+    python -m tests.checks.replanning --real           real workers: pipelines without drains, memory policies, clipping
+    python -m tests.checks.replanning --kills 20       a worker is killed around the switch, and the run is resumed
+    python -m tests.checks.replanning --speed 800 model=gpt_small strategy=vpipe       a worker is slowed to half after 200 steps
 
 `--equal`: a training of three plans takes the second and the third one at a boundary, and is compared with three runs of which each
 goes on from the last one's checkpoint on disk. Losses, weights and buffers must be equal. Exit code 1 if anything is not.
@@ -43,9 +43,9 @@ from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from tests.support import switches
+from tests.support.cli import ROOT
 from tests.support.markings import NAMED, POLICIES, SMALL, Case, keep, random_case, random_ways
 
-ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEPS = 2, 5
 TURN_S = 0.005
 """Seconds for which a slowed worker stands still, and runs, in turn."""

@@ -1,0 +1,28 @@
+"""`python -m tests.checks`: the list of all checks, and what it says of those that ran."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.checks.__main__ import FULL, purpose, run
+
+
+def test_every_module_of_the_folder_is_run_and_says_what_it_is() -> None:
+    modules = {path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(("__", "test_"))}
+    assert modules == set(FULL)
+    for name, script in FULL.items():
+        assert purpose(name)
+        assert set(re.findall(r"tests\.checks\.(\w+)", script)) == {name}
+
+
+def test_all_run_and_one_that_fails_is_the_exit_code(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    scripts = {"kills": "false\ntrue", "serving": f"python -c 'import tests' && cp -r $DIR {tmp_path}/copy"}
+    assert run(scripts) == 1
+    rows = capfd.readouterr().out.splitlines()[-3:]
+    assert [row.split()[0] for row in rows[:2]] == ["kills", "serving"]
+    assert [row.split()[-1] for row in rows[:2]] == ["failed", "ok"] and rows[2] == "2 checks, 1 failed"
+    assert not [*(tmp_path / "copy").iterdir()]
+    assert run({"serving": "true"}) == 0
