@@ -13,8 +13,8 @@ from typing import final
 import numpy as np
 import torch
 
-from gpp.runtime.cards.model.hosts import AbstractHost
-from gpp.runtime.cards.model.operations import Memory, Queue
+from tests.support.cards.hosts import AbstractHost
+from tests.support.cards.operations import Memory, Queue
 
 Key = tuple[torch.dtype, Sequence[int], Sequence[int], int]
 """Type, shape, strides and offset of a tensor."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, final
 
-from gpp.runtime.cards.model.faults import Fault
-from gpp.runtime.cards.model.memory import Free
-from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
+from tests.support.cards.faults import Fault
+from tests.support.cards.memory import Free
+from tests.support.cards.operations import Memory, Op, Queue, join
 
 PATIENCE = 1000
 """Questions in vain after which a host that asks for nothing else waits until an operation has run."""
@@ -26,7 +26,7 @@ _HERE = str(Path(__file__).parent)
 
 
 class Scheduler(Protocol):
-    """What runs the hosts; `gpp.runtime.cards.model.machine.Machine` has the contract."""
+    """What runs the hosts; `tests.support.cards.machine.Machine` has the contract."""
 
     ready: list[Op]
     runnable: list[AbstractHost]

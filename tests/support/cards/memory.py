@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from gpp.runtime.cards.model.faults import EarlyReuse, Race
-from gpp.runtime.cards.model.operations import Memory, Op, Owner, join
+from tests.support.cards.faults import EarlyReuse, Race
+from tests.support.cards.operations import Memory, Op, Owner, join
 
 
 def use(op: Op) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Protocol, final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpp.runtime.cards.model.blocks import Blocks
-from gpp.runtime.cards.model.faults import Misuse
-from gpp.runtime.cards.model.hosts import ThreadHost
-from gpp.runtime.cards.model.kernels import DEVICE
-from gpp.runtime.cards.model.memory import use_on_host
+from tests.support.cards.blocks import Blocks
+from tests.support.cards.faults import Misuse
+from tests.support.cards.hosts import ThreadHost
+from tests.support.cards.kernels import DEVICE
+from tests.support.cards.memory import use_on_host
 
 _MAIN = torch.device("cpu")
 _GROUPING = ("torch/nn/utils/clip_grad.py",)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
-from gpp.runtime.cards.model.faults import Mismatch
+from tests.support.cards.faults import Mismatch
 
 OPERATION_S = 1e-6
 """Seconds that every operation takes on the model's own clock."""
@@ -26,7 +26,7 @@ class Successor(Protocol):
 
 
 class Owner(Protocol):
-    """The host that queues operations; `gpp.runtime.cards.model.hosts.AbstractHost` has the contract."""
+    """The host that queues operations; `tests.support.cards.hosts.AbstractHost` has the contract."""
 
     name: str
     rank: int

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from gpp.runtime.cards.model.faults import Misuse
-from gpp.runtime.cards.model.hosts import AbstractHost, Scheduler, Wait
-from gpp.runtime.cards.model.operations import Meeting, Memory, Op, Queue
+from tests.support.cards.faults import Misuse
+from tests.support.cards.hosts import AbstractHost, Scheduler, Wait
+from tests.support.cards.operations import Meeting, Memory, Op, Queue
 
 
 @final

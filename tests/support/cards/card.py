@@ -10,16 +10,16 @@ from typing import Any, TypeVar, final
 import torch
 
 from gpp.runtime.cards.card import AbstractCard, Communicator, Event, Stream, Work
-from gpp.runtime.cards.model.blocks import Block, Blocks
-from gpp.runtime.cards.model.calls import Calls
-from gpp.runtime.cards.model.faults import Misuse
-from gpp.runtime.cards.model.forms import Form, New
-from gpp.runtime.cards.model.hosts import ThreadHost
-from gpp.runtime.cards.model.kernels import DEVICE, Kernels
-from gpp.runtime.cards.model.machine import Machine
-from gpp.runtime.cards.model.meetings import Group, Part
-from gpp.runtime.cards.model.memory import use_on_host
-from gpp.runtime.cards.model.operations import Op, Queue
+from tests.support.cards.blocks import Block, Blocks
+from tests.support.cards.calls import Calls
+from tests.support.cards.faults import Misuse
+from tests.support.cards.forms import Form, New
+from tests.support.cards.hosts import ThreadHost
+from tests.support.cards.kernels import DEVICE, Kernels
+from tests.support.cards.machine import Machine
+from tests.support.cards.meetings import Group, Part
+from tests.support.cards.memory import use_on_host
+from tests.support.cards.operations import Op, Queue
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol, final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpp.runtime.cards.model.blocks import Block, Blocks, Key
-from gpp.runtime.cards.model.faults import Misuse
-from gpp.runtime.cards.model.forms import Form, New, Operator, Part, Same, aten, form_of, operator, substitute, zeros
-from gpp.runtime.cards.model.hosts import ThreadHost
-from gpp.runtime.cards.model.memory import use_on_host
-from gpp.runtime.cards.model.operations import Memory, Op, Queue
+from tests.support.cards.blocks import Block, Blocks, Key
+from tests.support.cards.faults import Misuse
+from tests.support.cards.forms import Form, New, Operator, Part, Same, aten, form_of, operator, substitute, zeros
+from tests.support.cards.hosts import ThreadHost
+from tests.support.cards.memory import use_on_host
+from tests.support.cards.operations import Memory, Op, Queue
 
 DEVICE = torch.device("cpu", 0)
 """What tensors on a card are made on. Tensors of main memory are on `cpu` without a number."""

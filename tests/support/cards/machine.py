@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal, final
 
-from gpp.runtime.cards.model.faults import Deadlock, Mismatch
-from gpp.runtime.cards.model.hosts import AbstractHost, GeneratorHost, Program, ThreadHost, Wait
-from gpp.runtime.cards.model.meetings import Group
-from gpp.runtime.cards.model.memory import use
-from gpp.runtime.cards.model.operations import Op, Queue
+from tests.support.cards.faults import Deadlock, Mismatch
+from tests.support.cards.hosts import AbstractHost, GeneratorHost, Program, ThreadHost, Wait
+from tests.support.cards.meetings import Group
+from tests.support.cards.memory import use
+from tests.support.cards.operations import Op, Queue
 
 Rule = Literal["streams", "one_queue"]
 Policy = Literal["random", "eager", "lazy"]

@@ -1,4 +1,4 @@
-"""The real workers on cards of the stream model: `gpp.runtime.cards.model` has the rules that they are held to."""
+"""The real workers on cards of the stream model: `tests.support.cards` has the rules that they are held to."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from gpp.program.communicators import communicators
 from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard, Communicator, Work
-from gpp.runtime.cards.model.card import ModelCard, run
-from gpp.runtime.cards.model.machine import Machine
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
@@ -26,6 +24,8 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
+from tests.support.cards.card import ModelCard, run
+from tests.support.cards.machine import Machine
 
 MakeTransport = Callable[[Job, AbstractCard, int], AbstractTransport]
 Change = Callable[[Worker], None]
