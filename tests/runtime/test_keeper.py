@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.reference.reference import Reference
 from gpp.capture.build import capture
 from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
@@ -25,7 +26,6 @@ from gpp.plan.stage import Stage
 from gpp.planners.chains.even import Even
 from gpp.program.kinds import COPIES
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.reference import Reference
 from gpp.runtime.memory.copies import HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import KEPT, Marks

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
+from baselines.reference.divided import in_parts
+from baselines.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
@@ -25,8 +27,6 @@ from gpp.routing import Piece, pieces
 from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
-from gpp.runtime.reference.divided import in_parts
-from gpp.runtime.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.halves import head_of_stage
 from gpp.runtime.worker.seeding import pass_seed

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import gpp
+from baselines.reference import worker as reference_worker
+from baselines.reference.pipeline import Pipeline, run_reference
+from baselines.reference.reference import Reference
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.reference import Reference
-from gpp.runtime.reference import worker as reference_worker
-from gpp.runtime.reference.pipeline import Pipeline, run_reference
 from gpp.schedules.no_flush import NoFlush
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from baselines.reference.pipeline import Pipeline
 from gpp.files import write_text
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
-from gpp.runtime.reference.pipeline import Pipeline
 from gpp.runtime.worker.process import guarded, open_lines, write_line
 
 

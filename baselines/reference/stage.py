@@ -17,12 +17,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from baselines.reference.corrections import corrected_step, damp
+from baselines.reference.explicit import Explicit, explicit
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.nonfinite import Finding, Place, Probes, nonfinite
-from gpp.runtime.reference.corrections import corrected_step, damp
-from gpp.runtime.reference.explicit import Explicit, explicit
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 

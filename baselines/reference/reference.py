@@ -64,9 +64,9 @@ class Reference(AbstractServer):
 
         if job.settings.serving is not None:
             # One after the other: the times say nothing of a pipeline's.
-            run_workers("gpp.runtime.reference.serving", job, run_dir, 1, progress)
+            run_workers("baselines.reference.serving", job, run_dir, 1, progress)
             return Outcome()
-        logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
+        logs = run_workers("baselines.reference.worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())
         return Outcome(
