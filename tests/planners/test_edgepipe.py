@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from baselines.released.pipeedge import PipeEdgeScheduler
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
@@ -67,7 +68,9 @@ def planned(size: str, hosts: str, memory_bytes: float | None = None, **settings
         max_replicas=1,
         regime=Regime(buffers=2),
     )
-    plan = EdgePipe(**settings).plan(problem, lambda _: SimpleNamespace(metrics=SimpleNamespace(iteration_s=1.0)))  # type: ignore[arg-type,return-value]
+    plan = EdgePipe(released=PipeEdgeScheduler(), **settings).plan(
+        problem, lambda _: SimpleNamespace(metrics=SimpleNamespace(iteration_s=1.0))
+    )  # type: ignore[arg-type,return-value]
     plan.validate(problem)
     return plan
 

@@ -16,14 +16,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, final
 
 import numpy as np
 
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.plan.plan import Objective, Plan
+from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.bottleneck import Chain, Room, Way, best_chain
+from gpp.planners.chains.chain_tables import Best, Part, Seconds, fits
 from gpp.planners.chains.downsets import Budget, Family
+from gpp.planners.chains.hierarchical import even_servers
+from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.common.linear_orders import depth_first_order
+from gpp.settings import settings
+
+
+@final
+@settings("strategy.planner.released")
+class PipeDreamOptimizer(AbstractReleased[PipeDream]):
+    """The released optimizer's own plan, at the micro-batch sizes at which it is a plan of this problem."""
+
+    def plan(self, planner: PipeDream, problem: Problem, predict: Predict) -> Plan:
+        budget = Budget("pipedream", planner.time_limit_s, planner.memory_limit_bytes)
+        best = Best(problem, "pipedream", predict, planner.replication)
+        cluster = problem.cluster
+        servers = even_servers(cluster) if planner.hierarchical else None
+        inner, outer = (link.bandwidth_bytes_per_s for link in cluster.wiring.means)
+        one_node = len(set(cluster.nodes)) == 1
+        machines = [cluster.num_devices] if servers is None else [len(servers[0]), len(servers)]
+        found = published_plan(
+            problem.graph,
+            machines,
+            [inner if one_node else outer] if servers is None else [inner, outer],
+            linear=planner.states == "linear",
+            compression=planner.activation_compression,
+            seconds=np.sum(Seconds(problem).of(1), axis=0),
+            budget=budget,
+        )
+        searched = {op for ops, _ in found.stages for op in ops}
+        if len(searched) < problem.graph.num_ops:
+            raise Infeasible(
+                f"the released optimizer searches from the first source only and reaches {len(searched)} of "
+                f"{problem.graph.num_ops} operators; its objective for them is {found.value_s:.6g} s",
+                "strategy.planner.compatible=false, or a graph with one source",
+            )
+        parts = [Part(mask_of(ops), count) for ops, count in found.stages]
+        offer_unchanged(problem, best, found.value_s, parts)
+        if best.plan is None:
+            raise Infeasible(
+                f"the released optimizer's plan (own objective {found.value_s:.6g} s) does not fit this memory, "
+                "or its replicas no micro-batch",
+                "strategy.planner.compatible=false, or devices with more memory",
+            )
+        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
+        line = f"own objective: {objective}, as the released optimizer reckons it"
+        return replace(best.plan, objective=objective, explanation=(line,))
+
+
+def offer_unchanged(problem: Problem, best: Best, value_s: float, parts: list[Part]) -> None:
+    """Offer a chain at every micro-batch size that its replicas divide and its memory allows."""
+    for b in problem.microbatch_sizes():
+        if any(b % part.replicas for part in parts):
+            continue
+        if fits(problem, parts, b):
+            best.offer(value_s, parts, b)
 
 
 class Published(NamedTuple):

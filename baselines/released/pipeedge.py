@@ -17,15 +17,79 @@ Units: a MB and a Mbit are 2^20 here. One message of the last layer's output is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.typed_chain import Placed
+from gpp.planners.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
+from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.kinds import Kinds
+from gpp.settings import settings
 
 BUFFERS = 2
 """Messages that the tool counts for each end of a stage beside the one in use: one under way, and one in a queue."""
+MEBI = 2**20 / 1e6
+"""What the tool takes a MB, or a Mbit, for."""
+
+
+@final
+@settings("strategy.planner.released")
+class PipeEdgeScheduler(AbstractReleased[EdgePipe]):
+    """The published tool's schedule, at the micro-batch size at which it is predicted fastest."""
+
+    def plan(self, planner: EdgePipe, problem: Problem, predict: Predict) -> Plan:
+        def candidates(forward: Forward) -> Iterator[Told]:
+            found = published(forward, corrected=planner.corrected)
+            if found is not None:
+                stages, believed_s = found
+                yield stages, (f"the published tool's schedule, which it believes to take {believed_s:.6g} s a micro-batch",)
+
+        return planner.fastest(problem, predict, candidates)
+
+
+def published(forward: Forward, *, corrected: bool) -> tuple[Assigned, float] | None:
+    """The published tool's stages and devices, and the seconds that it believes they take; None where it finds none.
+
+    Types are told apart by their names alone, and the rate of a type's links is that of its devices.
+
+    Raises:
+        InvalidConfig: the graph is no chain, or devices lack what the tool's files say of them.
+    """
+    problem, b = forward.problem, forward.microbatch_size
+    graph, devices = problem.graph, problem.cluster.devices
+    if not is_line(graph):
+        rule = f"plans chains alone, and {graph.name} is none"
+        raise InvalidConfig("strategy.planner.compatible", True, rule, "leave it out, or use model=pipeedge")
+    if unnamed := [d for d, device in enumerate(devices) if device.name is None or device.bandwidth_bytes_per_s is None]:
+        rule = f"needs the name of each device's type, and its own rate; device {unnamed[0]} lacks one"
+        raise InvalidConfig("strategy.planner.compatible", True, rule, "use cluster=pipeedge, or give cluster.device.name")
+    groups: dict[str, list[int]] = {}
+    for d in sorted(range(len(devices)), key=lambda d: (devices[d].name or "", d)):
+        groups.setdefault(devices[d].name or "", []).append(d)
+    first = [group[0] for group in groups.values()]
+    held = [sum(problem.param_bytes(1 << op)) for op in range(graph.num_ops)]
+    incoming = sum(given.bytes_per_sample for given in graph.inputs)
+    outgoing = [sum(graph.tensors[t].bytes_per_sample for t in graph.made_by(1 << op)) for op in range(graph.num_ops)]
+    given = Published(
+        counts=tuple(map(len, groups.values())),
+        time_s=forward.seconds[first],
+        memory_bytes=np.array([devices[d].memory_bytes for d in first]) * MEBI,
+        bytes_per_s=np.array([devices[d].bandwidth_bytes_per_s or 0.0 for d in first]) * MEBI,
+        layer_bytes=np.array(held) * MEBI,
+        moved_bytes=np.array([incoming, *outgoing]) * b,
+    )
+    found = schedule(given, corrected=corrected)
+    if found is None:
+        return None
+    kinds = Kinds(problem.cluster, tuple(map(tuple, groups.values())))
+    return placed(found.chain, kinds, tuple(range(graph.num_ops))), found.believed_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ Source: msr-fiddle/piper at d7fc8cf, algo.cpp (MIT, Microsoft). Repeated here:
    own and
    rounded up. A, B and w of an operator that declares nothing: its saved bytes, twice its parameters, its parameters.
 3. d divides N, the number of micro-batches, and the degrees' sum is at most N and at most the number of devices.
-4. The ways to run the operators of a stage are chosen by a greedy heuristic when memory binds: `gpp.planners.chains.knapsack`.
+4. The ways to run the operators of a stage are chosen by a greedy heuristic when memory binds: `baselines.released.knapsack`.
 5. More than 40,000 states are refused. One bandwidth, no latency, no filling and draining of the pipeline.
 6. Times are added to bytes / bandwidth whatever their unit; the ResNet and GNMT inputs that ship with it are in milliseconds.
 """
@@ -18,19 +18,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, final
 
 import numpy as np
 
+from baselines.released.knapsack import changed, changes, squeeze
+from baselines.released.pipedream import offer_unchanged
+from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.plan.plan import Objective, Plan
+from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
+from gpp.planners.chains.chain_tables import Best, Part, Seconds
 from gpp.planners.chains.downsets import Budget, Family, Stages, all_states, linear_states
-from gpp.planners.chains.knapsack import changed, changes, squeeze
+from gpp.planners.chains.piper import MOST_STATES, Piper
 from gpp.planners.common.linear_orders import depth_first_order
+from gpp.settings import settings
 
-MOST_STATES = 40_000
-"""What the released tool refuses to exceed."""
+
+@final
+@settings("strategy.planner.released")
+class PiperPlanner(AbstractReleased[Piper]):
+    """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""
+
+    def plan(self, planner: Piper, problem: Problem, predict: Predict) -> Plan:
+        budget = Budget("piper", planner.time_limit_s, planner.memory_limit_bytes)
+        best = Best(problem, "piper", predict, planner.replication)
+        cluster = problem.cluster
+        found = published_plan(
+            problem.graph,
+            cluster.num_devices,
+            memory_bytes=problem.memory_limit_bytes,
+            bandwidth=cluster.wiring.common.bandwidth_bytes_per_s,
+            num_microbatches=problem.minibatch_size,
+            linear=planner.linearize == "always",
+            recompute=True,
+            seconds=np.sum(Seconds(problem).of(1), axis=0),
+            budget=budget,
+            max_states=planner.max_states,
+        )
+        parts = [Part(mask_of(stage.ops), stage.replicas, stage.degree, stage.recompute) for stage in found.stages]
+        if parts:
+            offer_unchanged(problem, best, found.value_s, parts)
+        if best.plan is None:
+            what = f"plan (own objective {found.value_s:.6g} s) does not fit" if parts else "planner finds no plan that fits"
+            raise Infeasible(
+                f"the released {what} this memory, or its replicas no micro-batch",
+                "strategy.planner.compatible=false, or devices with more memory",
+            )
+        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
+        line = f"own objective: {objective}, as the released planner reckons it"
+        return replace(best.plan, objective=objective, explanation=(line,))
 
 
 class PiperStage(NamedTuple):
