@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"errors", "files", "private", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "joint_optimizer", "links", "weights"},
     {"cost", "plan", "replan", "routing", "optimizers"},
-    {"memory", "pipeedge", "program"},
+    {"formats", "memory", "program"},
     {"timeline"},
     {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},
@@ -50,7 +50,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [
         {"op_graph"},
         {"transients"},
-        {"captured", "profiles", "random_graphs", "series_parallel", "sums"},
+        {"captured", "random_graphs", "series_parallel", "sums"},
         {"inference"},
         {"sharding"},
         {"coarsen"},

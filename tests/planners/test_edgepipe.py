@@ -16,8 +16,8 @@ from baselines.released.pipeedge import PipeEdgeScheduler
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
+from gpp.formats.pipeedge.graph import cluster
 from gpp.models.pipeedge import PipeEdge
-from gpp.pipeedge.graph import cluster
 from gpp.plan.plan import Plan
 from gpp.planners.chains.typed_chain import Placed, TypedChain
 from gpp.planners.edgepipe.edgepipe import EdgePipe

@@ -6,10 +6,10 @@ import numpy as np
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
+from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, Measured, ModelEntry, Times, models_text, schedule_text, types_text
+from gpp.formats.pipeedge.graph import layer_name
 from gpp.graph.inference import forward_only
 from gpp.graph.op_graph import OpGraph
-from gpp.pipeedge.files import DTYPES, MB, WIDTH, Measured, ModelEntry, Times, models_text, schedule_text, types_text
-from gpp.pipeedge.graph import layer_name
 from gpp.plan.plan import Plan
 
 

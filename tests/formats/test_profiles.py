@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gpp.errors import InvalidConfig
-from gpp.graph.profiles import read_profile
+from gpp.formats.profiles import read_profile
 from tests.support.published import PROFILES, profile
 
 

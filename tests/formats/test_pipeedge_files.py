@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import InvalidConfig, InvalidFile
+from gpp.formats.pipeedge.files import read_hosts, read_model, read_types, schedule_text, times_by_type
+from gpp.formats.pipeedge.graph import cluster
+from gpp.formats.pipeedge.written import measured_files
+from gpp.formats.pipeedge.yaml import read_yaml
 from gpp.models.pipeedge import PipeEdge
-from gpp.pipeedge.files import read_hosts, read_model, read_types, schedule_text, times_by_type
-from gpp.pipeedge.graph import cluster
-from gpp.pipeedge.written import measured_files
-from gpp.pipeedge.yaml import read_yaml
 from tests.check_edgepipe import random_served
 
 MODELS = """

@@ -23,8 +23,8 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gpp.errors import InvalidConfig, InvalidFile
-from gpp.graph.profiles import OPEN, Amount
-from gpp.pipeedge.yaml import read_yaml
+from gpp.formats.draft import OPEN, Amount
+from gpp.formats.pipeedge.yaml import read_yaml
 
 MB = 1e6
 """Bytes of a MB, and bits of a Mbit."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpp.cluster import Cluster, Device, Link
 from gpp.errors import InvalidFile
+from gpp.formats.pipeedge.files import MB, WIDTH, ModelEntry, read_hosts, read_types
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
-from gpp.pipeedge.files import MB, WIDTH, ModelEntry, read_hosts, read_types
 from gpp.settings import NotNegative, arguments
 
 
