@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gpp.runtime.engine import Progress
     from gpp.runtime.engines.distributed import Distributed
     from gpp.runtime.engines.emulate import Emulate
-    from gpp.runtime.engines.reference import Reference
     from gpp.runtime.engines.simulate import Simulate
     from gpp.schedules.dualpipe_v import DualPipeV
     from gpp.schedules.gpipe import GPipe
@@ -106,7 +105,6 @@ __all__ = [
     "Progress",
     "RMSprop",
     "Recompute",
-    "Reference",
     "SameMicrobatch",
     "Sequential",
     "Simulate",
@@ -177,7 +175,6 @@ _HOME = {
     "Progress": "gpp.runtime.engine",
     "RMSprop": "gpp.optimizers",
     "Recompute": "gpp.memory.policy",
-    "Reference": "gpp.runtime.engines.reference",
     "SGD": "gpp.optimizers",
     "SameMicrobatch": "gpp.planners.graphpipe.same_microbatch",
     "Sequential": "gpp.planners.chains.sequential",

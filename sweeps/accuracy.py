@@ -27,10 +27,10 @@ from statistics import mean, stdev
 from scipy.stats import t
 
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
+from baselines.reference.pipeline import Pipeline
 from gpp.app.experiment import Experiment
 from gpp.errors import NonFinite
 from gpp.runtime.job import Job
-from gpp.runtime.reference.pipeline import Pipeline
 from sweeps.fit_v100 import ROOT
 
 KEPT = ROOT / "sweeps" / "accuracy.csv"

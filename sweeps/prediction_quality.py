@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpp.runtime.reference.pipeline import Pipeline
-from gpp.runtime.reference.stage import Table
+from baselines.reference.pipeline import Pipeline
+from baselines.reference.stage import Table
 from sweeps.accuracy import ACCURACY, GRIDS, OPTIMIZERS, Run, finish, job
 
 Values = list[Tensor]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import GppError, InvalidFile, InvalidPlan
-from gpp.graph.profiles import read_profile
+from gpp.formats.profiles import read_profile
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.runtime.job import Job

@@ -175,7 +175,10 @@ USUAL = {
     "gpp.models.profile.Profile": {"path": __file__},
     "gpp.models.pipeedge.PipeEdge": {**PIPEEDGE, "entry": "google/vit-base-patch16-224"},
     "gpp.models.pipeedge.from_files": {**PIPEEDGE, "key": "google/vit-base-patch16-224"},
-    "gpp.pipeedge.graph.cluster": {"types": PIPEEDGE["types"], "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml")},
+    "gpp.formats.pipeedge.graph.cluster": {
+        "types": PIPEEDGE["types"],
+        "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml"),
+    },
     "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
 }
 """Arguments between which there are rules."""

@@ -35,10 +35,10 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
+from gpp.formats.pipeedge.written import measured_files
 from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
-from gpp.pipeedge.written import measured_files
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value

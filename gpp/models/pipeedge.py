@@ -9,11 +9,11 @@ import numpy as np
 
 from gpp.cost.models.by_type import TimesByType
 from gpp.errors import InvalidConfig
+from gpp.formats.pipeedge.files import read_model, times_by_type
+from gpp.formats.pipeedge.graph import chain_graph, layer_name
 from gpp.graph.captured import Captured
 from gpp.models.dotted import source_hash
 from gpp.models.profile import AbstractProfile
-from gpp.pipeedge.files import read_model, times_by_type
-from gpp.pipeedge.graph import chain_graph, layer_name
 from gpp.settings import Count, arguments, settings
 
 Dtype = Literal["float32", "float64", "bfloat16"]
@@ -22,7 +22,7 @@ Dtype = Literal["float32", "float64", "bfloat16"]
 @final
 @settings("model")
 class PipeEdge(AbstractProfile):
-    """A model of models.yml with the times of device_types.yml; see `gpp.pipeedge.files`.
+    """A model of models.yml with the times of device_types.yml; see `gpp.formats.pipeedge.files`.
 
     Args:
         name: the model's name; `pipeedge` stands for the last part of the key.

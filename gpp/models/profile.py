@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, final
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
+from gpp.formats.draft import SETTING
+from gpp.formats.profiles import read_profile
 from gpp.graph.captured import Captured
-from gpp.graph.profiles import SETTING, read_profile
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.dotted import source_hash
 from gpp.serialization import read_text
@@ -65,7 +66,7 @@ class AbstractProfile(AbstractModel):
 @final
 @settings("model")
 class Profile(AbstractProfile):
-    """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
+    """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.formats.profiles`.
 
     One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between
     two optimizer steps. Times are the profile's, whatever `cost` says.

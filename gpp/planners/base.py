@@ -6,9 +6,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, final
+from typing import ClassVar, Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
 from gpp.memory.policy import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
@@ -97,6 +98,32 @@ class AbstractPlanner(ABC):
             Infeasible: no plan in this planner's space fits the memory; names the tightest constraint.
             InvalidConfig: the problem is not for this planner.
         """
+
+
+P = TypeVar("P", bound=AbstractPlanner, contravariant=True)
+
+
+class AbstractReleased(ABC, Generic[P]):
+    """A planner as its authors released it, formulas and traps included: it plans where a planner's `compatible` is true."""
+
+    @abstractmethod
+    def plan(self, planner: P, problem: Problem, predict: Predict) -> Plan:
+        """The released planner's plan, valid for the problem, as `AbstractPlanner.plan`.
+
+        Args:
+            planner: whose settings it follows.
+        """
+
+
+def check_released(compatible: bool, released: AbstractReleased | None) -> None:
+    """Refuse `compatible` without the planner that was released.
+
+    Raises:
+        InvalidConfig: it is missing.
+    """
+    if compatible and released is None:
+        rule = "asks the released planner, and strategy.planner.released is none"
+        raise InvalidConfig("strategy.planner.compatible", True, rule, "leave it out, or give strategy.planner.released")
 
 
 @final

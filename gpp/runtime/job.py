@@ -26,12 +26,12 @@ from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
 from gpp.files import write_tensors, write_text
+from gpp.formats.pipeedge.written import schedule_of
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
-from gpp.pipeedge.written import schedule_of
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.private import keep, shown

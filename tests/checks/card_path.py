@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from gpp.runtime.cards.model.machine import Machine
 from tests.runtime import test_equality as equality
 from tests.runtime import test_tensor_parallel as tensor_parallel
 from tests.runtime.cards import test_path as path
 from tests.runtime.test_async_equality import POLICIES
+from tests.support.cards.machine import Machine
 from tests.support.staged import SCHEDULES
 
 Case = tuple[str, str, str, str, str]

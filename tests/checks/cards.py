@@ -24,9 +24,9 @@ from gpp.errors import MalformedProgram
 from gpp.program.cards import OVERLAPPED, STRICTEST, Path, Queues, check_cards
 from gpp.program.communicators import Communicator, communicators
 from gpp.program.program import Program, teams
-from gpp.runtime.cards.model.machine import Policy
 from tests.oracle.cards import outcome
 from tests.support.card_programs import Case, case, perturbed, stretch
+from tests.support.cards.machine import Policy
 
 POLICIES: tuple[Policy, ...] = ("random", "eager", "lazy")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baselines.reference.reference import Reference
 from gpp.cluster import Link, flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
@@ -17,7 +18,6 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.reference import Reference
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy

@@ -24,9 +24,9 @@ from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible
+from gpp.formats.profiles import read_profile
 from gpp.graph.captured import load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.graph.profiles import read_profile
 from gpp.optimizers import SGD
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe

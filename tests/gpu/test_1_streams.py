@@ -12,9 +12,9 @@ import torch
 
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.cuda import CudaCard
-from gpp.runtime.cards.model.card import run
-from gpp.runtime.cards.model.machine import Machine
 from tests.gpu.places import CPU, ONE, Place
+from tests.support.cards.card import run
+from tests.support.cards.machine import Machine
 
 HERE = [CPU, pytest.param(ONE, marks=pytest.mark.gpu)]
 SIZE, LARGE = 64, 4096

@@ -1,4 +1,4 @@
-"""Programs on the model of cards (`gpp.runtime.cards.model`): each action becomes the calls that the host of a card would make.
+"""Programs on the model of cards (`tests.support.cards`): each action becomes the calls that the host of a card would make.
 
 It shares nothing with the static proof (`gpp.program.cards`) but the list of communicators.
 """
@@ -10,11 +10,11 @@ from collections.abc import Generator, Sequence
 
 from gpp.program.communicators import Communicator
 from gpp.program.program import Program
-from gpp.runtime.cards.model.faults import Deadlock, Mismatch
-from gpp.runtime.cards.model.hosts import AbstractHost, Wait
-from gpp.runtime.cards.model.machine import Machine, Policy
-from gpp.runtime.cards.model.meetings import Group
-from gpp.runtime.cards.model.operations import Op
+from tests.support.cards.faults import Deadlock, Mismatch
+from tests.support.cards.hosts import AbstractHost, Wait
+from tests.support.cards.machine import Machine, Policy
+from tests.support.cards.meetings import Group
+from tests.support.cards.operations import Op
 
 _Made = tuple[Sequence[int], Sequence[object]]
 """Members of a communicator, and what it carries."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baselines.reference.reference import Reference
 from gpp.app.helped import check_helped
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -19,7 +20,6 @@ from gpp.planners.chains.layerpipe import LayerPipe
 from gpp.program.steady_state import check_stream
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.emulate import Emulate
-from gpp.runtime.engines.reference import Reference
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json

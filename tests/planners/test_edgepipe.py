@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
+from baselines.released.pipeedge import PipeEdgeScheduler
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
+from gpp.formats.pipeedge.graph import cluster
 from gpp.models.pipeedge import PipeEdge
-from gpp.pipeedge.graph import cluster
 from gpp.plan.plan import Plan
 from gpp.planners.chains.typed_chain import Placed, TypedChain
 from gpp.planners.edgepipe.edgepipe import EdgePipe
@@ -67,7 +68,9 @@ def planned(size: str, hosts: str, memory_bytes: float | None = None, **settings
         max_replicas=1,
         regime=Regime(buffers=2),
     )
-    plan = EdgePipe(**settings).plan(problem, lambda _: SimpleNamespace(metrics=SimpleNamespace(iteration_s=1.0)))  # type: ignore[arg-type,return-value]
+    plan = EdgePipe(released=PipeEdgeScheduler(), **settings).plan(
+        problem, lambda _: SimpleNamespace(metrics=SimpleNamespace(iteration_s=1.0))
+    )  # type: ignore[arg-type,return-value]
     plan.validate(problem)
     return plan
 

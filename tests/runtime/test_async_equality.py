@@ -1,4 +1,4 @@
-"""Real processes against the loop of `gpp.runtime.reference.pipeline`, which shares none of the runtime's handling of versions.
+"""Real processes against the loop of `baselines.reference.pipeline`, which shares none of the runtime's handling of versions.
 
 Bit for bit in float64: every weight policy, with every optimizer, on a chain, a graph with a fork and a join, and a stage with two
 replicas.
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from baselines.reference.pipeline import Pipeline, run_reference
 from gpp.graph.captured import is_loss
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
-from gpp.runtime.reference.pipeline import Pipeline, run_reference
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.halves import operands_of_stage
 from gpp.runtime.worker.helper import build_helpers

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baselines.reference.pipeline import run_reference
+from baselines.reference.stage import Table, advance
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, NAdam
-from gpp.runtime.reference.pipeline import run_reference
-from gpp.runtime.reference.stage import Table, advance
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.corrections.delayed_momentum import DelayedMomentum

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from baselines.reference.pipeline import run_reference
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD
 from gpp.runtime.job_checks import check_derived
-from gpp.runtime.reference.pipeline import run_reference
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive

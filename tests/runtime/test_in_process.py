@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from baselines.reference.pipeline import Pipeline
 from gpp.cost.regime import Regime
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan.build import make_plan
-from gpp.runtime.reference.pipeline import Pipeline
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.reference.reference import Reference
 from gpp.capture.build import capture
 from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
@@ -24,9 +25,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.stage import Stage
 from gpp.planners.chains.even import Even
 from gpp.program.kinds import COPIES
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.reference import Reference
 from gpp.runtime.memory.copies import HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import KEPT, Marks
@@ -38,8 +37,9 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
-from tests.support import asynchronous, cards, inprocess
+from tests.support import asynchronous, inprocess, on_cards
 from tests.support.capture_zoo import CASES, floats, mse
+from tests.support.cards.machine import Machine, Policy, Rule
 from tests.support.markings import POLICIES, Case, keep, random_case, random_ways, train, with_host
 from tests.support.staged import parts_of
 
@@ -270,7 +270,7 @@ def test_cards_train_alike(network: str, policy: int, ways: str, rule: Rule, ord
     for way in (keep, lambda op: ways[op % len(ways)]):
         machine = Machine(rule=rule, policy=order)
         job = case.job(way, steps=2, device_kind="cuda")
-        found.append(cards.train(job, tmp_path / str(len(found)), case.weights, machine))
+        found.append(on_cards.train(job, tmp_path / str(len(found)), case.weights, machine))
         assert not machine.findings
     kept, marked = found
     assert marked.losses == kept.losses

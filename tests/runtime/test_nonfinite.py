@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from baselines.harness import Harness
+from baselines.reference.pipeline import Pipeline
 from baselines.whole_model_worker import WholeModel
 from gpp.data import digits
 from gpp.data.sampler import minibatch
@@ -22,7 +23,6 @@ from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, told
-from gpp.runtime.reference.pipeline import Pipeline
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker

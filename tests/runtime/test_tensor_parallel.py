@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from baselines.reference.reference import Reference
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
@@ -20,7 +21,6 @@ from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.reference import Reference
 from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB

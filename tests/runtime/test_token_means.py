@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from baselines.reference.pipeline import run_reference
 from gpp.capture.build import capture
 from gpp.capture.coupling import uneven
 from gpp.capture.stage import initial_state
@@ -24,7 +25,6 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.job import Job
-from gpp.runtime.reference.pipeline import run_reference
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from gpp.formats.profiles import read_profile
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.profiles import read_profile
 
 PROFILES = Path(__file__).parent / "profiles"
 GIB = 2**30

@@ -1,4 +1,4 @@
-"""Times that a profile gives, exactly: the graph's FLOPs are seconds (`gpp.graph.profiles`)."""
+"""Times that a profile gives, exactly: the graph's FLOPs are seconds (`gpp.formats.profiles`)."""
 
 from __future__ import annotations
 

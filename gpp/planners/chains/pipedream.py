@@ -21,7 +21,7 @@ Constraints:
 Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `bottleneck` cuts
 off; over nodes O(cuts^3 x devices of a node^2).
 
-Departures from the released optimizer, which `compatible: true` repeats (`published.pipedream` lists its traps):
+Departures from the released optimizer, which `compatible: true` asks:
 * the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
   must be those that it is judged by; the update counts too. Over nodes it is the ring over all of a stage's devices,
   where the paper adds one inside a node and one between nodes;
@@ -43,9 +43,8 @@ from gpp.cost.amounts import Amounts, StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import (
     AUTO_STATES,
@@ -56,12 +55,10 @@ from gpp.planners.chains.chain_tables import (
     Tables,
     choose_cuts,
     first_that_fits,
-    fits,
     replicas,
 )
 from gpp.planners.chains.downsets import Budget
 from gpp.planners.chains.hierarchical import Servers, even_servers
-from gpp.planners.chains.published.pipedream import published_plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
@@ -83,6 +80,7 @@ class PipeDream(AbstractPlanner):
         compatible: repeat the released optimizer, with its formulas and traps, for one sample a micro-batch.
         activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the
             tool does by default.
+        released: the optimizer that `compatible` asks.
         max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at five hundred at most.
         prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
             is behind the best prediction. Same result; false is the program as published, for search times.
@@ -94,20 +92,24 @@ class PipeDream(AbstractPlanner):
     hierarchical: bool = True
     compatible: bool = False
     activation_compression: Positive | None = 1.0
+    released: AbstractReleased | None = None
     max_states: Count = 40_000
     prune: bool = True
     time_limit_s: Positive = 600.0
     memory_limit_bytes: Positive = 8e9
+
+    def __post_init__(self) -> None:
+        check_released(self.compatible, self.released)
 
     def knows_versions(self, problem: Problem) -> bool:
         over_nodes = self.hierarchical and even_servers(problem.cluster) is not None
         return not (over_nodes or self.compatible) and problem.regime.weights.follows_position(problem.cluster.num_devices)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.compatible and self.released is not None:
+            return self.released.plan(self, problem, predict)
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
         best = Best(problem, "pipedream", predict, self.replication)
-        if self.compatible:
-            return self._repeat(problem, best, budget)
         flat = _Flat(problem, self, budget, 1.0)
         best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
         if flat.servers is not None and (best.plan is None or problem.regime.minibatches > 1):
@@ -130,50 +132,6 @@ class PipeDream(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         flat = _Flat(problem, self, budget, memory_scale)
         return first_that_fits(problem, lambda b: flat.find(b, caps=NO_CAP))
-
-    def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
-        """The released optimizer's own plan, at the micro-batch sizes at which it is a plan of this problem."""
-        cluster = problem.cluster
-        servers = even_servers(cluster) if self.hierarchical else None
-        inner, outer = (link.bandwidth_bytes_per_s for link in cluster.wiring.means)
-        one_node = len(set(cluster.nodes)) == 1
-        machines = [cluster.num_devices] if servers is None else [len(servers[0]), len(servers)]
-        found = published_plan(
-            problem.graph,
-            machines,
-            [inner if one_node else outer] if servers is None else [inner, outer],
-            linear=self.states == "linear",
-            compression=self.activation_compression,
-            seconds=np.sum(Seconds(problem).of(1), axis=0),
-            budget=budget,
-        )
-        searched = {op for ops, _ in found.stages for op in ops}
-        if len(searched) < problem.graph.num_ops:
-            raise Infeasible(
-                f"the released optimizer searches from the first source only and reaches {len(searched)} of "
-                f"{problem.graph.num_ops} operators; its objective for them is {found.value_s:.6g} s",
-                "strategy.planner.compatible=false, or a graph with one source",
-            )
-        parts = [Part(mask_of(ops), count) for ops, count in found.stages]
-        offer_unchanged(problem, best, found.value_s, parts)
-        if best.plan is None:
-            raise Infeasible(
-                f"the released optimizer's plan (own objective {found.value_s:.6g} s) does not fit this memory, "
-                "or its replicas no micro-batch",
-                "strategy.planner.compatible=false, or devices with more memory",
-            )
-        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
-        line = f"own objective: {objective}, as the released optimizer reckons it"
-        return replace(best.plan, objective=objective, explanation=(line,))
-
-
-def offer_unchanged(problem: Problem, best: Best, value_s: float, parts: list[Part]) -> None:
-    """Offer a chain at every micro-batch size that its replicas divide and its memory allows."""
-    for b in problem.microbatch_sizes():
-        if any(b % part.replicas for part in parts):
-            continue
-        if fits(problem, parts, b):
-            best.offer(value_s, parts, b)
 
 
 class _Flat:

@@ -20,14 +20,14 @@ Constraints:
 Complexity: O(devices x ways x pairs of nested states x positions) numpy operations for each b, less what
 `gpp.planners.chains.bottleneck` cuts off.
 
-Departures from the released planner, which `compatible: true` repeats (`gpp.planners.chains.published.piper`):
+Departures from the released planner, which `compatible: true` asks:
 * a tensor with several readers outside crosses a stage's boundary once, not once for each edge;
 * micro-batches in flight are those of a synchronous 1F1B chain, not the sum of data-parallel degrees over the stage's own;
 * the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
   must be those that it is judged by; the update counts too;
 * memory is this project's: optimizer state, the boundary's tensors and their gradients count;
-* what is recomputed is the memory policy's choice (`gpp.memory`), here as for every planner, not a greedy one inside the search
-  (`gpp.planners.chains.knapsack`), which `compatible` keeps;
+* what is recomputed is the memory policy's choice (`gpp.memory`), here as for every planner, not a greedy one inside the search,
+  which `compatible` keeps;
 * where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
 A heterogeneous cluster is searched as if all devices were its slowest and smallest.
 """
@@ -45,9 +45,9 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.cost.variants import running, sums_s
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Variant, mask_of
+from gpp.graph.op_graph import Variant
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import (
     AUTO_STATES,
@@ -60,11 +60,12 @@ from gpp.planners.chains.chain_tables import (
     replicas,
 )
 from gpp.planners.chains.downsets import Budget, Stages
-from gpp.planners.chains.pipedream import offer_unchanged
-from gpp.planners.chains.published.piper import MOST_STATES, published_plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
+
+MOST_STATES = 40_000
+"""What the released tool refuses to exceed."""
 
 REMEMBERED = 1 << 16
 """Pairs of states up to which times by depth are kept from cap to cap."""
@@ -81,6 +82,7 @@ class Piper(AbstractPlanner):
         linearize: `auto`: one order's cuts where the graph has more than five hundred; `never`: refuse above `max_states`;
             `always`.
         compatible: repeat the released planner, with its formulas and traps, for one sample a micro-batch.
+        released: the planner that `compatible` asks.
         max_states: downsets above which `never` refuses; 40,000 as published.
         prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
             is behind the best prediction. Same result; false is the program as published, for search times.
@@ -91,16 +93,20 @@ class Piper(AbstractPlanner):
     tensor_parallel: bool = True
     linearize: Literal["auto", "never", "always"] = "auto"
     compatible: bool = False
+    released: AbstractReleased | None = None
     max_states: Count = MOST_STATES
     prune: bool = True
     time_limit_s: Positive = 600.0
     memory_limit_bytes: Positive = 8e9
 
+    def __post_init__(self) -> None:
+        check_released(self.compatible, self.released)
+
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.compatible and self.released is not None:
+            return self.released.plan(self, problem, predict)
         budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)
         best = Best(problem, "piper", predict, self.replication)
-        if self.compatible:
-            return self._repeat(problem, best, budget)
         search = _Search(problem, self, budget, 1.0)
         best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
@@ -118,34 +124,6 @@ class Piper(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         search = _Search(problem, self, budget, memory_scale)
         return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
-
-    def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
-        """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""
-        cluster = problem.cluster
-        found = published_plan(
-            problem.graph,
-            cluster.num_devices,
-            memory_bytes=problem.memory_limit_bytes,
-            bandwidth=cluster.wiring.common.bandwidth_bytes_per_s,
-            num_microbatches=problem.minibatch_size,
-            linear=self.linearize == "always",
-            recompute=True,
-            seconds=np.sum(Seconds(problem).of(1), axis=0),
-            budget=budget,
-            max_states=self.max_states,
-        )
-        parts = [Part(mask_of(stage.ops), stage.replicas, stage.degree, stage.recompute) for stage in found.stages]
-        if parts:
-            offer_unchanged(problem, best, found.value_s, parts)
-        if best.plan is None:
-            what = f"plan (own objective {found.value_s:.6g} s) does not fit" if parts else "planner finds no plan that fits"
-            raise Infeasible(
-                f"the released {what} this memory, or its replicas no micro-batch",
-                "strategy.planner.compatible=false, or devices with more memory",
-            )
-        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
-        line = f"own objective: {objective}, as the released planner reckons it"
-        return replace(best.plan, objective=objective, explanation=(line,))
 
 
 class _Menu(NamedTuple):

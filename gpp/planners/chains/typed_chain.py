@@ -17,8 +17,7 @@ below which none is.
 Devices of one type are interchangeable, so the table has T * prod(n_t + 1) integers for n_t devices of each of T types; each is
 made with at most one operation on integers of L bits for each of L cuts.
 
-Source: the problem is that of PipeEdge (Hu et al., DSD 2022); the published tool's dynamic program is in
-`gpp.planners.chains.published.pipeedge`.
+Source: the problem is that of PipeEdge (Hu et al., DSD 2022).
 """
 
 from __future__ import annotations

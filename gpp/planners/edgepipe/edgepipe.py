@@ -17,8 +17,8 @@ which messages are overrated, and the stages of `graphpipe`, whose devices are a
 are changed as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
 that are most alike count as one, by the slowest of them. The plan says which of these it was.
 
-With `compatible` the published tool's own dynamic program plans in its units, index error included
-(`gpp.planners.chains.published.pipeedge`); `corrected` leaves the index error out. It plans chains alone.
+With `compatible` the published tool's own dynamic program plans in its units, index error included; `corrected` leaves the
+index error out. It plans chains alone.
 
 Complexity: of a chain of L operators on T types of n_t devices, 30 bottlenecks times T * L * prod(n_t + 1) operations on
 integers of L bits.
@@ -31,20 +31,17 @@ Source: Hu et al., "PipeEdge: Pipeline Parallelism for Large-Scale Model Inferen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import final
-
-import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.chains.published.pipeedge import Published, schedule
+from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
 from gpp.planners.chains.typed_chain import Placed
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
@@ -61,8 +58,8 @@ from gpp.settings import Count, settings
 MOST_STATES_OF_A_CHAIN = 40_000
 """States of devices up to which a chain's tables are made exactly: 16 devices of four types have 2,500."""
 
-MEBI = 2**20 / 1e6
-"""What the published tool takes a MB, or a Mbit, for."""
+Told = tuple[Assigned, tuple[str, ...]]
+"""Stages and devices, and words about how they were found."""
 
 
 @final
@@ -73,16 +70,19 @@ class EdgePipe(AbstractPlanner):
     Args:
         compatible: plan as the published tool does, its index error included.
         corrected: plan as the published tool would without its index error; with `compatible`.
+        released: the tool that `compatible` asks.
         most_downsets, most_states: downsets of a graph, and states of the search for all bottlenecks, up to which its stages are
             searched exactly.
     """
 
     compatible: bool = False
     corrected: bool = False
+    released: AbstractReleased | None = None
     most_downsets: Count = 400
     most_states: Count = 100_000
 
     def __post_init__(self) -> None:
+        check_released(self.compatible, self.released)
         if self.corrected and not self.compatible:
             rule = "is about the published tool's index, and strategy.planner.compatible is false"
             raise InvalidConfig("strategy.planner.corrected", True, rule, "set strategy.planner.compatible=true, or leave it out")
@@ -95,9 +95,19 @@ class EdgePipe(AbstractPlanner):
                 "plans inference, in which nothing has a backward pass",
                 "set mode=inference, or strategy=graphpipe",
             )
+        if self.compatible and self.released is not None:
+            return self.released.plan(self, problem, predict)
+        return self.fastest(problem, predict, lambda forward: self._candidates(forward, predict))
+
+    def fastest(self, problem: Problem, predict: Predict, candidates: Callable[[Forward], Iterable[Told]]) -> Plan:
+        """The plan with the best prediction, over all micro-batch sizes.
+
+        Raises:
+            Infeasible: there is no candidate.
+        """
         costs, best, best_s = StageCosts(problem, replication=False), None, float("inf")
         for b in problem.microbatch_sizes():
-            for stages, how in self._candidates(forward := Forward(problem, costs, b), predict):
+            for stages, how in candidates(forward := Forward(problem, costs, b)):
                 plan = self._made(forward, stages, how)
                 found = predict(plan).metrics.iteration_s
                 if best is None or found < best_s * MARGIN:
@@ -106,15 +116,8 @@ class EdgePipe(AbstractPlanner):
             raise explain(problem, self._attempt)
         return best
 
-    def _candidates(self, forward: Forward, predict: Predict) -> Iterator[tuple[Assigned, tuple[str, ...]]]:
-        """Stages and devices, and words about how they were found."""
+    def _candidates(self, forward: Forward, predict: Predict) -> Iterator[Told]:
         graph = forward.problem.graph
-        if self.compatible:
-            found = published(forward, corrected=self.corrected)
-            if found is not None:
-                stages, believed_s = found
-                yield stages, (f"the published tool's schedule, which it believes to take {believed_s:.6g} s a micro-batch",)
-            return
         kinds, finest = _kinds(forward)
         if is_line(graph):
             if (stages := _cut(forward, kinds, depth_first_order(graph))) is not None:
@@ -154,7 +157,7 @@ class EdgePipe(AbstractPlanner):
         for b in problem.microbatch_sizes():
             chain = Forward(problem, costs, b).chain(order, kinds).within(math.inf)
             if chain is not None:
-                stages = _placed(chain, kinds, order)
+                stages = placed(chain, kinds, order)
                 parts = tuple((mask, 1) for mask, _ in stages)
                 return Candidate(0.0, len(stages), b, True, parts, tuple((device,) for _, device in stages))
         return None
@@ -176,10 +179,11 @@ def is_line(graph: OpGraph) -> bool:
 def _cut(forward: Forward, kinds: Kinds, order: tuple[int, ...]) -> Assigned | None:
     """The fastest chain over an order, its devices the first ones of their types."""
     chain = forward.chain(order, kinds).fastest()
-    return None if chain is None else _placed(chain, kinds, order)
+    return None if chain is None else placed(chain, kinds, order)
 
 
-def _placed(chain: list[Placed], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
+def placed(chain: list[Placed], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
+    """A chain over an order as stages on devices, the first ones of their types."""
     free = [list(group) for group in kinds.groups]
     return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
 
@@ -212,41 +216,3 @@ def _regrouped(forward: Forward, kinds: Kinds, predict: Predict) -> Assigned | N
     except Infeasible:
         return None
     return assigned(forward, kinds, [mask_of(stage.ops) for stage in plan.stages])
-
-
-def published(forward: Forward, *, corrected: bool) -> tuple[Assigned, float] | None:
-    """The published tool's stages and devices, and the seconds that it believes they take; None where it finds none.
-
-    Types are told apart by their names alone, and the rate of a type's links is that of its devices.
-
-    Raises:
-        InvalidConfig: the graph is no chain, or devices lack what the tool's files say of them.
-    """
-    problem, b = forward.problem, forward.microbatch_size
-    graph, devices = problem.graph, problem.cluster.devices
-    if not is_line(graph):
-        rule = f"plans chains alone, and {graph.name} is none"
-        raise InvalidConfig("strategy.planner.compatible", True, rule, "leave it out, or use model=pipeedge")
-    if unnamed := [d for d, device in enumerate(devices) if device.name is None or device.bandwidth_bytes_per_s is None]:
-        rule = f"needs the name of each device's type, and its own rate; device {unnamed[0]} lacks one"
-        raise InvalidConfig("strategy.planner.compatible", True, rule, "use cluster=pipeedge, or give cluster.device.name")
-    groups: dict[str, list[int]] = {}
-    for d in sorted(range(len(devices)), key=lambda d: (devices[d].name or "", d)):
-        groups.setdefault(devices[d].name or "", []).append(d)
-    first = [group[0] for group in groups.values()]
-    held = [sum(problem.param_bytes(1 << op)) for op in range(graph.num_ops)]
-    incoming = sum(given.bytes_per_sample for given in graph.inputs)
-    outgoing = [sum(graph.tensors[t].bytes_per_sample for t in graph.made_by(1 << op)) for op in range(graph.num_ops)]
-    given = Published(
-        counts=tuple(map(len, groups.values())),
-        time_s=forward.seconds[first],
-        memory_bytes=np.array([devices[d].memory_bytes for d in first]) * MEBI,
-        bytes_per_s=np.array([devices[d].bandwidth_bytes_per_s or 0.0 for d in first]) * MEBI,
-        layer_bytes=np.array(held) * MEBI,
-        moved_bytes=np.array([incoming, *outgoing]) * b,
-    )
-    found = schedule(given, corrected=corrected)
-    if found is None:
-        return None
-    kinds = Kinds(problem.cluster, tuple(map(tuple, groups.values())))
-    return _placed(found.chain, kinds, tuple(range(graph.num_ops))), found.believed_s

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpp.runtime.cards.card import Stream
-from gpp.runtime.cards.model.card import ModelCard, run
-from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
+from tests.support.cards.card import ModelCard, run
+from tests.support.cards.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
+from tests.support.cards.machine import Machine, Policy, Rule
 
 ORDERS: list[tuple[Policy, int]] = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]
 RUNS = [(rule, *order) for rule in get_args(Rule) for order in ORDERS]

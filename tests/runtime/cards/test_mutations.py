@@ -14,8 +14,6 @@ from gpp.optimizers import SGD
 from gpp.program.cards import check_cards
 from gpp.program.program import reduce_groups
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Mismatch, Race
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 from gpp.runtime.job import Job
 from gpp.runtime.transport import cards as transport_of_cards
 from gpp.runtime.transport.cards import CardTransport
@@ -24,7 +22,9 @@ from gpp.runtime.worker.gradients import Gradients
 from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
 from tests.checks.cards import TODAY
-from tests.support import asynchronous, cards
+from tests.support import asynchronous, on_cards
+from tests.support.cards.faults import Deadlock, EarlyReuse, Mismatch, Race
+from tests.support.cards.machine import Machine, Policy, Rule
 
 WAYS: list[tuple[Rule, Policy]] = [("streams", "lazy"), ("one_queue", "random")]
 
@@ -36,9 +36,9 @@ def job_of(**settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
     return asynchronous.make_job("Fork", Flush(), optimizer, replicas=(1, 2, 1, 2), sizes=2, **settings)
 
 
-def run(folder: Path, rule: Rule, policy: Policy, **changes: Any) -> cards.Trained:
+def run(folder: Path, rule: Rule, policy: Policy, **changes: Any) -> on_cards.Trained:
     job, weights = job_of()
-    return cards.train(job, folder, weights, Machine(rule=rule, policy=policy), **changes)
+    return on_cards.train(job, folder, weights, Machine(rule=rule, policy=policy), **changes)
 
 
 @pytest.mark.parametrize(("rule", "policy"), WAYS)
@@ -54,13 +54,15 @@ def test_the_path_of_before_deadlocks_in_the_model_and_in_the_proof(tmp_path: Pa
         check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph), paths=(TODAY,))
     job = replace(job, settings=replace(job.settings, backend="nccl", device_kind="cuda"))
     with pytest.raises(Deadlock):
-        cards.train(job, tmp_path, weights, transport=cards.TransportOfBefore, change=cards.wait_for_the_device, proved=False)
+        on_cards.train(
+            job, tmp_path, weights, transport=on_cards.TransportOfBefore, change=on_cards.wait_for_the_device, proved=False
+        )
 
 
 @pytest.mark.parametrize(("rule", "policy"), WAYS)
 def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path) -> None:
     try:
-        found = run(tmp_path, rule, policy, change=cards.wait_for_the_device).machine.findings
+        found = run(tmp_path, rule, policy, change=on_cards.wait_for_the_device).machine.findings
     except Deadlock:
         return
     assert any("device-wide wait" in words for words in found)
@@ -133,7 +135,7 @@ def test_rows_that_are_not_kept_for_the_stream_that_reads_them_are_found(
     # A step that drains ends with a wait, after which nothing reads its rows.
     job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), sizes=2, steps=6, device_kind="cuda")
     with pytest.raises((EarlyReuse, Race)):
-        cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
+        on_cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
 
 
 @pytest.mark.parametrize(("rule", "policy"), WAYS)
@@ -159,11 +161,11 @@ def test_pinned_memory_that_is_freed_under_a_copy_is_found(
 def test_communicators_made_in_another_order_are_found(tmp_path: Path) -> None:
     def turned(job: Job, card: AbstractCard, device: int) -> AbstractTransport:
         if device != 2:
-            return cards.card_transport(job, card, device)
+            return on_cards.card_transport(job, card, device)
         with pytest.MonkeyPatch.context() as patch:
-            made = cards.communicators
-            patch.setattr(cards, "communicators", lambda *words, **more: made(*words, **more)[::-1])
-            return cards.card_transport(job, card, device)
+            made = on_cards.communicators
+            patch.setattr(on_cards, "communicators", lambda *words, **more: made(*words, **more)[::-1])
+            return on_cards.card_transport(job, card, device)
 
     for rule, policy in WAYS:
         with pytest.raises((Mismatch, Deadlock)):
@@ -177,4 +179,4 @@ def test_receives_in_another_order_are_found(tmp_path: Path) -> None:
     with pytest.raises(MalformedProgram):
         check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph))
     with pytest.raises((Deadlock, Mismatch)):
-        cards.train(job, tmp_path, weights, Machine(rule="one_queue"), proved=False)
+        on_cards.train(job, tmp_path, weights, Machine(rule="one_queue"), proved=False)

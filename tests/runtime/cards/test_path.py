@@ -16,8 +16,6 @@ import pytest
 import torch
 
 from gpp.optimizers import SGD, Adam
-from gpp.runtime.cards.model.card import ModelCard
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import Handle
@@ -29,7 +27,9 @@ from gpp.weights.flush import Flush
 from tests.runtime import test_equality as equality
 from tests.runtime import test_tensor_parallel as tensor_parallel
 from tests.runtime.test_async_equality import POLICIES, followed
-from tests.support import asynchronous, cards, inprocess
+from tests.support import asynchronous, inprocess, on_cards
+from tests.support.cards.card import ModelCard
+from tests.support.cards.machine import Machine, Policy, Rule
 from tests.support.long import long
 from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
 
@@ -57,7 +57,7 @@ def check_drained(name: str, schedule: str, machine: Machine, folder: Path, *, c
         held_out=8,
         device_kind="cuda",
     )
-    out = cards.train(job, folder, weights, machine)
+    out = on_cards.train(job, folder, weights, machine)
     if case.network == "Dropping":
         expected, params = inprocess.staged_reference(job, model, DATA, weights)
     else:
@@ -77,7 +77,7 @@ def check_continuous(
     """A pipeline that does not drain but for an evaluation equals the loop in one process, bit for bit."""
     settings = {"steps": 7, "held_out": asynchronous.HELD_OUT, "evaluate_every": 4}
     job, weights = asynchronous.make_job(network, policy, Adam(lr=0.01), replicas=replicas, sizes=2, device_kind="cuda", **settings)
-    out, expected = cards.train(job, folder, weights, machine), followed(job, weights)
+    out, expected = on_cards.train(job, folder, weights, machine), followed(job, weights)
     assert out.losses == expected.losses
     assert out.evaluations == {e["step"]: {k: v for k, v in e.items() if k != "step"} for e in expected.evaluations}
     for name, tensor in out.weights.items():
@@ -122,9 +122,9 @@ def test_a_resumed_run_is_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
         return asynchronous.make_job("Fork", policy, Adam(lr=0.01), sizes=2, steps=6, device_kind="cuda", **settings)
 
     whole, weights = job_of(checkpoint_every=3, checkpoint_keep=5)
-    out = cards.train(whole, tmp_path / "whole", weights)
+    out = on_cards.train(whole, tmp_path / "whole", weights)
     rest, _ = job_of(resume=str(tmp_path / "whole" / "checkpoints" / "step_3"), first_step=3)
-    again = cards.train(rest, tmp_path / "rest", weights, Machine(rule="one_queue"))
+    again = on_cards.train(rest, tmp_path / "rest", weights, Machine(rule="one_queue"))
     assert again.losses == out.losses[3:]
     assert out.weights.keys() == again.weights.keys()
     assert all(torch.equal(tensor, again.weights[key]) for key, tensor in out.weights.items())
@@ -173,7 +173,7 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
         job, weights = asynchronous.make_job(
             "Fork", Flush(), SGD(lr=0.1, momentum=0.9, clip_norm=0.1), sizes=size, steps=4, device_kind="cuda"
         )
-        cards.train(job, tmp_path / str(size), weights, change=counted)
+        on_cards.train(job, tmp_path / str(size), weights, change=counted)
     assert len(inside) == 2 * 4 * 4 and not any(inside)
     assert max(between) <= 2  # the norm of the gradients, which the clipping has made, and the loss on the device that has one
 
@@ -208,7 +208,7 @@ def test_sums_begin_inside_the_backward_that_completes_them(
 def check_split(case: str, machine: Machine, folder: Path) -> None:
     """Stages whose operators are split: passes add up tensors in their midst, on communicators of their own."""
     job, weights, plain = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
-    out = cards.train(job, folder, weights, machine)
+    out = on_cards.train(job, folder, weights, machine)
     expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
     assert out.losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():

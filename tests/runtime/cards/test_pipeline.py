@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpp.runtime.cards.model.card import ModelCard, run
-from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Fault, Mismatch, Race
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
+from tests.support.cards.card import ModelCard, run
+from tests.support.cards.faults import Deadlock, EarlyReuse, Fault, Mismatch, Race
+from tests.support.cards.machine import Machine, Policy, Rule
 
 WORKERS, MICROBATCHES, STEPS = 3, 4, 2
 WIDTH, SAMPLES = 6, 2

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from gpp.runtime.cards.model.faults import Deadlock, Mismatch, Misuse
-from gpp.runtime.cards.model.hosts import AbstractHost, Wait
-from gpp.runtime.cards.model.machine import Machine, Policy, Rule
-from gpp.runtime.cards.model.meetings import Group
+from tests.support.cards.faults import Deadlock, Mismatch, Misuse
+from tests.support.cards.hosts import AbstractHost, Wait
+from tests.support.cards.machine import Machine, Policy, Rule
+from tests.support.cards.meetings import Group
 
 Program = Generator[Wait | None, None, object]
 ORDERS: list[tuple[Policy, int]] = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]

@@ -15,9 +15,6 @@ import torch
 from gpp.optimizers import SGD
 from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.cards.model.card import ModelCard
-from gpp.runtime.cards.model.faults import EarlyReuse, Race
-from gpp.runtime.cards.model.machine import Machine
 from gpp.runtime.job import Job
 from gpp.runtime.transport import staged
 from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
@@ -25,7 +22,10 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.transport.staged import StagedTransport
 from gpp.weights.flush import Flush
-from tests.support import asynchronous, cards, inprocess
+from tests.support import asynchronous, inprocess, on_cards
+from tests.support.cards.card import ModelCard
+from tests.support.cards.faults import EarlyReuse, Race
+from tests.support.cards.machine import Machine
 
 Queues = dict[Channel, deque[torch.Tensor]]
 Terms = dict[tuple[int, int], dict[int, torch.Tensor]]
@@ -97,7 +97,7 @@ def shared(queues: Queues, terms: Terms, job: Job, card: AbstractCard, device: i
 def test_workers_of_one_card_equal_one_device(policy: str, tmp_path: Path) -> None:
     job, weights = job_of()
     machine = Machine(policy=policy)  # pyright: ignore[reportArgumentType]
-    out = cards.train(job, tmp_path, weights, machine, transport=partial(shared, defaultdict(deque), {}), proved=False)
+    out = on_cards.train(job, tmp_path, weights, machine, transport=partial(shared, defaultdict(deque), {}), proved=False)
     model, _, _ = asynchronous.captured("Fork")
     expected, params = inprocess.reference(
         model, asynchronous.DATA, SGD(lr=0.1, momentum=0.9, clip_norm=0.2), weights, steps=3, minibatch_size=8, dtype="float64"
@@ -115,4 +115,4 @@ def test_main_memory_that_is_freed_under_a_copy_is_found(tmp_path: Path, monkeyp
     monkeypatch.setattr(staged.StagedTransport, "upload", forgets)
     job, weights = job_of()
     with pytest.raises((EarlyReuse, Race)):
-        cards.train(job, tmp_path, weights, transport=partial(shared, defaultdict(deque), {}), proved=False)
+        on_cards.train(job, tmp_path, weights, transport=partial(shared, defaultdict(deque), {}), proved=False)

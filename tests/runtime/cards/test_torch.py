@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpp.runtime.cards.model.card import ModelCard, run
-from gpp.runtime.cards.model.faults import Misuse, Race
-from gpp.runtime.cards.model.machine import Machine, Policy
+from tests.support.cards.card import ModelCard, run
+from tests.support.cards.faults import Misuse, Race
+from tests.support.cards.machine import Machine, Policy
 
 CPU = torch.device("cpu")
 
