@@ -41,7 +41,7 @@ from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import fit
 from gpp.memory.policy import Auto
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.planners.chains.dawnpiper import DawnPiper
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB

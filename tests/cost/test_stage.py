@@ -19,7 +19,7 @@ from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program
 from gpp.program.steady_state import window

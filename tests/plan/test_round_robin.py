@@ -15,7 +15,7 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import in_turn
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.sequential import Sequential

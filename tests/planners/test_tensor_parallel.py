@@ -14,7 +14,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.piper import Piper

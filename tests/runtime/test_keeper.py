@@ -21,7 +21,7 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.planners.chains.even import Even
 from gpp.program.kinds import COPIES
 from gpp.runtime.cards.model.machine import Machine, Policy, Rule
