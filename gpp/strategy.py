@@ -15,6 +15,7 @@ from dataclasses import field, replace
 from itertools import chain
 from typing import Literal, final
 
+from gpp import mechanism
 from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
@@ -23,6 +24,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
+from gpp.plan.choice import AbstractChoice
 from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
@@ -30,6 +32,7 @@ from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, Judged, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
+from gpp.program.added import lowerings
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.held import order_peak
@@ -68,6 +71,7 @@ class Strategy:
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
         objective, edges, replan: what planners minimise and how values travel while serving; when a plan is replaced.
+        mechanisms: what stages do beyond plain passes, in the order in which they are asked.
     """
 
     name: str
@@ -80,8 +84,10 @@ class Strategy:
     objective: Objective = "throughput"
     edges: Edges = PLAIN
     replan: Replan = field(default_factory=Replan)
+    mechanisms: tuple[AbstractChoice, ...] = ()
 
     def __post_init__(self) -> None:
+        mechanism.use(each.package for each in self.mechanisms)
         if self.weights.flushes != self.schedule.drains:
             does = "drains before every update" if self.schedule.drains else "does not drain"
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
@@ -282,6 +288,8 @@ class Strategy:
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
         groups = reduce_groups(plan, problem.graph)
+        for part in lowerings(plan):
+            part.prove(plan, program)
         if not cards:
             check_program(program, groups)
             return program
@@ -384,7 +392,10 @@ class Strategy:
             plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
-        return with_edges(with_loss_apart(plan, problem), self.posed(problem))
+        plan = with_loss_apart(plan, problem)
+        for each in self.mechanisms:
+            plan = each.chosen(plan, problem)
+        return with_edges(plan, self.posed(problem))
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators

@@ -17,7 +17,7 @@ from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded
 from gpp.graph.op_graph import mask_of
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 
 def known(problem: Problem, stage: Stage, memory: StageBytes) -> StageBytes:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Annotated, Any, final
 
 import numpy as np
+from pydantic import Field
 
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
-from gpp.plan.stage import Stage
+from gpp.mechanism import found
+from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition
+
+
+class AbstractBill(ABC):
+    """What a mechanism adds to the bill of a stage."""
+
+    @abstractmethod
+    def of(self, problem: Problem, stage: Stage, value: Any, bill: StageCost) -> StageCost:
+        """The bill with the mechanism's terms of seconds and bytes.
+
+        Args:
+            value: what the mechanism says of the stage, of its own class.
+        """
 
 
 @final
@@ -33,6 +48,7 @@ class StageCost:
         late_bytes: memory of each micro-batch between the two halves of a backward that is split.
         moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
             and of the last one.
+        own_s: seconds of an action of each kind that a mechanism has added to the stage: (kind, seconds).
     """
 
     forward_s: float
@@ -49,6 +65,7 @@ class StageCost:
     weight_s: float = 0.0
     last_weight_s: float = 0.0
     late_bytes: float = 0.0
+    own_s: Annotated[tuple[tuple[str, float], ...], Field(exclude_if=lambda seconds: not seconds)] = ()
 
     @classmethod
     def of(cls, problem: Problem, stage: Stage, depth: int | None = None) -> StageCost:
@@ -57,15 +74,15 @@ class StageCost:
         Args:
             depth: of the pipeline, for policies whose versions depend on it; None: the stage is the first of its pipeline.
         """
-        found = problem.bills.get((stage, depth))
-        if found is not None:
-            return found
+        known_bill = problem.bills.get((stage, depth))
+        if known_bill is not None:
+            return known_bill
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
         forward, backward, weight = _pass_s(problem, stage, stage.microbatch_size, position)
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
         memory = known(problem, stage, stage_bytes(problem, stage, depth))
-        bill = problem.bills[stage, depth] = cls(
+        bill = cls(
             forward_s=forward,
             backward_s=backward,
             last_forward_s=last[0],
@@ -81,6 +98,10 @@ class StageCost:
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
+        for value in stage.mechanisms:
+            added: AbstractBill | None = found("bill", "BILL", AbstractBill).get(value.name)
+            bill = added.of(problem, stage, value, bill) if added else bill
+        problem.bills[stage, depth] = bill
         return bill
 
     def pass_s(self, *, last: bool) -> tuple[float, float]:

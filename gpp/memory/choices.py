@@ -19,7 +19,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.runs import Computing, Discarded, StageTensors
 from gpp.cost.stage import stage_amounts, stage_bytes
 from gpp.graph.op_graph import mask_of
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 HAIR = 1e-9
 """Share of a limit within which rounding may push a stage that fits exactly."""

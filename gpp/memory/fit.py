@@ -22,7 +22,7 @@ from gpp.memory.capuchin import capuchin
 from gpp.memory.chain import ChainProgram
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.search import branch_and_bound, exchanged
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 WAYS = ("recompute", "offload")
 Selection = Literal["least", "capuchin"]
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
     """The marks of a stage.
 
     Args:
-        recompute, offload: operator ids, ascending, as in `gpp.plan.stage.Stage`.
+        recompute, offload: operator ids, ascending, as in `gpp.stage.Stage`.
         added_s: seconds for each micro-batch beyond those of keeping everything: of computing again, and of copies that do not
             hide.
         boundaries: as the others.

@@ -21,8 +21,8 @@ from gpp.cost.stage import StageCost
 from gpp.memory.fit import Fit, Selection, fit
 from gpp.memory.priced import Way
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.settings import settings
+from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition
 
 

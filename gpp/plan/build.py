@@ -10,7 +10,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 
 def make_plan(

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from gpp.cost.edges import decoding, encoding
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, Tensor
-from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
+from gpp.stage import Stage
 
 
 class Edge(NamedTuple):

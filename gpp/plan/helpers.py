@@ -21,7 +21,7 @@ from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan, UnsupportedPlan
 from gpp.graph.op_graph import OpGraph, mask_of
-from gpp.plan.stage import ROUNDING, Stage
+from gpp.stage import ROUNDING, Stage
 
 Edges = Sequence[tuple[int, int]]
 """Source and destination of every edge between stages, which are in a topological order."""

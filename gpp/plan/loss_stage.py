@@ -22,7 +22,7 @@ from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.coarsen.whole import whole_modules
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 LossScope = Literal["microbatch", "minibatch"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.errors import InvalidPlan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 
 def check_marks(s: int, stage: Stage, *, backward: bool) -> None:

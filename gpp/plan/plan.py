@@ -19,9 +19,9 @@ from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import edges_of, handling_s, sending_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
-from gpp.plan.stage import Stage, neighbours
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
+from gpp.stage import Stage, neighbours
 from gpp.weights.base import PipelinePosition
 
 
@@ -289,6 +289,8 @@ class Plan:
                 raise InvalidPlan(f"stage {s}: recompute={others[:8]} names operators that are not its own")
             check_marks(s, stage, backward=self.runs_backward(s, graph))
             self._check_sizes(s)
+            for value in stage.mechanisms:
+                value.check(s, stage, self.stages)
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:

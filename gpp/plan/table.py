@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 HEADINGS = ("stage", "operators", "devices", "micro-batch", "in flight", "next")
 

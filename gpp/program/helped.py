@@ -16,7 +16,6 @@ from typing import NamedTuple
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import Ticks, ticks
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.action import Action
 from gpp.program.kinds import (
     BACKWARD,
@@ -36,6 +35,7 @@ from gpp.program.kinds import (
     Direction,
 )
 from gpp.program.program import Task, summed_stages
+from gpp.stage import Stage
 
 FORWARDS, BACKWARDS, WEIGHTS = range(3)
 """Parts of a period."""

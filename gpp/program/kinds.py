@@ -22,116 +22,18 @@
     s2.SP0>s1.d3[0:4]@d4     send its part of the gradients of the inputs
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
-of waits (`gpp.program.waits`) is derived from what a row occupies and needs.
+of waits (`gpp.program.waits`) is derived from what a row occupies and needs. Mechanisms add rows of their own (`gpp.mechanism`), so
+the table and the sets below grow when a package of a user's own is named.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
-from gpp.errors import MalformedProgram
-
-Direction = str
-"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
-
-`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, made on the stage's own device.
-"""
-
-FORWARD: Final[Direction] = "F"
-BACKWARD: Final[Direction] = "B"
-HELPING: Final[Direction] = "W"
-HELPING_INPUTS: Final[Direction] = "I"
-
-
-class Resource(Enum):
-    """What an action occupies while it runs. What occupies a resource waits for what occupied it before."""
-
-    DEVICE = "device"
-    CHANNEL = "channel"
-    """That of its messages: direction, both stages, both devices."""
-    MEMBERS = "members"
-    """The devices of all members of a sum. Each waits until all have come to it."""
-    COPY_OUT = "copy out"
-    """The device's channel to the host. It runs beside the device, and beside the channel back."""
-    COPY_IN = "copy in"
-    """The device's channel from the host."""
-    NOTHING = "nothing"
-    """It is over at once."""
-
-
-class Role(Enum):
-    """How an action is carried out: who runs it, what takes its time, and which messages it has to do with."""
-
-    COMPUTE = "compute"
-    """A pass of a stage: waits for the messages whose receives were posted for it, and makes the messages of its direction."""
-    SEND = "send"
-    """One end of a message: waits for the pass that makes it, and for nobody after."""
-    RECEIVE = "receive"
-    """The other end: it is posted, and the pass that needs the message waits for it."""
-    SUM = "sum"
-    """A sum of gradients over devices."""
-    UPDATE = "update"
-    """A step of the optimizer."""
-    COPY = "copy"
-    """Bytes of a micro-batch on their way to the host or back. Begins when its device comes to it, which goes on meanwhile."""
-
-
-class Need(NamedTuple):
-    """What an action waits for on its device, of its stage.
-
-    Args:
-        kind: text of the kind. A copy is needed only in a stage that has copies, and there by every micro-batch.
-        previous: whether it is that of the micro-batch before, by the order of the device; else it is that of its own.
-    """
-
-    kind: str
-    previous: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A row of the table.
-
-    Args:
-        text: how it is written, in programs and in events.
-        meaning: what it does, for readers of traces and reports.
-        role: how it is carried out.
-        occupies: what it occupies.
-        needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
-            not the one of its direction.
-        direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
-        holds: whether a micro-batch's activations are held from its end on.
-        frees: whether they are freed at its end.
-        returns: whether it makes the gradients of a stage's inputs.
-        finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
-        everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
-        helps: whether a helper runs it: its device does not have the stage.
-    """
-
-    text: str
-    meaning: str
-    role: Role
-    occupies: Resource
-    needs: tuple[Need, ...] = ()
-    direction: Direction = ""
-    holds: bool = False
-    frees: bool = False
-    returns: bool = False
-    finishes: bool = False
-    everyone: bool = False
-    helps: bool = False
-
-    @property
-    def computes(self) -> bool:
-        return self.role is Role.COMPUTE
-
-    @property
-    def transfers(self) -> bool:
-        """Whether it is one end of a message, and so names a peer and samples."""
-        return self.role in (Role.SEND, Role.RECEIVE)
+from gpp import mechanism
+from gpp.errors import InvalidConfig, MalformedProgram
+from gpp.program.kind import BACKWARD, FORWARD, HELPING, HELPING_INPUTS, Direction, Kind, Need, Resource, Role
 
 
 class _Table(dict[str, Kind]):
@@ -145,145 +47,169 @@ class _Table(dict[str, Kind]):
         raise MalformedProgram(f"{text!r} is no kind of action; the kinds are {', '.join(self)}")
 
 
-KINDS: Final = _Table(
-    (kind.text, kind)
-    for kind in (
-        Kind(
-            text="F",
-            meaning="forward",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            needs=(Need("O", previous=True),),
-            direction=FORWARD,
-            holds=True,
-        ),
-        Kind(
-            text="B",
-            meaning="backward",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            needs=(Need("F"), Need("P")),
-            direction=BACKWARD,
-            frees=True,
-            returns=True,
-            finishes=True,
-        ),
-        Kind(
-            text="I",
-            meaning="input gradients",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            needs=(Need("F"), Need("P")),
-            direction=BACKWARD,
-            returns=True,
-        ),
-        Kind(
-            text="W",
-            meaning="weight gradients",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            needs=(Need("I"),),
-            frees=True,
-            finishes=True,
-        ),
-        Kind(
-            text="HW",
-            meaning="weight gradients for another device",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            direction=HELPING,
-            finishes=True,
-            helps=True,
-        ),
-        Kind(
-            text="HI",
-            meaning="input gradients for another device",
-            role=Role.COMPUTE,
-            occupies=Resource.DEVICE,
-            direction=HELPING_INPUTS,
-            returns=True,
-            helps=True,
-        ),
-        Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
-        Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
-        Kind(
-            text="SW",
-            meaning="send to a helper",
-            role=Role.SEND,
-            occupies=Resource.CHANNEL,
-            needs=(Need("I"),),
-            direction=HELPING,
-        ),
-        Kind(
-            text="SI",
-            meaning="send to a helper for input gradients",
-            role=Role.SEND,
-            occupies=Resource.CHANNEL,
-            needs=(Need("I"),),
-            direction=HELPING_INPUTS,
-        ),
-        Kind(
-            text="SP",
-            meaning="send a part of gradients",
-            role=Role.SEND,
-            occupies=Resource.CHANNEL,
-            needs=(Need("HI"),),
-            direction=BACKWARD,
-            helps=True,
-        ),
-        Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
-        Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
-        Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
-        Kind(
-            text="RI",
-            meaning="receive as a helper for input gradients",
-            role=Role.RECEIVE,
-            occupies=Resource.NOTHING,
-            direction=HELPING_INPUTS,
-        ),
-        Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
-        Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
-        Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
-        Kind(text="O", meaning="copy to the host", role=Role.COPY, occupies=Resource.COPY_OUT, needs=(Need("F"),)),
-        Kind(text="P", meaning="fetch from the host", role=Role.COPY, occupies=Resource.COPY_IN, needs=(Need("O"),)),
-    )
+_CORE: Final = (
+    Kind(
+        text="F",
+        meaning="forward",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        needs=(Need("O", previous=True),),
+        direction=FORWARD,
+        holds=True,
+    ),
+    Kind(
+        text="B",
+        meaning="backward",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        needs=(Need("F"), Need("P")),
+        direction=BACKWARD,
+        frees=True,
+        returns=True,
+        finishes=True,
+    ),
+    Kind(
+        text="I",
+        meaning="input gradients",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        needs=(Need("F"), Need("P")),
+        direction=BACKWARD,
+        returns=True,
+    ),
+    Kind(
+        text="W",
+        meaning="weight gradients",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        needs=(Need("I"),),
+        frees=True,
+        finishes=True,
+    ),
+    Kind(
+        text="HW",
+        meaning="weight gradients for another device",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        direction=HELPING,
+        finishes=True,
+        helps=True,
+    ),
+    Kind(
+        text="HI",
+        meaning="input gradients for another device",
+        role=Role.COMPUTE,
+        occupies=Resource.DEVICE,
+        direction=HELPING_INPUTS,
+        returns=True,
+        helps=True,
+    ),
+    Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
+    Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
+    Kind(
+        text="SW",
+        meaning="send to a helper",
+        role=Role.SEND,
+        occupies=Resource.CHANNEL,
+        needs=(Need("I"),),
+        direction=HELPING,
+    ),
+    Kind(
+        text="SI",
+        meaning="send to a helper for input gradients",
+        role=Role.SEND,
+        occupies=Resource.CHANNEL,
+        needs=(Need("I"),),
+        direction=HELPING_INPUTS,
+    ),
+    Kind(
+        text="SP",
+        meaning="send a part of gradients",
+        role=Role.SEND,
+        occupies=Resource.CHANNEL,
+        needs=(Need("HI"),),
+        direction=BACKWARD,
+        helps=True,
+    ),
+    Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
+    Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
+    Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
+    Kind(
+        text="RI",
+        meaning="receive as a helper for input gradients",
+        role=Role.RECEIVE,
+        occupies=Resource.NOTHING,
+        direction=HELPING_INPUTS,
+    ),
+    Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
+    Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
+    Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE, of_minibatch=True),
+    Kind(text="O", meaning="copy to the host", role=Role.COPY, occupies=Resource.COPY_OUT, needs=(Need("F"),)),
+    Kind(text="P", meaning="fetch from the host", role=Role.COPY, occupies=Resource.COPY_IN, needs=(Need("O"),)),
 )
 
+KINDS: Final = _Table()
+COMPUTE: Final = set[str]()
+SENDS: Final = set[str]()
+RECEIVES: Final = set[str]()
+SUMS: Final = set[str]()
+UPDATES: Final = set[str]()
+COPIES: Final = set[str]()
+TRANSFERS: Final = set[str]()
+BESIDE: Final = set[str]()
+"""Kinds that do not occupy their device: it goes on meanwhile."""
+DIRECTIONS: Final = list[Direction]()
+"""Those of messages."""
+SEND: Final = dict[Direction, str]()
+RECEIVE: Final = dict[Direction, str]()
+"""Direction -> the kind of either end of its messages."""
 
-def _texts(role: Role) -> frozenset[str]:
-    return frozenset(kind.text for kind in KINDS.values() if kind.role is role)
+_SETS: Final = {
+    Role.COMPUTE: COMPUTE,
+    Role.SEND: SENDS,
+    Role.RECEIVE: RECEIVES,
+    Role.SUM: SUMS,
+    Role.UPDATE: UPDATES,
+    Role.COPY: COPIES,
+}
+
+
+def _add(kind: Kind) -> None:
+    """Give the table another row, and the sets above what follows from it."""
+    KINDS[kind.text] = kind
+    _SETS[kind.role].add(kind.text)
+    if kind.transfers:
+        TRANSFERS.add(kind.text)
+    if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS):
+        BESIDE.add(kind.text)
+    if kind.role is Role.RECEIVE:
+        DIRECTIONS.append(kind.direction)
+        RECEIVE[kind.direction] = kind.text
+    if kind.role is Role.SEND and not kind.helps:
+        SEND[kind.direction] = kind.text
+
+
+for _kind in _CORE:
+    _add(_kind)
 
 
 def _only(role: Role, direction: Direction = "", *, everyone: bool = False, helps: bool = False) -> str:
-    own = (kind for kind in KINDS.values() if kind.role is role and kind.helps == helps)
+    own = (kind for kind in _CORE if kind.role is role and kind.helps == helps)
     (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
     return found
 
 
 def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False, helps: bool = False) -> str:
-    passes, wanted = (kind for kind in KINDS.values() if kind.computes), (holds, returns, finishes, helps)
+    passes, wanted = (kind for kind in _CORE if kind.computes), (holds, returns, finishes, helps)
     (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes, kind.helps) == wanted]
     return found
 
 
 def _occupying(resource: Resource) -> str:
-    (found,) = [kind.text for kind in KINDS.values() if kind.occupies is resource]
+    (found,) = [kind.text for kind in _CORE if kind.occupies is resource]
     return found
 
 
-COMPUTE: Final = _texts(Role.COMPUTE)
-SENDS: Final = _texts(Role.SEND)
-RECEIVES: Final = _texts(Role.RECEIVE)
-SUMS: Final = _texts(Role.SUM)
-UPDATES: Final = _texts(Role.UPDATE)
-COPIES: Final = _texts(Role.COPY)
-TRANSFERS: Final = SENDS | RECEIVES
-
-BESIDE: Final = frozenset(kind.text for kind in KINDS.values() if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS))
-"""Kinds that do not occupy their device: it goes on meanwhile."""
-
-DIRECTIONS: Final = (FORWARD, BACKWARD, HELPING, HELPING_INPUTS)
-"""Those of messages."""
 PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
 """Direction -> the whole pass that runs in it."""
 INPUT_GRADIENTS: Final = _pass(returns=True)
@@ -293,22 +219,38 @@ HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
 HELPED_WEIGHTS: Final = _pass(finishes=True, helps=True)
 HELPED_INPUTS: Final = _pass(returns=True, helps=True)
 """Second halves that a helper makes, and parts of first halves."""
-SEND: Final = {direction: _only(Role.SEND, direction) for direction in DIRECTIONS}
 SEND_PART: Final = _only(Role.SEND, BACKWARD, helps=True)
 """What a helper sends in place of the stage's own device."""
-RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in DIRECTIONS}
 REDUCE: Final = _only(Role.SUM)
 NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)
 COPY_OUT: Final = _occupying(Resource.COPY_OUT)
 COPY_IN: Final = _occupying(Resource.COPY_IN)
 
-_OWN = sorted(KINDS, key=len, reverse=True)
+
+def _add_found() -> None:
+    """Give the table the rows of mechanisms.
+
+    Raises:
+        InvalidConfig: two mechanisms have a kind of one name.
+    """
+    for name, kinds in mechanism.found("kinds", "KINDS", tuple).items():
+        for kind in kinds:
+            if KINDS.get(kind.text, kind) is not kind:
+                rule = f"has a kind {kind.text}, and so has the table or another mechanism"
+                raise InvalidConfig("strategy.mechanisms", name, rule, "give the kind another name")
+            if kind.text not in KINDS:
+                _add(kind)
+
+
+_add_found()
+mechanism.watch(_add_found)
+
 NUMBER: Final = "([0-9]{1,18})"
 """A number of a program's text: no sign, no digits of other alphabets, and no more of them than a step could count to."""
 
 _PEER = rf"([<>])s{NUMBER}\.d{NUMBER}\[{NUMBER}:{NUMBER}\]"
-_ACTION = re.compile(rf"s{NUMBER}\.({'|'.join(_OWN)}){NUMBER}(?:{_PEER})?@d{NUMBER}")
+_ACTION = re.compile(rf"s{NUMBER}\.([A-Z]{{1,8}}){NUMBER}(?:{_PEER})?@d{NUMBER}")
 _ARROW = {Role.SEND: ">", Role.RECEIVE: "<"}
 
 
@@ -330,7 +272,7 @@ def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
         MalformedProgram: `word` is none; names it.
     """
     match = _ACTION.fullmatch(word)
-    if not match:
+    if not match or match[2] not in KINDS:
         raise MalformedProgram(f"{word[:80]!r} is not an action")
     stage, kind, microbatch, arrow, peer_stage, peer_device, lo, hi, device = match.groups()
     if arrow != _ARROW.get(KINDS[kind].role):

@@ -10,6 +10,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.added import lowerings
 from gpp.program.helped import endings, operand_messages, returned_by
 from gpp.program.kinds import (
     BACKWARD,
@@ -84,7 +85,10 @@ def lower(
         copying = {s for s in stages if trains and plan.stages[s].offload}
         copies = _copies(order, copying, drains=minibatches == 1) if copying else {}
         actions[device] = tuple(_interleave(order, device, before, after, updates, copies))
-    return Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
+    program = Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
+    for part in lowerings(plan):
+        program = part.lower(plan, graph, program)
+    return program
 
 
 def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:

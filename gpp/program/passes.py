@@ -9,7 +9,8 @@ from gpp.program.kinds import BACKWARD, FORWARD, HELPED_INPUTS, HELPED_WEIGHTS, 
 def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
     """Kind -> seconds of a pass of one micro-batch, or of the last one, which may be smaller.
 
-    The halves of a backward take together what it takes whole; of halves that several devices make, each has its part.
+    The halves of a backward take together what it takes whole; of halves that several devices make, each has its part. The kinds of
+    mechanisms take what their bills say.
     """
     forward_s, backward_s = bill.pass_s(last=last)
     weight_s = bill.last_weight_s if last else bill.weight_s
@@ -20,4 +21,5 @@ def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
         WEIGHT_GRADIENTS: weight_s,
         HELPED_INPUTS: backward_s - weight_s,
         HELPED_WEIGHTS: weight_s,
+        **dict(bill.own_s),
     }

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.action import Action
 from gpp.program.channels import Channel
 from gpp.program.kinds import KINDS, NUMBER, REDUCE, SENDS, read
 from gpp.program.waits import Waits
+from gpp.stage import Stage
 
 NORM_BYTES = 8
 """The payload of the sum over all devices that clipping needs: one float64."""

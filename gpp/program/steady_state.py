@@ -14,7 +14,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import ticks
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import SUMS, UPDATES
+from gpp.program.kinds import KINDS, SUMS, UPDATES
 from gpp.program.program import Program
 from gpp.weights.base import AbstractWeights
 
@@ -80,13 +80,13 @@ def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: 
         if action.kind in SUMS:
             sums.append(len(out))
             out.append(action)
-        elif action.kind in UPDATES:
+        elif KINDS[action.kind].of_minibatch:
             if action.microbatch < minibatches:
                 out.append(action)
-            else:
+            elif action.kind in UPDATES:
                 for place in reversed(sums):
                     del out[place]
-            sums = []
+            sums = [] if action.kind in UPDATES else sums
         elif action.microbatch < minibatches * counts[action.stage]:
             out.append(action)
     return out
@@ -116,8 +116,8 @@ def moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: in
     kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
     if kind in SUMS:
         return action
-    if kind in UPDATES:
-        return Action(kind, stage, microbatch + by)
+    if KINDS[kind].of_minibatch:
+        return Action(kind, stage, microbatch + by, peer_stage, peer_device, lo, hi)
     samples = by * minibatch_size if peer_stage >= 0 else 0
     return Action(kind, stage, microbatch + by * counts[stage], peer_stage, peer_device, lo + samples, hi + samples)
 

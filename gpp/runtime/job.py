@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gpp import mechanism
 from gpp.cluster import Cluster
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.edges import Kept
@@ -122,6 +123,7 @@ class Settings:
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
         serving: of a job that serves requests; None for one that trains.
+        mechanisms: packages of the user's own mechanisms, which workers import.
         timeout_s: seconds after which a run that stands still has failed.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
@@ -161,6 +163,7 @@ class Settings:
     resume: str | None = None
     first_step: Natural = 0
     serving: Annotated[ServeSettings | None, Field(exclude_if=lambda found: found is None)] = None
+    mechanisms: Annotated[tuple[str, ...], Field(exclude_if=lambda found: not found)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,11 @@ class Job:
             "costs": tuple[StageCost, ...],
         }
         texts = {name: shown(read_text(folder / FILES[name])) for name in types}
-        values: dict[str, Any] = {name: from_json(kind, texts[name], folder / FILES[name], AGAIN) for name, kind in types.items()}
+        values: dict[str, Any] = {}
+        for name, kind in types.items():
+            values[name] = from_json(kind, texts[name], folder / FILES[name], AGAIN)
+            if name == "settings":  # before the plan, which has the values of mechanisms
+                mechanism.use(values[name].mechanisms, field="job/settings.json: mechanisms")
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
@@ -341,6 +348,7 @@ def assemble(
             device_kind=kind,
             whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),
             weights={} if strategy.weights.flushes else _described(strategy.weights),
+            mechanisms=mechanism.own(),
             **settings,
         ),
         captured=captured,

@@ -17,6 +17,7 @@ from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.added import lowerings
 from gpp.program.kinds import (
     BACKWARD,
     COPY_IN,
@@ -125,6 +126,10 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
     trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
     splits = {action.stage for own in program.actions.values() for action in own if action.kind in HALVES}
     expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, splits=splits)
+    for part in lowerings(plan):
+        for device, actions in part.due(plan, graph, program).items():
+            expected[device] += actions
+        part.prove(plan, program)
     groups = reduce_groups(plan, graph) if trains else ()
     normed = any(action.kind == NORM for own in program.actions.values() for action in own)
     for number, device in enumerate(sorted(program.actions), start=2):

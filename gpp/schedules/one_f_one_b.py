@@ -11,10 +11,10 @@ from typing import ClassVar, final
 
 from gpp.cost.holding import DEPTH, Holding
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import settings
+from gpp.stage import Stage
 
 
 @final

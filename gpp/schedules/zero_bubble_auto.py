@@ -19,7 +19,6 @@ from typing import ClassVar, final
 from gpp.cost.holding import Holding
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
@@ -29,6 +28,7 @@ from gpp.schedules.split_1f1b import Split1F1B
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.settings import Positive, settings
+from gpp.stage import Stage
 
 AHEAD = (2.0, 1.0, None, 1.5, 3.0)
 """Forwards ahead of a list schedule for each stage between its own and the sink; None: as many as fit."""

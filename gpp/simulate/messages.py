@@ -9,9 +9,10 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.edges import announcing
 from gpp.plan.helpers import gradient_bytes
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.action import Action
+from gpp.program.added import lowerings
 from gpp.program.kinds import BACKWARD, FORWARD, HELPING, HELPING_INPUTS, KINDS, Direction
+from gpp.stage import Stage
 
 ORDER_BYTES = 1
 """Payload of an order-only edge: one byte, whatever the number of samples."""
@@ -29,6 +30,8 @@ def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int]
         trained = sum(graph.param_of[name].num_bytes for name in {name for op in stage.ops for name in graph.trained_by[op]})
         out[HELPING, s, s] = (sum(graph.ops[op].late_bytes for op in stage.ops), 0.0)
         out[HELPING_INPUTS, s, s] = (gradient_bytes(stage, graph)[1], trained)
+    for part in lowerings(plan):
+        out |= part.rates(plan, graph)
     return out
 
 

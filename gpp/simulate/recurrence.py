@@ -34,8 +34,8 @@ STREAM = 8
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
-    """Whether all stages have devices of their own, no copies to the host, one micro-batch size that divides the mini-batch, and a
-    covering warm-up.
+    """Whether all stages have devices of their own, no copies to the host, one micro-batch size that divides the mini-batch, no
+    actions of mechanisms, and a covering warm-up.
 
     A warm-up covers if it is at least as long as those of the successors. Replicas that take turns are at different
     micro-batches at a time, so there are no rounds that all stages share.
@@ -47,6 +47,8 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
     if any(stage.round_robin_degree > 1 or stage.offload for stage in plan.stages):
+        return False
+    if any(value.acts for stage in plan.stages for value in stage.mechanisms):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 

@@ -16,9 +16,9 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.stage import stage_amounts
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.stage import Stage
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
+from gpp.stage import Stage
 from tests.support import inprocess
 
 CASES = [

@@ -41,10 +41,10 @@ from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import fit
 from gpp.memory.policy import Auto
-from gpp.plan.stage import Stage
 from gpp.planners.chains.dawnpiper import DawnPiper
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
 from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings

@@ -11,7 +11,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from tests.support.problems import cluster
 
 

@@ -19,7 +19,6 @@ from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program
 from gpp.program.steady_state import window
@@ -27,6 +26,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.simulate.simulator import simulate
+from gpp.stage import Stage
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush

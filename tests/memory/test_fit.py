@@ -15,7 +15,7 @@ from gpp.memory.capuchin import capuchin
 from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import Fit, fit
 from gpp.memory.prices import Prices
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict
 from tests.support.graphs import chain as chain_of
 from tests.support.graphs import problem

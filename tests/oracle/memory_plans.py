@@ -15,7 +15,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from tests.oracle.exhaustive import Exhaustive

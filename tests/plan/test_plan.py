@@ -11,8 +11,8 @@ from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan, topological_order
 from gpp.plan.in_flight import required_in_flight
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.serialization import from_json, to_json
+from gpp.stage import Stage
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, problem
 

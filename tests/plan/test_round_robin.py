@@ -15,7 +15,6 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import in_turn
-from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.sequential import Sequential
@@ -30,6 +29,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
+from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush

@@ -14,13 +14,13 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.piper import Piper
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.tensor_parallel import splits
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.stage import Stage
 from gpp.strategy import Strategy
 from tests.support.inprocess import CPU, captured_named
 from tests.support.problems import cluster, towers

@@ -22,7 +22,6 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.stage import Stage
 from gpp.planners.chains.even import Even
 from gpp.program.kinds import COPIES
 from gpp.runtime.engines.distributed import Distributed
@@ -32,6 +31,7 @@ from gpp.runtime.memory.marks import KEPT, Marks
 from gpp.runtime.worker.allocator import MemoryEvents
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush

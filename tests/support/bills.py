@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 
 def peak_bytes(

@@ -10,7 +10,7 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 
 def with_memory(cluster: Cluster, factor: float) -> Cluster:

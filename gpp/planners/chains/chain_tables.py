@@ -16,12 +16,12 @@ from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.planners.base import Predict
 from gpp.planners.chains.downsets import Budget, Family, all_states, linear_states
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
+from gpp.stage import Stage
 
 AUTO_STATES = 500
 """Downsets up to which a planner searches all cuts of the graph by itself: a fraction of a second with every micro-batch size."""

@@ -22,7 +22,7 @@ from gpp.memory.fit import ROUGH
 from gpp.memory.policy import AbstractMemory, Question, repeatable_ops
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition
 
 LARGE = 64

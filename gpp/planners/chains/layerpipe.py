@@ -35,7 +35,6 @@ from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.helpers import delays
 from gpp.plan.plan import Objective, Plan
-from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.layer_line import Intra, Layer, Placed, dealt, loads
 from gpp.planners.common.incumbent import MARGIN
@@ -43,6 +42,7 @@ from gpp.planners.common.linear_orders import depth_first_order
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
 from gpp.program.passes import pass_seconds
 from gpp.settings import settings
+from gpp.stage import Stage
 
 
 @final

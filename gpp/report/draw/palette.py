@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 Mode: TypeAlias = Literal["light", "dark"]
 Shade: TypeAlias = Literal["soft", "mid", "strong"]

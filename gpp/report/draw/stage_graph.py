@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.report.draw import text
 from gpp.report.draw.layout import Box, Layout, Route, layout
 from gpp.report.draw.palette import ARROW, MUTED, ON_SOFT, PAGE, TRUNK, branch_of, branch_shares, tone
 from gpp.report.draw.svg import MONO, MONO_ADVANCE, Drawing, Swatch, element, label, number, picture, rect, swatch, tooltip
+from gpp.stage import Stage
 
 HATCH, HATCH_DARK = "hatch", "hatch-dark"
 LABEL_WIDTH, LABEL_HEIGHT = 34.0, 11.0
@@ -36,13 +36,14 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """How many operators are recomputed or on the host, the degree of tensor parallelism, and what helpers make; empty for an
-    ordinary stage."""
+    """How many operators are recomputed or on the host, the degree of tensor parallelism, what helpers make, and
+    what other mechanisms say; empty for an ordinary stage."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
     words += [f"{len(stage.offload)} on host"] if stage.offload else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
     words += [f"W on d{stage.weight_device}"] if stage.weight_device is not None else []
     words += [f"{text.significant(100 * share, 2)} % of I on d{device}" for device, share in stage.input_share]
+    words += [said for value in stage.mechanisms if (said := value.words())]
     return ", ".join(words)
 
 

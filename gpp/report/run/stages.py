@@ -6,11 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import device_words, module_names, operator_words
 from gpp.report.run.record import RunRecord
+from gpp.stage import Stage
 from gpp.timeline import Timeline
 
 

@@ -173,6 +173,7 @@ class Follower:
         first_step: of this run; the steps before it are another run's.
         losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
         norms: step -> the norm of all gradients, which every rank knows, where it was taken.
+        told: step -> what mechanisms say of it, by name.
         evaluations: steps done -> result -> value, likewise.
         starts, ends: step -> when the first rank began it and the last one ended it.
         job: that of the plan which has replaced the first one; None as long as none has.
@@ -185,6 +186,7 @@ class Follower:
     first_step: int = 0
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
+    told: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
     ends: dict[int, float] = field(default_factory=dict)
@@ -220,6 +222,7 @@ class Follower:
             rate = None if took is None else (complete - self._reported) * self.minibatch_size / max(took, 1e-9)
             losses = with_total(self.losses[step]) if step in self.losses else {}
             norm = {GRADIENT_NORM: self.norms[step]} if step in self.norms else {}
+            norm |= self.told.get(step, {})
             self.progress.on_terms({**{name: value for name, value in losses.items() if name != LOSS}, **norm})
             self.progress.on_step(step + 1, losses.get(LOSS), rate)
         self._reported = complete
@@ -249,6 +252,8 @@ class Follower:
         self._done[rank] = step + 1
         if GRADIENT_NORM in record:
             self.norms[step] = record[GRADIENT_NORM]
+        if "told" in record:
+            self.told.setdefault(step, {}).update(record["told"])
         if "pass_s" in record:
             self.progress.on_pass(rank, record["pass_s"])
         self.starts[step] = min(self.starts.get(step, start), start)

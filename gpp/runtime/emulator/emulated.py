@@ -250,6 +250,10 @@ class EmulatedRunner:
         self.held.take(WEIGHT_GRADIENTS, self.stage)
         return self.clock.occupy(self.clock.virtual_s, self._seconds[microbatch == self.last][WEIGHT_GRADIENTS])
 
+    def own(self, kind: str, microbatch: int) -> Span:
+        """Occupy the device for an action of a mechanism."""
+        return self._pass(kind, microbatch, _LONG_AGO)
+
     def _pass(self, kind: str, microbatch: int, copied: When) -> Span:
         """Occupy the device when the messages are there, and a copy is over."""
         self.held.take(kind, self.stage)

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -38,6 +39,7 @@ from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, open_lines, write_line
+from gpp.runtime.worker.stage import Span
 from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
@@ -98,8 +100,12 @@ class EmulatedWorker:
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
             update=self._update,
             status=self.status,
+            own={kind: partial(self._own, kind) for s in stages for kind, _ in job.costs[s].own_s},
         )
         transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
+
+    def _own(self, kind: str, stage: int, microbatch: int) -> Span:
+        return self.runners[stage].own(kind, microbatch)
 
     def _update(self, stage: int, minibatch: int) -> None:
         self.runners[stage].update()

@@ -12,7 +12,7 @@ import networkx as nx
 from gpp.capture.codec import is_random, operator_of, writes
 from gpp.graph.captured import Captured, Node, node_references
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.stage import Stage
+from gpp.stage import Stage
 
 KEPT, MOVED = -1, -2
 """Ways of a node that is in no run: its storages stay, or go to the host."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.added import lowerings
 from gpp.program.kinds import BACKWARD, FORWARD, HELPING, HELPING_INPUTS
 from gpp.program.program import ReduceGroup, reduce_groups, teams
 from gpp.program.waits import EVERYONE
@@ -162,6 +163,8 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
             out.append((HELPING_INPUTS, s, s, own, helper))
             before = [plan.stages[p].devices[0] for p in plan.predecessors[s]]
             out += [(BACKWARD, s, p, helper, a) for p, a in zip(plan.predecessors[s], before, strict=True) if a != helper]
+    for part in lowerings(plan):
+        out += part.channels(plan)
     return tuple(out)
 
 

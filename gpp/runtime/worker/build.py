@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.halves import Given
 from gpp.runtime.worker.helper import with_helpers
+from gpp.runtime.worker.hooks import Hooks, with_added
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -178,6 +179,7 @@ def build_mailboxes(
     device: torch.device,
     transport: AbstractTransport,
     given: Mapping[int, Given],
+    hooks: Sequence[Hooks],
     handover: Handover,
 ) -> dict[int, Mailbox]:
     """A mailbox for each stage of a device.
@@ -185,6 +187,7 @@ def build_mailboxes(
     Args:
         program: whose messages they are.
         given: what is sent to the helpers of stages that have some.
+        hooks: of the mechanisms, which may have messages of their own.
         handover: of the device.
     """
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
@@ -194,7 +197,9 @@ def build_mailboxes(
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=with_helpers(boundary(job.plan, job.graph, module, s, narrow, job.settings.serving), given.get(s), job, s),
+            boundary=with_added(
+                with_helpers(boundary(job.plan, job.graph, module, s, narrow, job.settings.serving), given.get(s), job, s), hooks, s
+            ),
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )

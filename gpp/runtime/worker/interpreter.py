@@ -122,6 +122,7 @@ class Interpreter(Generic[R]):
         issued: called when the last action has been issued, before the wait for what goes on.
         slower: how often longer passes are to take than they do, for a device that is slower than this processor.
         helpers: stage -> what makes parts of its backwards, for stages of other devices that this device helps.
+        own: kind of a mechanism -> how its actions are run, by stage and micro-batch.
     """
 
     def __init__(
@@ -142,8 +143,9 @@ class Interpreter(Generic[R]):
         issued: Callable[[], None] | None = None,
         slower: float = 1.0,
         helpers: Mapping[int, AbstractHelper] | None = None,
+        own: Mapping[str, Callable[[int, int], Span | None]] | None = None,
     ) -> None:
-        self.helpers, self._slower = helpers or {}, slower
+        self.helpers, self._slower, self._own = helpers or {}, slower, own or {}
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
@@ -215,13 +217,17 @@ class Interpreter(Generic[R]):
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def _pass(self, kind: Kind) -> Callable[[Action, bool], Span | None]:
+        if kind.text in self._own:
+            return partial(self._run_own, kind.direction, self._own[kind.text])
         if kind.helps:
             return self._help_inputs if kind.returns else self._help_weights
         if kind.direction == FORWARD:
             return self._forward
-        if not kind.direction:
+        if not kind.direction and kind.finishes:
             return self._weight_gradients
-        return self._backward if kind.finishes else self._input_gradients
+        if kind.direction == BACKWARD:
+            return self._backward if kind.finishes else self._input_gradients
+        raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def _slowed(self, call: Callable[[Action, bool], Span | None]) -> Callable[[Action, bool], Span | None]:
         """A pass that takes as long as on the slower device; the processor is free for others meanwhile."""
@@ -269,6 +275,13 @@ class Interpreter(Generic[R]):
     def _help_inputs(self, action: Action, last: bool) -> Span | None:
         self._arrive(HELPING_INPUTS, action)
         return self.helpers[action[1]].input_gradients(action[2])
+
+    def _run_own(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
+        if direction:
+            self._arrive(direction, action)
+        else:
+            self._prepare(action)
+        return run(action[1], action[2])
 
     def _copy_out(self, action: Action, last: bool) -> Span | None:
         return self.runners[action[1]].copy_out(action[2])

@@ -17,7 +17,6 @@ from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.plan.edges import announcing, carried
 from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
 from gpp.program.lower import POSTED_AHEAD
@@ -27,6 +26,7 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.kept_rate import KeptRate
 from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.stage import Stage
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec

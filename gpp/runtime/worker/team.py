@@ -11,12 +11,12 @@ import torch
 from gpp.capture.sharded import Shards
 from gpp.capture.stage import StageModule
 from gpp.graph.sharding.regions import Sharding, shard
-from gpp.plan.stage import Stage
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.split import SplitWeights
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.stage import Stage
 
 T = TypeVar("T")
 

@@ -43,6 +43,7 @@ from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.halves import Given, split_modules
 from gpp.runtime.worker.handout import Handout
 from gpp.runtime.worker.helper import build_helpers
+from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -102,6 +103,9 @@ class Worker:
         self._handover: Handover = {}
         self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, self._handover)
         self._given = {s: Given.of(job, s) for s in self.stages if plan.stages[s].helpers}
+        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
+        own = OwnDevice(job=job, device_id=device_id, device=device, modules=self.modules, params=params, now=self.clock.now)
+        self._hooks = build_hooks(own)
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
@@ -146,7 +150,7 @@ class Worker:
 
     def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
-        return build_mailboxes(self.job, modules, program, **ends, given=self._given, handover=self._handover)
+        return build_mailboxes(self.job, modules, program, **ends, given=self._given, hooks=self._hooks, handover=self._handover)
 
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
@@ -194,6 +198,8 @@ class Worker:
     def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
         job, actions = self.job, self.job.program.actions[self.device_id]
         mailboxes = self._mailboxes(self.modules, job.program)
+        for hooks in self._hooks:
+            hooks.connect(mailboxes)
         return Interpreter(
             actions,
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -210,6 +216,7 @@ class Worker:
             issued=self.rows.ahead if self.card else None,
             slower=slower(job, self.device_id),
             helpers=self._helpers,
+            own={kind: run for hooks in self._hooks for kind, run in hooks.runs().items()},
         )
 
     def _evaluation(self) -> Interpreter[StageRunner]:
@@ -233,6 +240,8 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
+        for hooks in self._hooks:
+            hooks.before_update(stage, minibatch)
         if optimizer is not None and not self.gradients.overflowed:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             set_rate(optimizer, rate)
@@ -313,7 +322,9 @@ class Worker:
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
-        results = self._results(self.training, minibatch_of_stretch) | self.gradients.told
+        results: dict[str, Any] = self._results(self.training, minibatch_of_stretch) | self.gradients.told
+        if told := {name: value for hooks in self._hooks for name, value in hooks.told().items()}:
+            results["told"] = told
         if self.job.settings.replan_every:
             results["pass_s"] = sum(event.end_s - event.start_s for event in events if event.kind in COMPUTE)
         self._log({"step": step, "start": self._since, "end": end, **results})

@@ -85,7 +85,7 @@ class AbstractStageWeights(ABC):
 
     `most` is the number of copies held at once so far beside the optimizer's. `hooks` are those under which the forward
     runs for which `forward` was called last, if it needs any. Micro-batches are counted by the device: where replicas take
-    turns (`gpp.plan.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
+    turns (`gpp.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
     forward's weights and the update of its gradient. `log`, if it is made a list, gets (F or B, micro-batch, version) of
     every pass. `splits` says that backwards come in two halves: `backward` is then called before the first, `late` before the
     second, `done` after that.

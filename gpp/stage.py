@@ -1,14 +1,19 @@
-"""One stage of a plan."""
+"""One stage of a plan, and what mechanisms say of it."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer, PlainValidator
 
+from gpp.errors import InvalidFile
+from gpp.mechanism import found
 from gpp.routing import Piece, pieces
+from gpp.serialization import from_json, to_json
 from gpp.settings import Count, Natural, NotNegative
 
 ROUNDING = 1e-9
@@ -21,6 +26,61 @@ def neighbours(edges: Iterable[tuple[int, int]], count: int) -> tuple[tuple[int,
     for s, t in edges:
         out[s].append(t)
     return tuple(map(tuple, out))
+
+
+class AbstractStageValue(ABC):
+    """What one mechanism says of a stage: a frozen dataclass, which plan.json has under the name of the mechanism's package."""
+
+    name: ClassVar[str]
+    """The last part of the package's name."""
+    acts: ClassVar[bool] = False
+    """Whether the stage's program has actions of the mechanism's own, so that a step is what a simulation says, not a formula."""
+
+    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...]) -> None:
+        """Prove that the value fits its stage, which is number s of `stages`.
+
+        Raises:
+            InvalidPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
+    def words(self) -> str:
+        """What the report says beside the stage; empty for nothing."""
+        return ""
+
+
+V = TypeVar("V", bound=AbstractStageValue)
+
+
+def _by_name(given: Any) -> tuple[AbstractStageValue, ...]:
+    """The values of a stage, from a file (name -> fields) or as they are."""
+    if isinstance(given, tuple):
+        return given
+    if not isinstance(given, dict):
+        raise ValueError("must be an object with the fields of each mechanism under its name")
+    known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
+    out = []
+    for name, fields in sorted(given.items()):
+        if name not in known:
+            raise ValueError(f"has {name!r}, and the mechanisms are {', '.join(known) or 'none'}")
+        try:
+            out.append(from_json(known[name], json.dumps(fields)))
+        except InvalidFile as error:
+            raise ValueError(f"of {name!r}: {error.place} {error.rule}") from None
+    return tuple(out)
+
+
+def _named(values: tuple[AbstractStageValue, ...]) -> dict[str, Any]:
+    return {value.name: json.loads(to_json(value)) for value in values}
+
+
+Values = Annotated[
+    tuple[AbstractStageValue, ...],
+    PlainValidator(_by_name),
+    PlainSerializer(_named),
+    # Left out of files where there are none: plans of plain stages read as they always did.
+    Field(exclude_if=lambda values: not values),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +104,7 @@ class Stage:
             replicas at the update; else every replica runs a part of each micro-batch.
         weight_device: the helper that makes the gradients of the stage's weights (`gpp.plan.helpers`); None: its own device does.
         input_share: helpers that make parts of the gradients of its inputs, as (device, share); what is left of 1 is its own.
+        mechanisms: what mechanisms say of the stage, in the order of their names.
     """
 
     ops: tuple[Natural, ...]
@@ -59,6 +120,16 @@ class Stage:
     # Left out of files where there are none: plans without helpers read as they always did.
     weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
     input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()
+    mechanisms: Values = ()
+
+    def __getitem__(self, kind: type[V]) -> V | None:
+        """What a mechanism says of the stage; None where it says nothing."""
+        return next((value for value in self.mechanisms if type(value) is kind), None)
+
+    def having(self, value: AbstractStageValue) -> Stage:
+        """The stage with a mechanism's value, in place of the one that it has of that mechanism."""
+        others = (other for other in self.mechanisms if other.name != value.name)
+        return replace(self, mechanisms=tuple(sorted((*others, value), key=lambda one: one.name)))
 
     @property
     def helpers(self) -> tuple[int, ...]:

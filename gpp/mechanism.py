@@ -1,0 +1,103 @@
+"""Where the core finds what a stage may do beyond plain passes, without naming any of it.
+
+A mechanism is a package: a folder of `gpp/mechanisms/`, or one of a user's own that `use` names. It has a file for each room of the
+core that it adds something to, and each such file has one name that the room asks for:
+
+    stage.py       Value      what a stage carries (`gpp.stage.AbstractStageValue`)
+    bill.py        BILL       seconds and bytes of a stage (`gpp.cost.stage.AbstractBill`)
+    kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
+    lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
+    worker.py      WORKER     hooks of a worker around passes and updates (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
+
+The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when
+its room first asks for it. So planning never reads the files for workers, and a mechanism that is not there costs nothing.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, TypeVar
+
+from gpp.errors import InvalidConfig
+
+SHIPPED: Final = "gpp.mechanisms"
+
+T = TypeVar("T")
+
+_packages: list[str] = []
+_found: dict[tuple[str, str], dict[str, object]] = {}
+_watching: list[Callable[[], None]] = []
+
+
+def packages() -> tuple[str, ...]:
+    """The packages of all mechanisms: those that ship, by name, then those that `use` has named.
+
+    >>> all(name.startswith("gpp.mechanisms.") for name in packages())
+    True
+    """
+    if not _packages:
+        folder = import_module(SHIPPED).__path__
+        _packages.extend(f"{SHIPPED}.{module.name}" for module in pkgutil.iter_modules(folder) if module.ispkg)
+    return tuple(_packages)
+
+
+def own() -> tuple[str, ...]:
+    """The packages that do not ship: a worker has to be told of them."""
+    return tuple(name for name in packages() if not name.startswith(f"{SHIPPED}."))
+
+
+def use(names: Iterable[str], *, field: str = "strategy.mechanisms") -> None:
+    """Add the packages of a user's own mechanisms; those that are known already are left as they are.
+
+    Args:
+        field: the setting that names them.
+
+    Raises:
+        InvalidConfig: there is no such package.
+    """
+    new = [name for name in dict.fromkeys(names) if name not in packages()]
+    for name in new:
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or spec.submodule_search_locations is None:
+            rule = "must be a package with the files of a mechanism (gpp/mechanism.py lists them)"
+            raise InvalidConfig(field, name, rule, "put its folder on PYTHONPATH, or correct the name")
+        _packages.append(name)
+    if new:
+        _found.clear()
+        for told in _watching:
+            told()
+
+
+def watch(told: Callable[[], None]) -> None:
+    """Have a table that is made of the files of mechanisms told whenever there are more of them."""
+    _watching.append(told)
+
+
+def found(file: str, name: str, kind: type[T]) -> dict[str, T]:
+    """What the mechanisms add to a room: the last part of a package's name -> `name` of its `file`.
+
+    Args:
+        kind: what each must be an instance of.
+
+    Raises:
+        InvalidConfig: a file lacks the name, or it is something else.
+    """
+    known = _found.get((file, name))
+    if known is None:
+        known = {}
+        for package in packages():
+            if find_spec(f"{package}.{file}") is None:
+                continue
+            part = getattr(import_module(f"{package}.{file}"), name, None)
+            if not isinstance(part, kind):
+                rule = f"must have {name}, an instance of {kind.__name__}, in its file {file}.py"
+                raise InvalidConfig("strategy.mechanisms", package, rule, "add it, or rename the file")
+            known[package.rpartition(".")[2]] = part
+        _found[file, name] = known
+    return known  # type: ignore[return-value]  # what is there has been found to be of the kind

@@ -1,0 +1,26 @@
+"""What a strategy asks of a mechanism: which stages of a planner's plan get its value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+
+
+class AbstractChoice(ABC):
+    """The settings of a mechanism, an entry of `strategy.mechanisms`; its fields are what a user can set."""
+
+    package: ClassVar[str]
+    """The package of the mechanism (`gpp.mechanism`), which workers import too."""
+
+    @abstractmethod
+    def chosen(self, plan: Plan, problem: Problem) -> Plan:
+        """The plan with the mechanism's value on the stages that get one.
+
+        Every candidate of a search comes by here before it is judged, so the bill of a value counts in the choice of the plan.
+
+        Raises:
+            Infeasible: the plan cannot have it.
+        """

@@ -1,0 +1,108 @@
+"""A row of the table of kinds (`gpp.program.kinds`): what an action of one kind does, occupies and waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+Direction = str
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
+
+`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, made on the stage's own device.
+"""
+
+FORWARD: Final[Direction] = "F"
+BACKWARD: Final[Direction] = "B"
+HELPING: Final[Direction] = "W"
+HELPING_INPUTS: Final[Direction] = "I"
+
+
+class Resource(Enum):
+    """What an action occupies while it runs. What occupies a resource waits for what occupied it before."""
+
+    DEVICE = "device"
+    CHANNEL = "channel"
+    """That of its messages: direction, both stages, both devices."""
+    MEMBERS = "members"
+    """The devices of all members of a sum. Each waits until all have come to it."""
+    COPY_OUT = "copy out"
+    """The device's channel to the host. It runs beside the device, and beside the channel back."""
+    COPY_IN = "copy in"
+    """The device's channel from the host."""
+    NOTHING = "nothing"
+    """It is over at once."""
+
+
+class Role(Enum):
+    """How an action is carried out: who runs it, what takes its time, and which messages it has to do with."""
+
+    COMPUTE = "compute"
+    """A pass of a stage: waits for the messages whose receives were posted for it, and makes the messages of its direction."""
+    SEND = "send"
+    """One end of a message: waits for the pass that makes it, and for nobody after."""
+    RECEIVE = "receive"
+    """The other end: it is posted, and the pass that needs the message waits for it."""
+    SUM = "sum"
+    """A sum of gradients over devices."""
+    UPDATE = "update"
+    """A step of the optimizer."""
+    COPY = "copy"
+    """Bytes of a micro-batch on their way to the host or back. Begins when its device comes to it, which goes on meanwhile."""
+
+
+class Need(NamedTuple):
+    """What an action waits for on its device, of its stage.
+
+    Args:
+        kind: text of the kind. A copy is needed only in a stage that has copies, and there by every micro-batch.
+        previous: whether it is that of the micro-batch before, by the order of the device; else it is that of its own.
+    """
+
+    kind: str
+    previous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A row of the table.
+
+    Args:
+        text: how it is written, in programs and in events.
+        meaning: what it does, for readers of traces and reports.
+        role: how it is carried out.
+        occupies: what it occupies.
+        needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
+            not the one of its direction.
+        direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
+        holds: whether a micro-batch's activations are held from its end on.
+        frees: whether they are freed at its end.
+        returns: whether it makes the gradients of a stage's inputs.
+        finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
+        everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
+        helps: whether a helper runs it: its device does not have the stage.
+        of_minibatch: whether its number is that of a mini-batch, as an update's, and not of a micro-batch of its stage.
+    """
+
+    text: str
+    meaning: str
+    role: Role
+    occupies: Resource
+    needs: tuple[Need, ...] = ()
+    direction: Direction = ""
+    holds: bool = False
+    frees: bool = False
+    returns: bool = False
+    finishes: bool = False
+    everyone: bool = False
+    helps: bool = False
+    of_minibatch: bool = False
+
+    @property
+    def computes(self) -> bool:
+        return self.role is Role.COMPUTE
+
+    @property
+    def transfers(self) -> bool:
+        """Whether it is one end of a message, and so names a peer and samples."""
+        return self.role in (Role.SEND, Role.RECEIVE)

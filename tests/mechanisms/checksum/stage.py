@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpp.errors import InvalidPlan
+from gpp.settings import Natural
+from gpp.stage import AbstractStageValue, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checksum(AbstractStageValue):
+    """The stage that adds up the gradients of all."""
+
+    name: ClassVar[str] = "checksum"
+    acts: ClassVar[bool] = True
+    to: Natural
+
+    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...]) -> None:
+        if self.to >= len(stages):
+            raise InvalidPlan(f"stage {s}: checksum.to={self.to} must be one of {len(stages)} stages. Fix: to=0")
+
+    def words(self) -> str:
+        return f"checksum to s{self.to}"
+
+
+Value = Checksum

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from gpp.capture.stage import TensorSpec
+from gpp.program.kinds import Direction
+from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
+from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.messages import Layout
+from gpp.runtime.worker.stage import Span
+
+SUM = Layout(("sum",), (TensorSpec(shape=(1,), batch_dim=0, dtype=torch.float64, differentiable=False),), whole=True)
+
+
+class Sums(Hooks):
+    def __init__(self, own: OwnDevice) -> None:
+        self.own, self.mailboxes, self.total = own, dict[int, Mailbox](), 0.0
+
+    def layouts(self, stage: int) -> Mapping[Direction, Mapping[int, Layout]]:
+        return {"K": {0: SUM}} if stage else {"K": dict.fromkeys(range(1, len(self.own.job.plan.stages)), SUM)}
+
+    def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
+        self.mailboxes.update(mailboxes)
+
+    def runs(self) -> Mapping[str, OwnAction]:
+        return {"K": self._add_up}
+
+    def _add_up(self, stage: int, minibatch: int) -> Span:
+        start, mailbox = self.own.now(), self.mailboxes[stage]
+        own = torch.zeros(1, dtype=torch.float64)
+        for param in self.own.params[stage].values():
+            own += param.grad.double().sum() if param.grad is not None else 0.0
+        if stage:
+            mailbox.put("K", minibatch, 0, {"sum": own})
+        else:
+            self.total = own.item() + sum(tensor.item() for _, tensor in mailbox.take("K", minibatch))
+        return start, self.own.now()
+
+    def told(self) -> Mapping[str, float]:
+        return {"gradient_sum": self.total} if 0 in self.own.modules else {}
+
+
+class Worker(AbstractWorkerPart):
+    def build(self, own: OwnDevice) -> Hooks:
+        return Sums(own)
+
+
+WORKER = Worker()
