@@ -21,8 +21,8 @@ from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
-from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
-from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
+from gpp.errors import Infeasible, InvalidConfig, MalformedProgram
+from gpp.memory.policy import AbstractMemory, Keep, check_repeated, fits_whole
 from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.choice import AbstractChoice
 from gpp.plan.edges import check_edges, with_edges
@@ -233,13 +233,7 @@ class Strategy:
         if posed.regime.serves:
             check_served(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
-        for s, stage in enumerate(plan.stages):
-            if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
-                raise InvalidPlan(
-                    f"stage {s} computes operators {others[:8]} again for its backward, which under strategy.weights="
-                    f"{self.weights.name} uses other weights than the forward did. Fix: leave operators that read trained weights "
-                    "out of recompute, or use strategy/weights=stash"
-                )
+        check_repeated(plan, posed)
         if not self.schedule.drains:
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)

@@ -18,6 +18,7 @@ from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import DEPTH
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.errors import InvalidPlan
 from gpp.memory.fit import Fit, Selection, fit
 from gpp.memory.priced import Way
 from gpp.plan.plan import Plan
@@ -218,6 +219,21 @@ def _peak(plan: Plan, problem: Problem, s: int, memory: StageBytes) -> float:
 def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:
     """Operators of a stage that may be computed again."""
     return repeatable_ops(problem, plan.stages[s].ops, plan.position(s))
+
+
+def check_repeated(plan: Plan, problem: Problem) -> None:
+    """Prove that what is computed again gives what the forward did.
+
+    Raises:
+        InvalidPlan: names the stage and the operators.
+    """
+    for s, stage in enumerate(plan.stages):
+        if others := sorted(set(stage.recompute) - set(repeatable(plan, problem, s))):
+            raise InvalidPlan(
+                f"stage {s} computes operators {others[:8]} again for its backward, which under strategy.weights="
+                f"{problem.regime.weights.name} uses other weights than the forward did. Fix: leave operators that read trained "
+                "weights out of recompute, or use strategy/weights=stash"
+            )
 
 
 def repeatable_ops(problem: Problem, ops: tuple[int, ...], position: PipelinePosition) -> tuple[int, ...]:
