@@ -32,7 +32,7 @@ from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, Judged, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
-from gpp.program.added import lowerings
+from gpp.program.added import prove
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.held import order_peak
@@ -195,8 +195,7 @@ class Strategy:
         plan = self.memory.fastest(chosen, problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
-        reason = problem.refuses(plan)
-        if reason is not None:
+        if (reason := problem.refuses(plan)) is not None:
             judged.refused.append(reason)
             return None
         self.check(plan, problem)
@@ -282,8 +281,7 @@ class Strategy:
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
         groups = reduce_groups(plan, problem.graph)
-        for part in lowerings(plan):
-            part.prove(plan, program)
+        prove(plan, program)
         if not cards:
             check_program(program, groups)
             return program
@@ -332,13 +330,12 @@ class Strategy:
 
     def work(self, plan: Plan, problem: Problem, samples: int) -> Work:
         """What the schedule is asked to put in order."""
-        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
         return Work(
             plan=plan,
             graph=problem.graph,
             num_samples=samples,
             bills=self._bills(plan, problem),
-            limits=limits,
+            limits={device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device},
             cluster=problem.cluster,
         )
 

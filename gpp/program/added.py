@@ -53,3 +53,13 @@ def lowerings(plan: Plan) -> list[AbstractLowering]:
     """The passes over a plan's programs: those of the mechanisms that its stages have, in the order of their names."""
     names = {value.name for stage in plan.stages for value in stage.mechanisms}
     return [part for name, part in found("lowering", "LOWERING", AbstractLowering).items() if name in names] if names else []
+
+
+def prove(plan: Plan, program: Program) -> None:
+    """Prove what the mechanisms of a plan say of its program.
+
+    Raises:
+        MalformedProgram: names the action.
+    """
+    for part in lowerings(plan):
+        part.prove(plan, program)
