@@ -72,7 +72,7 @@ class AbstractData(ABC):
         """
 
     def key(self) -> dict[str, Any]:
-        """Plain content that builds the data set again: `gpp.models.dotted.construct(data.key()) == data`."""
+        """Plain content that builds the data set again: `gpp.runtime.job.restore(data.key()) == data`."""
         return describe(self)
 
 

@@ -89,7 +89,7 @@ class AbstractModel(ABC):
     def key(self) -> dict[str, Any]:
         """Plain content that decides the captured graph: class, settings, source.
 
-        `gpp.models.dotted.construct(model.key()) == model`.
+        `gpp.runtime.job.restore(model.key()) == model`.
         """
         return describe(self) | {"source": self.source()}
 

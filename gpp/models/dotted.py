@@ -168,12 +168,6 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     return f"one of {', '.join(known)}" if 0 < len(known) <= 12 else f"look at the names that {prefix or 'it '}offers"
 
 
-def construct(description: Mapping[str, Any]) -> Any:
-    """The object whose `key()` is `description`: reads a model or data set back from a run directory."""
-    fields = {name: value for name, value in description.items() if name not in ("_target_", "source")}
-    return resolve(description["_target_"], field="_target_")(**fields)
-
-
 def origin(path: str, *, field: str) -> str:
     """A word that changes when the code behind a dotted path changes.
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpp.program.kinds import KINDS
-from gpp.program.program import Task
 from gpp.schedules.flow import Flow
 
 ROUNDING = 1e-9
@@ -142,8 +141,3 @@ def greedy(flow: Flow, rule: Rule) -> list[list[int]] | None:
 def _rounded(arrival: float, end: float) -> float:
     """An arrival, which is the end of the pass itself where only rounding is between them."""
     return end if arrival - end <= ROUNDING * end else arrival
-
-
-def with_tasks(flow: Flow, orders: Sequence[Sequence[Task]]) -> list[list[int]]:
-    """Orders by tasks as orders by number."""
-    return flow.by_lane({devices[0]: own for devices, own in zip(flow.lanes, orders, strict=True)})

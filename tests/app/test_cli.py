@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpp.report.run.trace import check_trace
 from tests.support.cli import TOWERS, run, run_cold, start, workers_of
+from tests.support.traces import check_trace
 
 QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
 

@@ -10,8 +10,8 @@ import torch
 
 from gpp.data.text import RARE, Text
 from gpp.errors import InvalidConfig
-from gpp.models.dotted import construct
 from gpp.models.network import Network
+from gpp.runtime.job import restore
 from tests.support.conf import network_named, option
 
 MODEL = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
@@ -24,7 +24,7 @@ def whole(data: Text, split: str, model: Network = MODEL, seed: int = 0) -> dict
 
 def test_the_option_builds_and_reads_back() -> None:
     data = option("data", "text")
-    assert data == Text() == construct(json.loads(json.dumps(data.key())))
+    assert data == Text() == restore(json.loads(json.dumps(data.key())))
 
 
 def test_every_target_is_the_next_character() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from gpp.data.translation import START, Translation
 from gpp.errors import InvalidConfig
-from gpp.models.dotted import construct
+from gpp.runtime.job import restore
 from tests.support.conf import network_named, option
 
 MODEL = network_named("translator", vocabulary=9, sequence=6)
@@ -22,7 +22,7 @@ def whole(split: str, seed: int = 0, **settings: int) -> dict[str, torch.Tensor]
 
 def test_the_option_builds_and_reads_back() -> None:
     data = option("data", "translation")
-    assert data == Translation() == construct(json.loads(json.dumps(data.key())))
+    assert data == Translation() == restore(json.loads(json.dumps(data.key())))
 
 
 def test_targets_are_reversed_and_exchanged() -> None:

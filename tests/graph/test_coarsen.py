@@ -1,12 +1,37 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from gpp.errors import InvalidConfig
-from gpp.graph.coarsen.coarsen import coarsen, coarsening_loss
+from gpp.graph.coarsen.coarsen import _weights, coarsen
+from gpp.graph.coarsen.groups import nodes_of
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from tests.support.operations import calls
+
+
+def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
+    """The parallelism that coarsening took away, 0 (none) to 1.
+
+    This is the share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if a
+    model of two equal branches became one operator. `coarse` is the result of `coarsen` on `fine`.
+    """
+    position = {nodes_of(op)[0]: i for i, op in enumerate(fine.ops)}
+    group_of = np.zeros(fine.num_ops, dtype=np.intp)
+    for g, op in enumerate(coarse.ops):
+        group_of[[position[node] for node in nodes_of(op) if node in position]] = g
+    weight = np.array([time for time, _ in _weights(fine)], dtype=float)
+    free = _incomparable(fine) & ~_incomparable(coarse)[np.ix_(group_of, group_of)]
+    return float(weight @ free @ weight / max(weight.sum(), 1.0) ** 2)
+
+
+def _incomparable(graph: OpGraph) -> np.ndarray:
+    """Whether neither of two operators comes before the other: bool, [num_ops, num_ops]."""
+    rows = [graph.all_mask & ~(graph.ancestors[i] | graph.descendants[i] | 1 << i) for i in range(graph.num_ops)]
+    size = -(-graph.num_ops // 8)
+    packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(graph.num_ops, size), axis=1, bitorder="little")[:, : graph.num_ops].astype(bool)
 
 
 class Model:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpp.models.base import describe
-from gpp.models.dotted import construct
 from gpp.models.losses import loss, loss_terms, metric
+from gpp.runtime.job import restore
 from tests.support.conf import CONF, model_named
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
@@ -78,7 +78,7 @@ def test_description_reads_back_equal(name):
     needs(name)
     model = model_named(name)
     key = json.loads(json.dumps(model.key()))
-    assert construct(key) == model
+    assert restore(key) == model
     assert key == model.key()
     assert set(key) == set(describe(model)) | {"source"}
     assert model.name == name

@@ -8,11 +8,11 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Resource, Role
 from gpp.program.program import Program, check_program
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from tests.schedules.test_schedules import plan_of
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import chain, problem
 from tests.support.host import hosted
 from tests.support.programs import lower

@@ -14,7 +14,6 @@ from baselines.reference.pipeline import Pipeline, run_reference
 from gpp.graph.captured import is_loss
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.halves import operands_of_stage
 from gpp.runtime.worker.helper import build_helpers
 from gpp.weights.base import AbstractWeights
@@ -33,6 +32,7 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.asynchronous import HELD_OUT, MINIBATCH, make_job
 from tests.support.crew import Trained, train_all
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.long import LONG
 
 pytestmark = pytest.mark.dist

@@ -32,12 +32,12 @@ from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
 from tests.support import inprocess
 from tests.support.checkpoints import STEPS, Rank, made, random_job
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.long import long
 
 RATE = LearningRate(shape="cosine", warmup_steps=2)

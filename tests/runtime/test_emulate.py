@@ -35,7 +35,6 @@ from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, EmulatedWorker
 from gpp.runtime.engines.emulate import Emulate
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -48,6 +47,7 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.cli import run, start
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import in_halves
 from tests.support.host import on_host
 from tests.support.problems import random_partition, random_problem, split_plan, split_problem, uneven

@@ -16,7 +16,6 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.transport.channels import FakeTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.messages import most_sends
 from gpp.schedules.base import AbstractSchedule
@@ -26,6 +25,7 @@ from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.support import inprocess
 from tests.support.bills import peak_bytes
+from tests.support.fake_transport import FakeTransport
 from tests.support.graphs import chain, problem
 from tests.support.programs import lower
 from tests.support.staged import captured, parts_of, problem_of

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import WorkerFailed
-from gpp.report.run.trace import check_trace
 from gpp.runtime.controller.follow import follow, run_slurm
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
@@ -23,6 +22,7 @@ from gpp.runtime.hang_detection.status import read_state
 from gpp.runtime.job import Job
 from tests.support.cli import ROOT, start, workers_of
 from tests.support.machines import Machine, two_machines, why_not
+from tests.support.traces import check_trace
 
 pytestmark = pytest.mark.dist
 

@@ -23,13 +23,13 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker import course, operators
 from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.conf import model_named
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 WIDTH, SAMPLES, MICROBATCH = 512, 4096, 2048
 

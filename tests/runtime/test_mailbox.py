@@ -11,9 +11,10 @@ import torch
 from gpp.capture.stage import TensorSpec
 from gpp.cost.edges import useful_bits
 from gpp.graph.op_graph import Tensor
-from gpp.runtime.transport.channels import Channel, FakeNetwork, FakeTransport
+from gpp.runtime.transport.channels import Channel
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary, Changing, Layout, quantised
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 SAMPLES = 12
 

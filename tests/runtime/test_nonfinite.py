@@ -23,12 +23,12 @@ from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, told
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
 from tests.support.cli import run
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.long import long
 
 NAN = float("nan")

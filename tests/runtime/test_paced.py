@@ -12,9 +12,9 @@ import pytest
 from gpp.cluster import local
 from gpp.errors import InvalidConfig
 from gpp.program.action import Action
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.build import slower
 from gpp.runtime.worker.interpreter import Interpreter
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 PASS_S = 0.01
 

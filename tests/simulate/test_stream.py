@@ -32,12 +32,12 @@ from gpp.program.program import Program, reduce_groups
 from gpp.program.stream import check_served, places, stream_of
 from gpp.runtime.emulator.serving import EmulatedServer
 from gpp.runtime.job import Job, ServeSettings, assemble
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.simulate.stream import Stream, scored, serve
 from gpp.strategy import Strategy
 from tests.oracle import requests
 from tests.support import inprocess
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import DEVICE, two_towers
 from tests.support.problems import Rate
 from tests.support.problems import cluster as one_cluster

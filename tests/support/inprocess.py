@@ -33,12 +33,12 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 from tests.support.conf import model_named
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6

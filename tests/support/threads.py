@@ -13,8 +13,8 @@ import torch
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import LiveWorker
-from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.process import open_lines
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.inprocess import draw_alone, in_threads
 
 Tensors = Mapping[str, torch.Tensor]

@@ -14,8 +14,7 @@ The cap starts at 1/(4 max_ops) of the model, whatever its size (this removes vi
 fifth until the count fits. A pass is finished even where the count fits half-way, so repeated layers are cut alike.
 Links deep inside one module are merged first, then light ones, so groups follow the user's modules.
 
-If that cannot reach `max_ops`, branches are glued, and those that lose the least parallelism come first;
-`coarsening_loss` says how much is lost.
+If that cannot reach `max_ops`, branches are glued, and those that lose the least parallelism come first.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from gpp.errors import InvalidConfig
-from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between, with_variants
+from gpp.graph.coarsen.groups import summed, tensors_between, with_variants
 from gpp.graph.coarsen.naming import group_names
 from gpp.graph.op_graph import Op, OpGraph, bits, mask_of
 
@@ -74,29 +71,6 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
             cap = int(cap * _GROWTH) + 1
             groups.shrink(cap, dust=0)
     return _build(graph, groups)
-
-
-def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
-    """The parallelism that coarsening took away, 0 (none) to 1.
-
-    This is the share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if a
-    model of two equal branches became one operator. `coarse` is the result of `coarsen` on `fine`.
-    """
-    position = {nodes_of(op)[0]: i for i, op in enumerate(fine.ops)}
-    group_of = np.zeros(fine.num_ops, dtype=np.intp)
-    for g, op in enumerate(coarse.ops):
-        group_of[[position[node] for node in nodes_of(op) if node in position]] = g
-    weight = np.array([time for time, _ in _weights(fine)], dtype=float)
-    free = _incomparable(fine) & ~_incomparable(coarse)[np.ix_(group_of, group_of)]
-    return float(weight @ free @ weight / max(weight.sum(), 1.0) ** 2)
-
-
-def _incomparable(graph: OpGraph) -> np.ndarray:
-    """Whether neither of two operators comes before the other: bool, [num_ops, num_ops]."""
-    rows = [graph.all_mask & ~(graph.ancestors[i] | graph.descendants[i] | 1 << i) for i in range(graph.num_ops)]
-    size = -(-graph.num_ops // 8)
-    packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
-    return np.unpackbits(packed.reshape(graph.num_ops, size), axis=1, bitorder="little")[:, : graph.num_ops].astype(bool)
 
 
 def _weights(graph: OpGraph) -> list[tuple[int, int]]:

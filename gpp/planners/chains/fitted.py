@@ -130,10 +130,6 @@ class FittedStages:
         """Whether the seconds of a stretch have been found already."""
         return stretch in self._known
 
-    def fits_as_it_is(self, stretch: Stretch) -> bool:
-        """Whether everything can be kept."""
-        return self.seconds(stretch) <= self.kept_s(stretch)
-
     def question(self, stretch: Stretch) -> Question:
         """What a memory policy is asked of a stretch."""
         problem, stage, held = self.problem, self.stage(stretch), self.held(stretch.position)

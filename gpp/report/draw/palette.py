@@ -20,7 +20,6 @@ from gpp.stage import Stage
 
 Mode: TypeAlias = Literal["light", "dark"]
 Shade: TypeAlias = Literal["soft", "mid", "strong"]
-SHADES: tuple[Shade, ...] = ("soft", "mid", "strong")
 
 
 class Colour(NamedTuple):

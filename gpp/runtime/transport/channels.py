@@ -1,4 +1,4 @@
-"""Messages between devices: the contract, torch.distributed, and a fake for one process.
+"""Messages between devices: the contract, and torch.distributed.
 
 One ordered channel for each (direction, stage edge, device pair): first-in first-out on every transport, so all of them
 run the same program and forks and joins cannot cross. `cards.py` beside this moves messages between cards.
@@ -7,11 +7,9 @@ run the same program and forks and joins cannot cross. `cards.py` beside this mo
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -22,7 +20,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.added import lowerings
 from gpp.program.kinds import BACKWARD, FORWARD, HELPING, HELPING_INPUTS
-from gpp.program.program import ReduceGroup, reduce_groups, teams
+from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.send_timer import SendTimer, TimedSend
@@ -328,69 +326,3 @@ def _gather(values: list[int]) -> list[list[int]]:
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     return [one.tolist() for one in found]
-
-
-class FakeNetwork:
-    """Queues shared by the fake transports of one process (one thread a device)."""
-
-    def __init__(self, groups: tuple[ReduceGroup, ...], num_devices: int, timeout_s: float = 60.0) -> None:
-        self.queues: dict[Channel, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
-        self.lock = threading.Lock()
-        self.timeout_s = timeout_s
-        sizes = {EVERYONE: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
-        self.barriers = {g: threading.Barrier(size) for g, size in sizes.items()}
-        self.terms: dict[int, dict[int, torch.Tensor]] = {g: {} for g in sizes}
-        self.teams: dict[tuple[int, ...], tuple[threading.Barrier, dict[int, torch.Tensor]]] = {}
-
-    def team(self, devices: tuple[int, ...]) -> tuple[threading.Barrier, dict[int, torch.Tensor]]:
-        """Where the devices of a replica meet; made by the first of them."""
-        with self.lock:
-            return self.teams.setdefault(devices, (threading.Barrier(len(devices)), {}))
-
-
-@final
-class FakeTransport(AbstractTransport):
-    """The same contract inside one process, so that distributed logic is tested without processes."""
-
-    def __init__(self, network: FakeNetwork, device: int) -> None:
-        self._network, self._device = network, device
-
-    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
-        return None
-
-    def post(self, channel: Channel, form: Form) -> Receive:
-        return _FakeReceive(self._queue(channel), form.empty(), self._network.timeout_s)
-
-    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        self._queue(channel).put(tensor.detach().clone())
-
-    def _queue(self, channel: Channel) -> queue.Queue[torch.Tensor]:
-        with self._network.lock:
-            return self._network.queues[channel]
-
-    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
-        return self._sum(self._network.barriers[group], self._network.terms[group], tensor)
-
-    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        return self._sum(*self._network.team(devices), tensor)
-
-    def _sum(self, barrier: threading.Barrier, terms: dict[int, torch.Tensor], tensor: torch.Tensor) -> Handle:
-        terms[self._device] = tensor.clone()
-        barrier.wait(self._network.timeout_s)
-        # In the order of the devices: the order of arrival would change the last bit from run to run.
-        tensor.copy_(torch.stack([terms[device] for device in sorted(terms)]).sum(0))
-        barrier.wait(self._network.timeout_s)
-        return DONE
-
-    finished = staticmethod(time.perf_counter)
-
-    def flush(self, limit: int = 0) -> None:
-        return None
-
-
-class _FakeReceive:
-    def __init__(self, source: queue.Queue[torch.Tensor], buffer: torch.Tensor, timeout_s: float) -> None:
-        self._source, self._buffer, self._timeout_s = source, buffer, timeout_s
-
-    def wait(self) -> torch.Tensor:
-        return self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))

@@ -8,11 +8,12 @@ from gpp.report.draw.memory import memory_levels
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
-from gpp.report.run.trace import build_trace, check_trace
+from gpp.report.run.trace import build_trace
 from gpp.simulate.simulator import simulate
 from tests.program.test_waits import random_case
 from tests.support.host import hosted, on_host
 from tests.support.page_check import parse
+from tests.support.traces import check_trace
 
 
 def hosted_run(recompute: bool = False) -> RunRecord:

@@ -1,9 +1,10 @@
 import json
 
 from gpp.report.run.record import RunRecord
-from gpp.report.run.trace import build_trace, check_trace
+from gpp.report.run.trace import build_trace
 from gpp.timeline import Event, Timeline
 from tests.support.fake_runs import branchy_graph, fake_timeline, plan_of
+from tests.support.traces import check_trace
 
 
 def both(run: RunRecord) -> list[tuple[str, Timeline]]:
