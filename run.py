@@ -34,7 +34,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
-    recorder.checked = captured.checked
+    recorder.compared_with_module(captured.checked)
     recorder.warn(*captured.warnings)
 
     graph = experiment.op_graph(captured)
@@ -70,7 +70,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     recorder.begin()
     job.save(recorder.run_dir, weights)
     if experiment.runs:
-        recorder.outcome = execute(experiment, captured, problem, plan, job, recorder)
+        recorder.measured(execute(experiment, captured, problem, plan, job, recorder))
         recorder.answered(experiment.judged(job, recorder.run_dir))
         recorder.gained(judging.gains_of(experiment, captured, problem, job, predicted, rivals, recorder.pass_by, recorder.warn))
 

@@ -17,9 +17,9 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import Outcome, Task, refuse_policies, refuse_split_operators
+from gpp.runtime.engine import Task, refuse_policies, refuse_split_operators
 from gpp.runtime.job import Job
-from gpp.timeline import Event
+from gpp.timeline import Event, Outcome
 
 if TYPE_CHECKING:
     from gpp.runtime.controller.controller import Follower

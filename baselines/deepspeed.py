@@ -12,10 +12,11 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
+from gpp.runtime.engine import AbstractEngine, Progress, Task, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
+from gpp.timeline import Outcome
 
 
 @final

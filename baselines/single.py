@@ -10,9 +10,10 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task
+from gpp.runtime.engine import AbstractEngine, Progress, Task
 from gpp.runtime.job import Job
 from gpp.settings import settings
+from gpp.timeline import Outcome
 
 
 @final

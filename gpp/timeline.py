@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from gpp.program.kinds import COMPUTE
+from gpp.replan import Replaced
 
 
 class Event(NamedTuple):
@@ -156,6 +158,30 @@ class Versions:
 
     weight_versions: dict[int, int]
     staleness: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Measurements of an engine; None or empty for an engine that only simulates.
+
+    Args:
+        losses: the loss of every step.
+        terms: `loss:NAME` -> its value in every step, for a loss of several terms.
+        evaluations: one {"step": steps done, name: value} for each evaluation.
+        emulation: the pace of emulated devices.
+        versions: weight versions that an engine without a timeline counted.
+        replaced: plans that were replaced while they ran; `measured` is of the last one.
+        answers: of a stream of requests, the samples that it was asked for, and how many were `answered`.
+    """
+
+    measured: Timeline | None = None
+    losses: tuple[float, ...] = ()
+    terms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    evaluations: tuple[dict[str, Any], ...] = ()
+    emulation: Emulation | None = None
+    versions: Versions | None = None
+    replaced: tuple[Replaced, ...] = ()
+    answers: Mapping[str, int] | None = None
 
 
 def bubble_fraction(events: tuple[Event, ...], devices: list[int], iteration_s: float) -> float:

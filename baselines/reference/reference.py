@@ -15,10 +15,10 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractServer, Outcome, Progress, Task, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractServer, Progress, Task, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
-from gpp.timeline import Versions
+from gpp.timeline import Outcome, Versions
 
 
 @final

@@ -34,12 +34,13 @@ from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, Found, continues, find, training_of
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
 from gpp.runtime.run_dir import RunDir
 from gpp.settings import Count, arguments
 from gpp.strategy import Strategy
+from gpp.timeline import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -293,7 +293,7 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)
-    return recorder.exit_code, recorder.reason
+    return recorder.exit_code, recorder.run.reason
 
 
 def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:

@@ -211,14 +211,15 @@ def refused_job(directory: RunDir, digest: str, reason: str, setup: Mapping[str,
     Args:
         setup: names of the model, strategy, cluster and engine, and the seed.
     """
-    from gpp.report.run.result import result_dict, write_json
+    from gpp.report.run.record import Asked, RunRecord
+    from gpp.report.run.result import write_json
 
     names = {key: setup[key] for key in ("model", "strategy", "cluster", "engine", "seed")}
     with directory:
         directory.claim()
         directory.begin()
-        result = result_dict(status="failed", reason=reason, configuration=digest, **names)
-        write_json(directory.path / "result.json", result)
+        run = RunRecord(asked=Asked(**names, configuration=digest), status="failed", reason=reason)
+        write_json(directory.path / "result.json", run.result)
 
 
 def _jobs(config: Any) -> list[Asked]:

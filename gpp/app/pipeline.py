@@ -31,22 +31,22 @@ from gpp.data.base import TARGET
 from gpp.errors import GppError, InvalidConfig
 from gpp.files import write_text
 from gpp.graph.captured import LOSS, with_total
-from gpp.graph.series_parallel import branches
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.report.run.page import run_report
-from gpp.report.run.record import RunRecord
-from gpp.report.run.result import result_dict, write_json
+from gpp.report.run.record import Asked, Planned, RunRecord
+from gpp.report.run.result import write_json
 from gpp.report.run.terminal import show_plan
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.controller.collected import collect
 from gpp.runtime.controller.controller import Follower, clear
 from gpp.runtime.controller.place import Place, world_of
-from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RunDir
 from gpp.strategy import Strategy
+from gpp.timeline import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -305,30 +305,18 @@ class Pipeline:
         return self.run_dir / "report.html"
 
     def _record(self) -> RunRecord:
-        cluster, measured = self.problem.cluster, self._outcome.measured
-        predicted = self.strategy.predict(self.plan, self.problem)
-        result = result_dict(
-            status="ok",
-            model=type(self.model).__name__,
-            strategy=self.strategy.name,
-            cluster=cluster.name,
-            engine="distributed",
-            seed=self._job.settings.seed,
-            plan=self.plan,
-            predicted=predicted.metrics,
-            measured=measured.metrics if measured else None,
-            loss=self.losses,
-            checked=self._job.captured.checked,
-        )
+        cluster, seed = self.problem.cluster, self._job.settings.seed
+        names = {"model": type(self.model).__name__, "strategy": self.strategy.name, "cluster": cluster.name}
         return RunRecord(
-            result=result,
-            plan=self.plan,
-            graph=self._job.graph,
-            cluster=cluster,
-            branches=branches(self._job.graph),
-            predicted=predicted,
-            measured=measured,
-            losses=self.losses,
+            asked=Asked(**names, engine="distributed", seed=seed),
+            planned=Planned(
+                plan=self.plan,
+                graph=self._job.graph,
+                cluster=cluster,
+                predicted=self.strategy.predict(self.plan, self.problem),
+                checked=self._job.captured.checked,
+            ),
+            outcome=Outcome(measured=self._outcome.measured, losses=tuple(self.losses)),
         )
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
@@ -38,29 +38,27 @@ from gpp.files import LateFile, write_text
 from gpp.formats.pipeedge.written import measured_files
 from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value
-from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
+from gpp.report.compare.boundaries import show_boundaries
 from gpp.report.compare.page import compare_report
-from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.explore.page import explore_report
 from gpp.report.run.console import SafeConsole, StepProgress
 from gpp.report.run.explain_terminal import show_explanation
-from gpp.report.run.gain_words import gain_dicts
 from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.profile import show_profile
-from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status, finite, result_dict, write_json
+from gpp.report.run.record import Asked, Planned, Resumed, RunRecord, Surveyed
+from gpp.report.run.result import finite, write_json
+from gpp.report.run.strategies import reason_lines
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
-from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.engine import Progress
 from gpp.runtime.run_dir import RunDir, is_locked
 from gpp.serialization import to_json, write_value
-from gpp.timeline import Metrics, Timeline
+from gpp.timeline import Outcome, Timeline
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""
@@ -75,7 +73,7 @@ def no_room(error: BaseException) -> bool:
 
 def _page_of(run: RunRecord) -> str:
     """report.html of a run."""
-    return explore_report(run, run.explored) if run.explored else compare_report(run) if run.compared else run_report(run)
+    return explore_report(run, run.explored) if run.explored else compare_report(run) if run.attempts else run_report(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +108,10 @@ class Recorder:
     group: str | None = None
     on_start: Callable[[], None] = lambda: None
     exit_code: int = 0
-    status: Status = "ok"
-    reason: str | None = None
-    plan: Plan | None = None
-    graph: OpGraph | None = None
-    predicted: Timeline | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    baseline: dict[str, Metrics] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    bound: Bound | None = None
-    explanation: Explanation | None = None
-    one_stage: OneStage | None = None
-    gains: Gains | None = None
-    checked: Checked | None = None
-    attempts: tuple[Attempt, ...] = ()
-    boundaries: tuple[Boundary, ...] = ()
-    explored: Explored | None = None
-    planning_peak_bytes: int | None = None
-    answers: Mapping[str, int] | None = None
+    run: RunRecord = field(init=False)
     _stack: ExitStack = field(default_factory=ExitStack)
     _tracking: Tracking = field(init=False)
     _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
-    _first_step: int = 0
     _losses: list[float] = field(default_factory=list)
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
 
@@ -139,6 +119,17 @@ class Recorder:
         self.config = masked_value(self.config)
         about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
         self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
+        e, boundaries = self.experiment, () if self.experiment.mode == "max_batch" else None
+        names = {"model": e.model.name, "strategy": e.strategy.name, "cluster": e.cluster.name, "engine": e.engine.name}
+        self.run = RunRecord(
+            asked=Asked(**names, seed=e.seed, configuration=self.digest, command=self.command),
+            planned=Planned(cluster=e.cluster),
+            survey=Surveyed(boundaries=boundaries) if e.mode in SEVERAL else None,
+        )
+
+    def _know(self, **facts: Any) -> None:
+        """Put facts into the record, by name."""
+        self.run = self.run.knowing(**facts)
 
     @property
     def run_dir(self) -> Path:
@@ -178,20 +169,23 @@ class Recorder:
     def warn(self, *warnings: str) -> None:
         """Print warnings at once, beside what they are about; the report has them, too."""
         for warning in warnings:
-            if warning not in self.warnings:
-                self.warnings.append(warning)
+            if warning not in self.run.warnings:
+                self._know(warnings=(*self.run.warnings, warning))
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
     def posed(self, graph: OpGraph, bound: Bound | None) -> None:
         """Keep the graph that will be planned, and the lower bound on the time of every plan."""
-        self.graph, self.bound = graph, bound
+        self._know(graph=graph, bound=bound)
+
+    def compared_with_module(self, checked: Checked | None) -> None:
+        """Keep how the captured model was compared with the user's own."""
+        self._know(checked=checked)
 
     def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...], one_stage: OneStage | None) -> None:
         """Show the plan and its prediction beside the baseline's, and why it is one stage, if it is."""
-        self.plan, self.predicted, self.one_stage = plan, predicted, one_stage
-        self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
-        self.planning_peak_bytes = peak_memory_bytes()
-        show_plan(self.console, self._run())
+        others = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
+        self._know(plan=plan, predicted=predicted, one_stage=one_stage, baseline=others, peak_bytes=peak_memory_bytes())
+        show_plan(self.console, self.run)
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
         """Show what was measured on this machine, and write it in PipeEdge's files, too."""
@@ -203,13 +197,13 @@ class Recorder:
 
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
-        self.explanation = explanation
+        self._know(explanation=explanation)
         if explanation is not None:
-            show_explanation(self.console, self._run())
+            show_explanation(self.console, self.run)
 
     def gained(self, gains: Gains) -> None:
         """Keep what the plan gains over simpler ones, as far as that is known."""
-        self.gains = gains
+        self._know(gains=gains)
 
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
@@ -233,24 +227,28 @@ class Recorder:
 
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
-        self.attempts, self.boundaries, self.planning_peak_bytes = attempts, boundaries, peak_memory_bytes()
+        self._know(attempts=attempts, boundaries=boundaries or self.run.boundaries or None, peak_bytes=peak_memory_bytes())
         best = best_of(attempts).own
         if best is not None:
-            self.plan, self.predicted = best.plan, best.predicted
+            self._know(plan=best.plan, predicted=best.predicted)
         else:
             failed = [found for found in attempts if found.status == "failed"]
-            self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
-            self.reason = "\n".join(reason_lines(failed or attempts))
+            status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
+            self._know(status=status, reason="\n".join(reason_lines(failed or attempts)))
         self.pass_by("")
-        (show_boundaries if boundaries else show_comparison)(self.console, self._run())
+        (show_boundaries if boundaries else show_comparison)(self.console, self.run)
         return best
+
+    def explored(self, found: Explored) -> None:
+        """Keep what was found over a grid of settings."""
+        self._know(explored=found)
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; the function returned is called while the job runs."""
         self.on_start()
         resumed = self.experiment.resumed
-        self._first_step = resumed.manifest.step if resumed else 0
-        self._tracking.open(steps=True, first_step=self._first_step)
+        self._know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
+        self._tracking.open(steps=True, first_step=self.run.first_step)
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
 
         terms: dict[str, float] = {}
@@ -277,7 +275,15 @@ class Recorder:
 
     def replaced(self, plan: Plan, predicted: Timeline) -> None:
         """Take the plan with which a stream went on: what is measured is measured of it."""
-        self.plan, self.predicted = plan, predicted
+        self._know(plan=plan, predicted=predicted)
+
+    def measured(self, outcome: Outcome) -> None:
+        """Take what the engine measured."""
+        self._know(outcome=replace(outcome, answers=self.run.outcome.answers))
+
+    def counted(self, answers: Mapping[str, int]) -> None:
+        """Keep how many samples of a stream are answered, whatever has ended it."""
+        self._know(answers=answers)
 
     def answered(self, values: dict[str, float]) -> None:
         """Keep what the answers to all requests are worth."""
@@ -288,9 +294,12 @@ class Recorder:
         with held_back():
             if error is not None:
                 self._failed(error)
+            # Of a run that did not come to its end the steps that it has told.
+            known = self.run.outcome
+            self._know(losses=known.losses or tuple(self._losses), evaluations=known.evaluations or tuple(self._evaluations))
             try:
                 if self._refused:
-                    print(f"error: {self.reason}", file=sys.stderr)
+                    print(f"error: {self.run.reason}", file=sys.stderr)
                 else:
                     self.begin()
                     self._write()
@@ -298,7 +307,7 @@ class Recorder:
                 self._unwritten(problem)
             finally:
                 self._stack.close()
-                self._tracking.close(None if self._refused else self._run(), self.exit_code, self.reason)
+                self._tracking.close(None if self._refused else self.run, self.exit_code, self.run.reason)
                 self.directory.release()
         return isinstance(error, Exception) or error is None
 
@@ -310,109 +319,45 @@ class Recorder:
 
     def _failed(self, error: BaseException) -> None:
         error = Exhausted.of(error) or error
-        self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
         self.exit_code = error.exit_code if isinstance(error, GppError | Stopped) else 1
-        self.reason = masked(str(error)) or type(error).__name__
+        reason = masked(str(error)) or type(error).__name__
         if isinstance(error, WorkerFailed):
             if error.traceback:
                 self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
             self.console.print(Text(f"worker {error.rank} failed first; the other workers were stopped", style="bold"))
         elif no_room(error):
-            self.reason = f"{self.run_dir} cannot be written: {error}. Fix: make room there, or name another directory"
-            self.console.print(Text(self.reason), soft_wrap=True)
+            reason = f"{self.run_dir} cannot be written: {error}. Fix: make room there, or name another directory"
+            self.console.print(Text(reason), soft_wrap=True)
         elif not isinstance(error, GppError | Stopped):
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
-            self.reason = masked(f"{type(error).__name__}: {error}")
+            reason = masked(f"{type(error).__name__}: {error}")
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
+        self._know(status="infeasible" if isinstance(error, Infeasible) else "failed", reason=reason)
 
     def _unwritten(self, problem: Exception) -> None:
         """Say that the records could not be written; the run has failed, unless it had ended in a worse way before."""
-        self.status, self.exit_code = "failed", self.exit_code or 1
+        self.exit_code = self.exit_code or 1
+        self._know(status="failed")
         why = problem if isinstance(problem, GppError) else f"{self.run_dir} cannot be written: {problem}. Fix: make room there"
-        said = [f"error: {self.reason}"] if self.reason else []
+        said = [f"error: {self.run.reason}"] if self.run.reason else []
         print(*said, f"error: the run's records are not whole: {why}", sep="\n", file=sys.stderr)
 
-    def result(self) -> dict[str, Any]:
-        """result.json."""
-        e, losses = self.experiment, list(self.outcome.losses) or self._losses
-        num_ops = self.graph.num_ops if self.graph else None
-        resumed = e.resumed if losses else None
-        best = best_of(self.attempts).own
-        evaluations = list(self.outcome.evaluations) or self._evaluations
-        final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
-        return result_dict(
-            status=self.status,
-            reason=self.reason,
-            configuration=self.digest,
-            model=e.model.name,
-            strategy=best.strategy if best else e.strategy.name,
-            cluster=e.cluster.name,
-            engine=e.engine.name,
-            seed=e.seed,
-            plan=self.plan,
-            num_ops=num_ops,
-            predicted=self.predicted.metrics if self.predicted else None,
-            measured=self.outcome.measured.metrics if self.outcome.measured else None,
-            loss=losses,
-            loss_terms=self.outcome.terms,
-            final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
-            bound=self.bound if best is None or best.bounded else None,
-            order=self.explanation.order if self.explanation else None,
-            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode in SEVERAL else None,
-            best=best_names(self.attempts) if e.mode in SEVERAL else None,
-            max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,
-            planning_peak_bytes=self.planning_peak_bytes,
-            resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
-            idle_s=self.explanation.idle_s if self.explanation else None,
-            emulation=self.outcome.emulation,
-            versions=self.outcome.versions,
-            replaced=self.outcome.replaced,
-            gains=gain_dicts(self.gains) if self.gains else (),
-            answers=self.answers,
-            checked=self.checked,
-        )
-
-    def _run(self) -> RunRecord:
-        return RunRecord(
-            result=self.result(),
-            plan=self.plan,
-            graph=self.graph,
-            cluster=self.experiment.cluster,
-            branches=branches(self.graph) if self.graph else (),
-            predicted=self.predicted,
-            measured=self.outcome.measured,
-            losses=list(self.outcome.losses) or self._losses,
-            first_step=self._first_step,
-            evals=list(self.outcome.evaluations) or self._evaluations,
-            warnings=tuple(self.warnings),
-            command=self.command,
-            baseline_predicted=self.baseline,
-            bound=self.bound,
-            explanation=self.explanation,
-            one_stage=self.one_stage,
-            gains=self.gains,
-            compared=self.attempts,
-            boundaries=self.boundaries,
-            explored=self.explored,
-            emulation=self.outcome.emulation,
-        )
-
     def _write(self) -> None:
-        run = self._run()
+        run, planned, measured = self.run, self.run.planned, self.run.outcome.measured
         write_json(self.run_dir / "result.json", run.result)
-        for found in run.compared:
+        for found in run.attempts:
             if found.plan is not None:
                 write_value(self.run_dir / "plans" / f"{found.strategy}.json", found.plan)
-        if run.explanation is not None:
-            write_text(self.run_dir / "explanation.json", to_json(run.explanation))
-        timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
+        if run.judged.explanation is not None:
+            write_text(self.run_dir / "explanation.json", to_json(run.judged.explanation))
+        timelines = Timelines(predicted=planned.predicted, measured=measured)
         write_text(self.run_dir / "timeline.json", to_json(timelines))
-        both = (("predicted", self.predicted), (run.source, self.outcome.measured))
+        both = (("predicted", planned.predicted), (run.source, measured))
         named = [(source, timeline) for source, timeline in both if timeline]
-        write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
+        write_json(self.run_dir / "trace.json", build_trace(named, planned.plan), indent=None)
         write_text(self.run_dir / "report.html", _page_of(run))
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()
         paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
-        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)
+        show_result(self.console, self.run, [(name, os.path.relpath(path)) for name, path in paths], hints)

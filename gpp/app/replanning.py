@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from gpp.cost.problem import Problem
     from gpp.graph.captured import Captured
     from gpp.plan.plan import Plan
-    from gpp.runtime.engine import Outcome, Progress, Taken
+    from gpp.runtime.engine import Progress, Taken
     from gpp.runtime.job import Job
+    from gpp.timeline import Outcome
 
 REPLACED = "replaced"
 """Folder of the plans that were replaced, by number; of a stream with what its workers wrote."""
@@ -64,7 +65,7 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
         # Whatever has ended the stream.
         if job.settings.serving is not None:
             with held_back():
-                recorder.answers = count = finish(recorder.run_dir)
+                recorder.counted(count := finish(recorder.run_dir))
                 if count and count["answered"] < count["samples"]:
                     recorder.warn(
                         f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others are "

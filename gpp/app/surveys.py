@@ -21,8 +21,9 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.replan import without
-from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.engine import Progress
 from gpp.strategy import Strategy
+from gpp.timeline import Outcome
 
 Survey = Callable[[Experiment, Captured, Problem, Recorder], None]
 
@@ -73,8 +74,9 @@ def explore_settings(experiment: Experiment, captured: Captured, problem: Proble
     def first(count: int) -> Cluster:
         return without(problem.cluster, range(count, problem.cluster.num_devices))[0]
 
-    recorder.explored = explore(experiment.explore, experiment.strategies, problem, first, recorder.pass_by)
-    recorder.compared(recorder.explored.fastest)
+    found = explore(experiment.explore, experiment.strategies, problem, first, recorder.pass_by)
+    recorder.explored(found)
+    recorder.compared(found.fastest)
 
 
 SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": largest_batches, "explore": explore_settings}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpp.report.compare.strategies import strategy_lines
 from gpp.report.draw.pictures import stage_graph_picture, timelines_picture
 from gpp.report.draw.text import quotient
 from gpp.report.draw.timelines import device_bubbles
-from gpp.report.run.key_figures import peak_memory
 from gpp.report.run.record import RunRecord
+from gpp.report.run.result import peak_memory
 from gpp.report.run.stages import stage_lines
+from gpp.report.run.strategies import strategy_lines
 from gpp.timeline import Metrics, Timeline
 
 CHAIN = "sequential"
@@ -73,10 +73,10 @@ def _metrics(timeline: Timeline | None) -> dict[str, float | None]:
 
 def _speedup(run: RunRecord) -> float | None:
     """Predicted time of the chain over that of the plan; None where nobody has planned the chain."""
-    if run.result.get("strategy") == CHAIN and run.predicted is not None:
+    if run.strategy == CHAIN and run.predicted is not None:
         return 1.0
-    compared = {found.strategy: found.predicted.metrics for found in run.compared if found.predicted}
-    chain: Metrics | None = run.baseline_predicted.get(CHAIN) or compared.get(CHAIN)
+    compared = {found.strategy: found.predicted.metrics for found in run.attempts if found.predicted}
+    chain: Metrics | None = run.judged.baseline.get(CHAIN) or compared.get(CHAIN)
     if chain is None or run.predicted is None:
         return None
     return quotient(chain.iteration_s, run.predicted.metrics.iteration_s)
@@ -134,7 +134,7 @@ def strategies_table(run: RunRecord) -> TableOf:
     """A row for every compared strategy."""
     columns = ("strategy", "status", "iteration s", "samples/s", "x best", "bubble", "peak bytes", "stages", "depth", "gap")
     rows = []
-    for line in strategy_lines(run.compared, run.bound):
+    for line in strategy_lines(run.attempts, run.judged.bound):
         metrics, plan = line.metrics, line.attempt.plan
         rows.append(
             (
@@ -166,7 +166,10 @@ def drawings(run: RunRecord) -> dict[str, str]:
     if plan is None or graph is None:
         return {}
     out = {"stage_graph": stage_graph_picture(plan, graph, run.branches)}
-    for name, heading, timeline in (("predicted", "Predicted", run.predicted), ("measured", run.source.capitalize(), run.measured)):
+    for name, heading, timeline in (
+        ("predicted", "Predicted", run.predicted),
+        ("measured", run.source.capitalize(), run.measured),
+    ):
         if timeline is not None and timeline.events:
             out[f"timeline_{name}"] = timelines_picture([(heading, timeline)], plan, graph, run.branches)
     return out

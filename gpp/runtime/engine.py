@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
-    from gpp.replan import Replaced
     from gpp.runtime.job import Job
     from gpp.schedules.base import AbstractSchedule
-    from gpp.timeline import Emulation, Timeline, Versions
+    from gpp.timeline import Outcome
     from gpp.weights.base import AbstractWeights
 
 OnStep = Callable[[int, float | None, float | None], None]
@@ -36,28 +35,6 @@ GRADIENT_NORM = "gradient_norm"
 
 VERSIONS = "versions.json"
 """File in `ranks/` with the weight versions and the staleness of each stage, where one process runs all stages."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Measurements of an engine; None or empty for an engine that only simulates.
-
-    Args:
-        losses: the loss of every step.
-        terms: `loss:NAME` -> its value in every step, for a loss of several terms.
-        evaluations: one {"step": steps done, name: value} for each evaluation.
-        emulation: the pace of emulated devices.
-        versions: weight versions that an engine without a timeline counted.
-        replaced: plans that were replaced while they ran; `measured` is of the last one.
-    """
-
-    measured: Timeline | None = None
-    losses: tuple[float, ...] = ()
-    terms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    evaluations: tuple[dict[str, Any], ...] = ()
-    emulation: Emulation | None = None
-    versions: Versions | None = None
-    replaced: tuple[Replaced, ...] = ()
 
 
 class Taken(NamedTuple):

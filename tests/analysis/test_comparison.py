@@ -13,7 +13,7 @@ from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.report.compare.strategies import best_lines, best_names, columns, compared_dicts, strategy_lines
+from gpp.report.run.strategies import best_lines, best_names, columns, compared_dicts, strategy_lines
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

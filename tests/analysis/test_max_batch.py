@@ -20,7 +20,8 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.report.compare.boundaries import boundary_dicts, cells, ends
+from gpp.report.compare.boundaries import cells, ends
+from gpp.report.run.strategies import boundary_dicts
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +20,10 @@ from gpp.replan import Moved, Replaced, Replan, Switch, at_speeds
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.replaced import replaced_table
-from gpp.runtime.engine import Outcome, Progress, Taken
+from gpp.runtime.engine import Progress, Taken
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from gpp.timeline import Outcome
 from tests.support import graphs
 
 STRATEGY = Strategy(name="test", planner=Sequential(replication=False), schedule=OneFOneB(), replan=Replan(every=4))
@@ -76,7 +77,7 @@ def test_a_report_has_a_row_for_each_switch() -> None:
     switch = Switch(moved=(Moved(operators=3, source=1, destination=0),), bytes=1_500_000, predicted_bytes=1_400_000, pause_s=0.25,
                     predicted_pause_s=0.2, predicted_step_s=(1.0, 0.5), samples_per_s=(100.0, None))  # fmt: skip
     found = Replaced(first=41, slow={1: 2.0}, stages=2, devices=(0, 1), switch=switch)
-    table = replaced_table(RunRecord(result={"replaced": [asdict(found)]}))
+    table = replaced_table(RunRecord().knowing(replaced=(found,)))
     assert table is not None and len(table.rows[0]) == len(table.columns)
     words = " | ".join(str(cell) for cell in table.rows[0])
     assert (
@@ -84,9 +85,7 @@ def test_a_report_has_a_row_for_each_switch() -> None:
         and "250 ms" in words
         and words.endswith("2.00×")
     )
-    assert replaced_table(RunRecord(result={})) is None and "Plans that were replaced" in run_report(
-        RunRecord(result={"replaced": [asdict(found)], "status": "ok"})
-    )
+    assert replaced_table(RunRecord()) is None and "Plans that were replaced" in run_report(RunRecord().knowing(replaced=(found,)))
 
 
 def test_what_links_take() -> None:

@@ -20,10 +20,11 @@ from gpp.graph.inference import forward_only
 from gpp.links import Link, PairLink
 from gpp.planners.chains.sequential import Sequential
 from gpp.replan import Pace, Replan, at_speeds, without
-from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.watch import said_pids
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.strategy import Strategy
+from gpp.timeline import Outcome
 from tests.support import graphs
 from tests.support.cli import Finished, run
 from tests.support.graphs import DEVICE

@@ -122,9 +122,9 @@ def test_an_end_before_the_first_step_is_recorded_with_code_and_reason(
         pass
     (record,) = Kept.records
     ((told, end),) = record.ends
-    assert end == End(exit_code=code, reason=recording.reason) and recording.reason and recording.exit_code == code
-    assert told["status"] == status and told["reason"] == recording.reason
-    assert "warning: the machine is warm" in record.console and recording.reason in " ".join(record.console.split())
+    assert end == End(exit_code=code, reason=recording.run.reason) and recording.run.reason and recording.exit_code == code
+    assert told["status"] == status and told["reason"] == recording.run.reason
+    assert "warning: the machine is warm" in record.console and recording.run.reason in " ".join(record.console.split())
     assert (
         record.info.kind == "simulate" and record.info.facts["model_name"] == "mlp" and record.info.facts["command"] == "run.py x=1"
     )
@@ -165,13 +165,13 @@ def test_the_summary_of_a_run() -> None:
     assert (told["stages"], told["depth"], told["devices"]) == (len(made.plan.stages), made.plan.depth, made.plan.num_devices)
     assert told["iteration_s"] == told["measured/iteration_s"] == made.measured.metrics.iteration_s
     assert told["prediction_error"] == made.measured.metrics.iteration_s / made.predicted.metrics.iteration_s - 1
-    chain = made.baseline_predicted["sequential"].iteration_s
+    chain = made.judged.baseline["sequential"].iteration_s
     assert told["speedup_over_sequential"] == chain / made.predicted.metrics.iteration_s
     busy = [e.end_s - e.start_s for e in made.measured.events if e.kind in COMPUTE and e.device == 1]
     assert told["worker/1/busy_share"] == pytest.approx(sum(busy) / made.measured.length_s)
     assert told["worker/1/peak_memory_bytes"] == made.measured.metrics.peak_memory_bytes[1]
     assert all(value is None or isinstance(value, str | int | float) for value in told.values())
-    ended = summary(replace(made, measured=None, result={**made.result, "status": "failed", "reason": "x"}))
+    ended = summary(made.knowing(measured=None, status="failed", reason="x"))
     assert "iteration_s" not in ended and ended["predicted/iteration_s"] == made.predicted.metrics.iteration_s
 
 

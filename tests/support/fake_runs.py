@@ -13,9 +13,9 @@ from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status, result_dict
-from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+from gpp.report.run.record import Asked, Judged, Planned, RunRecord
+from gpp.report.run.result import Status
+from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
 from tests.support.bills import peak_bytes
 
 
@@ -154,7 +154,7 @@ def metrics_of(plan: Plan, problem: Problem, events: tuple[Event, ...], noise: f
 
 def unplanned_run(status: Status, reason: str) -> RunRecord:
     """A run that ended before there was a plan."""
-    return RunRecord(result=result_dict(status=status, reason=reason, model="m", strategy="s", cluster="c", engine="e", seed=0))
+    return RunRecord(asked=Asked(model="m", strategy="s", cluster="c", engine="e"), status=status, reason=reason)
 
 
 def make_run(num_branches: int, *, measured: bool = True, **settings: object) -> RunRecord:
@@ -166,30 +166,18 @@ def make_run(num_branches: int, *, measured: bool = True, **settings: object) ->
     chain, other = plan_of(graph, **{**settings, "chain": True})  # type: ignore[arg-type]
     rng = random.Random(3)
     losses = [2.3 * 0.985**i + 0.05 * rng.random() for i in range(200)]
-    result = result_dict(
-        status="ok",
-        model=graph.name,
-        strategy=plan.planner,
-        cluster=problem.cluster.name,
-        engine="distributed",
-        seed=0,
-        plan=plan,
-        predicted=predicted.metrics,
-        measured=real.metrics if real else None,
-        loss=losses,
-        final_metric={"accuracy": 0.973, "loss": losses[-1]},
-    )
+    evaluations = [{"step": s, "accuracy": 1 - 0.9 * 0.98**s} for s in range(0, 200, 25)]
+    last = {"step": 200, "accuracy": 0.973, "loss": losses[-1]}
     return RunRecord(
-        result=result,
-        plan=plan,
-        graph=graph,
-        cluster=problem.cluster,
-        branches=branches_of(graph),
-        predicted=predicted,
-        measured=real,
-        losses=losses,
-        evals=[{"step": s, "accuracy": 1 - 0.9 * 0.98**s} for s in range(0, 200, 25)],
+        asked=Asked(
+            model=graph.name,
+            strategy=plan.planner,
+            cluster=problem.cluster.name,
+            engine="distributed",
+            command="python run.py model=towers strategy=graphpipe",
+        ),
+        planned=Planned(plan=plan, graph=graph, cluster=problem.cluster, predicted=predicted),
+        outcome=Outcome(measured=real, losses=tuple(losses), evaluations=(*evaluations, last)),
+        judged=Judged(baseline={"sequential": fake_timeline(chain, other).metrics}),
         warnings=("measured on shared cores: times vary by some per cent",),
-        command="python run.py model=towers strategy=graphpipe",
-        baseline_predicted={"sequential": fake_timeline(chain, other).metrics},
     )

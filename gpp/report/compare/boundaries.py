@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,8 +13,8 @@ from gpp.errors import counted
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, Table
 from gpp.report.run.console import new_table, show_heading
-from gpp.report.run.key_figures import peak_memory
 from gpp.report.run.record import RunRecord
+from gpp.report.run.result import peak_memory
 
 WORDS = ("strategy", "on workers")
 
@@ -45,25 +43,6 @@ def _rows(boundaries: Sequence[Boundary]) -> tuple[list[str], list[list[str]]]:
     found = [cells(boundary) for boundary in boundaries]
     names = list(max(found, key=len))
     return names, [[each.get(name, "–") for name in names] for each in found]
-
-
-def boundary_dicts(boundaries: Sequence[Boundary]) -> list[dict[str, Any]]:
-    """result.json's `max_batch`: for every strategy the largest sizes, what was tried, and what real workers said."""
-    return [
-        {
-            "strategy": boundary.strategy,
-            "microbatch_size": boundary.microbatch_size or None,
-            "microbatches": boundary.microbatches,
-            "minibatch_size": boundary.microbatch_size * boundary.microbatches or None,
-            "refused": boundary.beyond,
-            "reason": boundary.reason,
-            "throughput_samples_per_s": metrics and metrics.throughput_samples_per_s,
-            "tried": [{"microbatch_size": size, "fits": fits} for size, fits in boundary.tried],
-            "confirmed": boundary.confirmed and {**asdict(boundary.confirmed), "holds": boundary.confirmed.holds},
-        }
-        for boundary in boundaries
-        for metrics in [boundary.best.predicted and boundary.best.predicted.metrics]
-    ]
 
 
 def boundary_table(boundaries: Sequence[Boundary]) -> Table | None:

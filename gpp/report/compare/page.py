@@ -7,7 +7,6 @@ from typing import Any
 
 from gpp.errors import counted
 from gpp.report.compare.boundaries import boundary_table, ends
-from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
 from gpp.report.draw.page import Cell, Column, Table
@@ -18,6 +17,7 @@ from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
+from gpp.report.run.strategies import StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
 
 WORDS = ("strategy", "status", "own objective")
 """Columns that hold words; the others hold numbers."""
@@ -25,20 +25,23 @@ WORDS = ("strategy", "status", "own objective")
 
 def compare_report(run: RunRecord) -> str:
     """The page of a comparison; self-contained HTML."""
-    result, found = run.result, strategy_lines(run.compared, run.bound)
+    result, found = run.result, strategy_lines(run.attempts, run.judged.bound)
     groups = same_plans(found)
-    span = span_s(a.predicted for a in run.compared if a.predicted)
+    span = span_s(a.predicted for a in run.attempts if a.predicted)
     return problem_page(
         "strategies.html",
         run,
         title=f"{result.get('model')} · {counted(len(found), 'strategy')} · {result.get('cluster')}",
         facts=_facts(run),
-        reason="\n".join(reason_lines(run.compared)) or str(result.get("reason") or ""),
+        reason="\n".join(reason_lines(run.attempts)) or str(result.get("reason") or ""),
         files=_files(run),
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
         strategies=_table(found, groups),
-        best=[*(_best(kind, line) for kind, line in best_lines(found)), *(gain_lines(run.gains) if run.gains else ())],
+        best=[
+            *(_best(kind, line) for kind, line in best_lines(found)),
+            *(gain_lines(run.judged.gains) if run.judged.gains else ()),
+        ],
         # Steps of different mini-batches are not to be compared.
         bars=None if run.boundaries else _bars(groups, run),
         attempts=[_attempt(group, run, span) for group in groups],
@@ -53,12 +56,12 @@ def _best(kind: str, line: StrategyLine) -> str:
 
 
 def _facts(run: RunRecord) -> list[tuple[str, object]]:
-    facts: list[tuple[str, object]] = [("cluster", run.result.get("cluster")), ("strategies", len(run.compared))]
+    facts: list[tuple[str, object]] = [("cluster", run.asked.cluster), ("strategies", len(run.attempts))]
     if run.graph is not None and run.cluster is not None:
         facts += [("operators", run.graph.num_ops), ("devices", run.cluster.num_devices)]
     if run.plan is not None:
         facts += [("mini-batch", run.plan.minibatch_size)]
-        facts += [(kind, line.attempt.strategy) for kind, line in best_lines(strategy_lines(run.compared, run.bound))]
+        facts += [(kind, line.attempt.strategy) for kind, line in best_lines(strategy_lines(run.attempts, run.judged.bound))]
     return facts
 
 
@@ -86,7 +89,7 @@ def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing |
     values = [line.attempt.iteration_s if line.attempt.plan else None for line in found]
     if not any(values):
         return None
-    bound = run.bound
+    bound = run.judged.bound
     limits_of = [bound.of(line.attempt.plan) if bound and line.attempt.plan else bound for line in found]
     covered = [bound is None or own is not None for own in limits_of]
     which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
@@ -128,5 +131,5 @@ def _planner_words(group: Sequence[StrategyLine]) -> list[str]:
 
 
 def _files(run: RunRecord) -> list[tuple[str, str]]:
-    plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.compared if a.plan]
+    plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.attempts if a.plan]
     return [("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans]

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.errors import counted
-from gpp.report.compare.strategies import best_lines, columns, reason_lines, strategy_lines
 from gpp.report.draw import text
 from gpp.report.run.console import new_table, show_heading
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.record import RunRecord
+from gpp.report.run.strategies import best_lines, columns, reason_lines, strategy_lines
 
 LEFT = ("strategy", "status", "own objective")
 FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
@@ -21,7 +21,7 @@ FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memo
 
 def compare_table(run: RunRecord, width: int) -> Table:
     """A row for every strategy, with the columns for which there is room."""
-    found = strategy_lines(run.compared, run.bound)
+    found = strategy_lines(run.attempts, run.judged.bound)
     rows = [line.cells() for line in found]
     names = columns(found)
 
@@ -44,16 +44,17 @@ def compare_table(run: RunRecord, width: int) -> Table:
 def show_comparison(console: Console, run: RunRecord) -> None:
     """Print heading, table, the reasons for missing plans, and the certificate of the best plan."""
     result = run.result
-    show_heading(console, result, counted(len(run.compared), "strategy"))
+    show_heading(console, result, counted(len(run.attempts), "strategy"))
     if run.graph is not None and run.cluster is not None:
         batch = f", mini-batch {run.plan.minibatch_size}" if run.plan else ""
         console.print(
-            f"{counted(run.graph.num_ops, 'operator')} on {counted(run.cluster.num_devices, 'device')}{batch}", style="dim"
+            f"{counted(run.graph.num_ops, 'operator')} on {counted(run.cluster.num_devices, 'device')}{batch}",
+            style="dim",
         )
     console.print(compare_table(run, console.width))
-    for line in reason_lines(run.compared):
+    for line in reason_lines(run.attempts):
         console.print(Text(line, style="yellow"))
-    for kind, line in best_lines(strategy_lines(run.compared, run.bound)):
+    for kind, line in best_lines(strategy_lines(run.attempts, run.judged.bound)):
         words = [text.seconds(line.attempt.iteration_s), certificate(line.attempt.plan, line.metrics, line.bound)]
         console.print(Text.assemble(f"{kind}: ", (line.attempt.strategy, "bold green"), *(f", {each}" for each in words if each)))
     if run.explored is not None:

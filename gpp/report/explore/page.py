@@ -36,7 +36,7 @@ def explore_report(run: RunRecord, found: Explored) -> str:
         "explore.html",
         run,
         title=f"{run.result.get('model')} · explore · {run.result.get('cluster')}",
-        facts=[("cluster", run.result.get("cluster")), ("operators", graph.num_ops), ("settings", len(found.points))],
+        facts=[("cluster", run.asked.cluster), ("operators", graph.num_ops), ("settings", len(found.points))],
         reason="",
         files=[("result.json", "figures of the fastest plans"), ("plans/", "these plans; run one with plan=PATH")],
         scripts=("explore",),

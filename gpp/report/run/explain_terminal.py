@@ -30,7 +30,7 @@ MOST_ROWS = 8
 
 def show_explanation(console: Console, run: RunRecord) -> None:
     """Print the bottleneck, the idle time by reason, and the times of other plans and clusters."""
-    explanation = run.explanation
+    explanation = run.judged.explanation
     if explanation is None:
         return
     console.print(Text.assemble((f"why {text.seconds(explanation.iteration_s)}: ", "bold"), bottleneck_words(explanation, run)))

@@ -8,7 +8,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import optimality_gap
+from gpp.report.run.result import optimality_gap, peak_memory
 from gpp.timeline import Metrics, Serving
 
 WORTH_SAYING = 0.03
@@ -33,11 +33,6 @@ class KeyFigure:
         if self.unit == "rate":
             return "–" if value is None else f"{text.significant(value)} /s"
         return {"seconds": text.seconds, "percent": text.percent, "bytes": text.num_bytes}[self.unit](value)
-
-
-def peak_memory(metrics: Metrics | None) -> float | None:
-    """Bytes on the fullest device."""
-    return None if metrics is None else max(metrics.peak_memory_bytes.values(), default=None)
 
 
 def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
@@ -78,7 +73,10 @@ def _of_requests(predicted: Serving | None, measured: Serving | None) -> tuple[K
 
 def run_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
     """The key figures of a run."""
-    return key_figures(run.predicted.metrics if run.predicted else None, run.measured.metrics if run.measured else None)
+    return key_figures(
+        run.predicted.metrics if run.predicted else None,
+        run.measured.metrics if run.measured else None,
+    )
 
 
 def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> str:
@@ -99,7 +97,7 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
 
 def emulation_words(run: RunRecord) -> str:
     """A sentence on how the step of an emulated run was measured; empty for other runs."""
-    found = run.emulation
+    found = run.outcome.emulation
     if found is None:
         return ""
     spread = " to ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))

@@ -14,10 +14,11 @@ from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.draw.svg import Drawing
 from gpp.report.run.explain_page import explanation_view
 from gpp.report.run.gain_words import gain_lines
-from gpp.report.run.key_figures import certificate, emulation_words, peak_memory, run_figures
+from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
 from gpp.report.run.replaced import replaced_table
+from gpp.report.run.result import peak_memory
 from gpp.report.run.stages import stage_lines
 
 FILES = (
@@ -36,7 +37,7 @@ STAGE_KINDS: dict[str, Kind] = {"stage": "", "modules": "c", "devices": "", "nex
 def run_report(run: RunRecord) -> str:
     """The page of one run, whatever its end; self-contained HTML."""
     result = run.result
-    proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.bound)
+    proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.judged.bound)
     return problem_page(
         "run.html",
         run,
@@ -47,7 +48,7 @@ def run_report(run: RunRecord) -> str:
         cards=_cards(run),
         certificate=f"By the prediction, {proof}." if proof else "",
         emulation=emulation_words(run),
-        gains=gain_lines(run.gains) if run.gains and run.result.get("status") == "ok" else (),
+        gains=gain_lines(run.judged.gains) if run.judged.gains and run.status == "ok" else (),
         **plan_drawings(
             run.plan,
             run.graph,
@@ -55,7 +56,7 @@ def run_report(run: RunRecord) -> str:
             [("Predicted", run.predicted), (run.source.capitalize(), run.measured)],
             limits={d: device.memory_bytes for d, device in enumerate(run.cluster.devices)} if run.cluster else {},
         ),
-        explanation=explanation_view(run.explanation, run) if run.explanation else None,
+        explanation=explanation_view(run.judged.explanation, run) if run.judged.explanation else None,
         memory=_memory(run),
         memory_swatches=memory_swatches() if run.predicted and run.predicted.memory else (),
         what_was_done="Answers" if served(run) else "Training",
@@ -128,13 +129,13 @@ def _training_charts(run: RunRecord) -> list[Drawing]:
     charts: list[Drawing | None] = []
     if served(run):
         return []
-    if run.losses:
-        lines = [("training loss", MEASURED, _over_steps(run.losses, run.first_step))]
+    if run.outcome.losses:
+        lines = [("training loss", MEASURED, _over_steps(run.outcome.losses, run.first_step))]
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
             lines.append((name, tone(i + 1).strong, _over_steps(values, run.first_step)))
         charts += [line_chart(lines, title="Training loss over steps"), _loss_over_time(run)]
-    for name in sorted({name for entry in run.evals for name in entry if name != "step"}):
-        pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
+    for name in sorted({name for entry in run.outcome.evaluations for name in entry if name != "step"}):
+        pairs = [(float(entry["step"]), float(entry[name])) for entry in run.outcome.evaluations if entry.get(name) is not None]
         shown = name.removeprefix("metric:")
         # One value is no course: the line below the charts says it.
         if len(pairs) > 1:
@@ -148,7 +149,7 @@ def _loss_over_time(run: RunRecord) -> Drawing | None:
     step_s = timeline.metrics.iteration_s if timeline else 0.0
     if not step_s > 0:
         return None
-    pairs = [(i * step_s, loss) for i, loss in _over_steps(run.losses, run.first_step)]
+    pairs = [(i * step_s, loss) for i, loss in _over_steps(run.outcome.losses, run.first_step)]
     words = f"Training loss over time ({whose} step of {text.seconds(step_s)})"
     return line_chart([(f"training loss over time, {whose}", MEASURED, pairs)], title=words, x_name="time", x_show=text.seconds)
 
@@ -187,13 +188,13 @@ def _stages(run: RunRecord) -> Table | None:
 
 
 def _baselines(run: RunRecord) -> Table | None:
-    if not run.baseline_predicted or run.predicted is None:
+    if not run.judged.baseline or run.predicted is None:
         return None
     own = run.predicted.metrics
     numbers = ("iteration time", "throughput", "bubble", "peak memory", "communication", "this run's speed-up")
     columns = [Column(name="strategy"), *(Column(name=name, kind="n") for name in numbers)]
     rows = []
-    for name, metrics in [(f"{run.result.get('strategy')} (this run)", own), *run.baseline_predicted.items()]:
+    for name, metrics in [(f"{run.result.get('strategy')} (this run)", own), *run.judged.baseline.items()]:
         speedup = text.quotient(metrics.iteration_s, own.iteration_s)
         rows.append(
             [

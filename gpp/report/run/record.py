@@ -1,67 +1,251 @@
-"""The record of one run, from which its reports are made."""
+"""The record of one run: what is known of it, each fact once. result.json, the reports, the terminal and the trackers are views."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from gpp.analysis.comparison import Attempt
+from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explore import Explored
 from gpp.analysis.gains import Gains
 from gpp.analysis.max_batch import Boundary
 from gpp.analysis.one_stage import OneStage
 from gpp.cluster import Cluster
+from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
+from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.timeline import Emulation, Metrics, Timeline
+from gpp.report.run.gain_words import gain_dicts
+from gpp.report.run.result import Status, finite, plan_dict, prediction_error
+from gpp.report.run.strategies import best_names, boundary_dicts, compared_dicts
+from gpp.timeline import Metrics, Outcome, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a run is asked for, by name.
+
+    Args:
+        configuration: hash of the settings that decide the result; None where a run has none.
+        command: the command line that reproduces the run.
+    """
+
+    model: str = ""
+    strategy: str = ""
+    cluster: str = ""
+    engine: str = ""
+    seed: int = 0
+    configuration: str | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What was planned; a run that ended before it lacks some.
+
+    Args:
+        predicted: the timeline of the plan.
+        peak_bytes: memory of this process, at most, until the plan and its prediction were there.
+        checked: how the captured model was compared with the user's own module, and the seconds that it took.
+    """
+
+    plan: Plan | None = None
+    graph: OpGraph | None = None
+    cluster: Cluster | None = None
+    predicted: Timeline | None = None
+    peak_bytes: int | None = None
+    checked: Checked | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the plan is worth.
+
+    Args:
+        bound: a time that no plan for the problem can beat.
+        baseline: other strategies' predictions for the same problem, `sequential` first.
+        explanation: bottleneck, idle time and alternatives of the plan.
+        one_stage: why a plan for several devices is one stage.
+        gains: what the plan gains over the best chain and over one device.
+    """
+
+    bound: Bound | None = None
+    baseline: Mapping[str, Metrics] = field(default_factory=dict)
+    explanation: Explanation | None = None
+    one_stage: OneStage | None = None
+    gains: Gains | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """Several strategies on one problem; the run's plan is then the best one's.
+
+    Args:
+        attempts: what each strategy found.
+        boundaries: the largest micro-batch of each of them; None where it was not looked for.
+        explored: what was found over a grid of settings; `attempts` then has the fastest of each strategy.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
+    boundaries: tuple[Boundary, ...] | None = None
+    explored: Explored | None = None
+
+
+class Resumed(NamedTuple):
+    """Where a run went on from: the step, and its checkpoint."""
+
+    step: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run that is finished, infeasible or failed; in the last two cases it may lack a plan and timelines.
 
     Args:
-        result: the contract's result.json as a dict (see `gpp.report.run.result`).
-        branches: for each operator, its branch, or None for the trunk; () where unknown.
-        losses: one value per step, from `first_step` on.
-        evals: `{"step": int, name: value, ...}` for every evaluation.
-        command: the command line that reproduces the run.
-        baseline_predicted: other strategies' predictions for the same problem, `sequential` first.
-        bound: a time that no plan for the problem can beat.
-        explanation: bottleneck, idle time and alternatives of the plan.
-        one_stage: why a plan for several devices is one stage.
-        gains: what the plan gains over the best chain and over one device.
-        compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
-        boundaries: the largest micro-batch of each of them; empty where it was not looked for.
-        explored: what was found over a grid of settings; `compared` then has the fastest of each strategy.
-        emulation: how `measured` was measured on emulated devices.
+        reason: why the run is not ok.
+        outcome: what the engine measured; losses are one value a step, from the first step of this run on.
+        survey: None for a run of one strategy.
     """
 
-    result: dict[str, Any]
-    plan: Plan | None = None
-    graph: OpGraph | None = None
-    cluster: Cluster | None = None
-    branches: tuple[int | None, ...] = ()
-    predicted: Timeline | None = None
-    measured: Timeline | None = None
-    losses: list[float] = field(default_factory=list)
-    first_step: int = 0
-    evals: list[dict[str, float]] = field(default_factory=list)
+    asked: Asked = field(default_factory=Asked)
+    status: Status = "ok"
+    reason: str | None = None
+    planned: Planned = field(default_factory=Planned)
+    outcome: Outcome = field(default_factory=Outcome)
+    resumed: Resumed | None = None
+    judged: Judged = field(default_factory=Judged)
+    survey: Surveyed | None = None
     warnings: tuple[str, ...] = ()
-    command: str = ""
-    baseline_predicted: dict[str, Metrics] = field(default_factory=dict)
-    bound: Bound | None = None
-    explanation: Explanation | None = None
-    one_stage: OneStage | None = None
-    gains: Gains | None = None
-    compared: tuple[Attempt, ...] = ()
-    boundaries: tuple[Boundary, ...] = ()
-    explored: Explored | None = None
-    emulation: Emulation | None = None
+
+    def knowing(self, **facts: Any) -> RunRecord:
+        """The record with these facts, by their names: its own, or those of one of its parts."""
+        own = {name: fact for name, fact in facts.items() if name not in _PART_OF}
+        for name, fact in facts.items():
+            if (part := _PART_OF.get(name)) is not None:
+                own[part] = replace(own.get(part) or getattr(self, part) or _PARTS[part](), **{name: fact})
+        return replace(self, **own)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.planned.plan
+
+    @property
+    def graph(self) -> OpGraph | None:
+        return self.planned.graph
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self.planned.cluster
+
+    @property
+    def predicted(self) -> Timeline | None:
+        return self.planned.predicted
+
+    @property
+    def measured(self) -> Timeline | None:
+        return self.outcome.measured
 
     @property
     def source(self) -> str:
-        """What readers are told that `measured` is: on emulated devices nothing is measured of the devices that it is about."""
-        return "emulated" if self.emulation is not None else "measured"
+        """What readers are told that the measured timeline is: with emulated devices nothing is measured of the real ones."""
+        return "emulated" if self.outcome.emulation is not None else "measured"
+
+    @property
+    def first_step(self) -> int:
+        """The step of the first loss."""
+        return self.resumed.step if self.resumed else 0
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """What each of several strategies found; empty for a run of one."""
+        return self.survey.attempts if self.survey else ()
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """The largest micro-batch of each strategy; empty where it was not looked for."""
+        return (self.survey.boundaries or ()) if self.survey else ()
+
+    @property
+    def explored(self) -> Explored | None:
+        """What was found over a grid of settings."""
+        return self.survey.explored if self.survey else None
+
+    @property
+    def strategy(self) -> str:
+        """Whose plan the run has: of several strategies, the best one's."""
+        best = best_of(self.attempts).own
+        return best.strategy if best else self.asked.strategy
+
+    @cached_property
+    def branches(self) -> tuple[int | None, ...]:
+        """For each operator its branch, or None for the trunk; empty where there is no graph."""
+        return tuple(branches(self.planned.graph)) if self.planned.graph else ()
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """result.json, the contract of a run: in JSON's own types, string keys, and null where a number is not finite."""
+        asked, planned, outcome, judged = self.asked, self.planned, self.outcome, self.judged
+        best = best_of(self.attempts).own
+        bound = judged.bound if best is None or best.bounded else None
+        order = judged.explanation.order if judged.explanation else None
+        predicted = planned.predicted.metrics if planned.predicted else None
+        measured = outcome.measured.metrics if outcome.measured else None
+        num_ops = planned.graph.num_ops if planned.graph else None
+        final = {name: value for name, value in (outcome.evaluations[-1] if outcome.evaluations else {}).items() if name != "step"}
+        return finite(
+            {
+                "status": self.status,
+                "reason": self.reason,
+                "model": asked.model,
+                "strategy": self.strategy,
+                "cluster": asked.cluster,
+                "engine": asked.engine,
+                "seed": asked.seed,
+                "plan": plan_dict(planned.plan, num_ops, predicted, bound, order) if planned.plan else None,
+                "predicted": asdict(predicted) if predicted else None,
+                "measured": asdict(measured) if measured else None,
+                "prediction_error": prediction_error(predicted, measured),
+                "loss": outcome.losses,
+                "final_metric": {name.removeprefix("metric:"): value for name, value in final.items()},
+                **self._more(),
+                "planning_peak_bytes": planned.peak_bytes,
+            }
+        )
+
+    def _more(self) -> dict[str, Any]:
+        """Keys of result.json that only some runs have."""
+        outcome, judged, survey, out = self.outcome, self.judged, self.survey, dict[str, Any]()
+        if survey is not None:
+            num_ops = self.planned.graph.num_ops if self.planned.graph else None
+            out["compared"] = compared_dicts(survey.attempts, judged.bound, num_ops)
+            out["best"] = best_names(survey.attempts)
+            if survey.boundaries is not None:
+                out["max_batch"] = boundary_dicts(survey.boundaries)
+        if self.asked.configuration is not None:
+            out["configuration"] = self.asked.configuration
+        if outcome.terms:
+            out["loss_terms"] = {name.removeprefix("loss:"): values for name, values in outcome.terms.items()}
+        if self.resumed is not None and outcome.losses:
+            out["resumed"] = self.resumed._asdict()
+        for name, value in (("emulation", outcome.emulation), ("versions", outcome.versions), ("checked", self.planned.checked)):
+            if value is not None:
+                out[name] = asdict(value)
+        if judged.explanation is not None and judged.explanation.idle_s is not None:
+            out["idle_s"] = dict(judged.explanation.idle_s)
+        if judged.gains and (gains := gain_dicts(judged.gains)):
+            out["gains"] = gains
+        if outcome.answers:
+            out["answers"] = dict(outcome.answers)
+        if outcome.replaced:
+            out["replaced"] = [asdict(one) for one in outcome.replaced]
+        return out
+
+
+_PARTS: Mapping[str, type[Any]] = {"asked": Asked, "planned": Planned, "outcome": Outcome, "judged": Judged, "survey": Surveyed}
+_PART_OF: Mapping[str, str] = {one.name: part for part, kind in _PARTS.items() for one in fields(kind)}
+"""Fact -> the part of a record that has it."""

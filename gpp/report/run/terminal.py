@@ -83,7 +83,7 @@ def show_plan(console: Console, run: RunRecord) -> None:
     words = Table.grid(padding=(0, 1))
     for line in plan.explanation:
         words.add_row("•", Text(line))
-    why, command = one_stage_lines(run.one_stage, run.command) if run.one_stage else ("", "")
+    why, command = one_stage_lines(run.judged.one_stage, run.asked.command) if run.judged.one_stage else ("", "")
     if why:
         words.add_row("•", Text(why))
     console.print(words)
@@ -118,7 +118,7 @@ def prediction_lines(run: RunRecord) -> Group:
         return Group()
     own = run.predicted.metrics
     lines: list[Text | Padding] = [Text.assemble("predicted  ", (text.seconds(judged_s(own)), "bold"), f" {_beside(own)}")]
-    for name, metrics in run.baseline_predicted.items():
+    for name, metrics in run.judged.baseline.items():
         speedup = text.quotient(judged_s(metrics), judged_s(own))
         style = "green" if speedup is not None and speedup > 1 else "yellow"
         lines.append(
@@ -127,7 +127,7 @@ def prediction_lines(run: RunRecord) -> Group:
                 f", which takes {text.seconds(judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}",
             )
         )
-    if words := certificate(run.plan, own, run.bound):
+    if words := certificate(run.plan, own, run.judged.bound):
         lines.append(Padding(Text(words), (0, 0, 0, 11)))
     return Group(*lines)
 
@@ -146,14 +146,14 @@ def show_result(
         paths: (name, path), as in `("report", ".../report.html")`.
         hints: further command lines, for example a logger's.
     """
-    status, reason = str(run.result.get("status")), run.result.get("reason")
-    if run.compared:
+    status, reason = str(run.status), run.reason
+    if run.attempts:
         reason = "no strategy has a plan; the reasons are above"
     if status != "ok":
         console.print(
             Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
         )
-    if (run.predicted or run.measured) and not run.compared:
+    if (run.predicted or run.measured) and not run.attempts:
         both = [(run.source, "right"), ("ratio", "right")] if run.measured else []
         table = new_table("", ("", "left"), ("predicted", "right"), *both)
         for figure in run_figures(run):
@@ -162,10 +162,12 @@ def show_result(
         console.print(table)
     if words := emulation_words(run):
         console.print(words)
-    known = [v for v in run.losses if v is not None]
+    known = [v for v in run.outcome.losses if v is not None]
     if known:
         since = f", from step {run.first_step} on" if run.first_step else ""
-        console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps{since}")
+        console.print(
+            f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.outcome.losses)} steps{since}"
+        )
     whose = "answers:" if run.predicted and run.predicted.metrics.serving else "held-out"
     for name, value in run.result.get("final_metric", {}).items():
         console.print(f"{whose} {escape(name)} {text.significant(value, 4)}")
@@ -176,5 +178,5 @@ def show_result(
         console.print(Text(f"{what:<{width}}  {path}"), soft_wrap=True)
     for hint in hints:
         console.print(Text(hint, style="dim"), soft_wrap=True)
-    for number, line in enumerate(gain_lines(run.gains) if run.gains and status == "ok" else ()):
+    for number, line in enumerate(gain_lines(run.judged.gains) if run.judged.gains and status == "ok" else ()):
         console.print(Text(line, style="" if number else "bold"))

@@ -12,11 +12,10 @@ from gpp.graph.captured import LOSS, with_total
 from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
 from gpp.runtime.controller.controller import Follower, clock_offset_s
-from gpp.runtime.engine import Outcome
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
-from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
 
 SENT = SENDS | {REDUCE}
 """Kinds whose bytes count as communication."""

@@ -11,11 +11,10 @@ from gpp.graph.inference import network_of
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.runtime.controller.collected import devices_of
 from gpp.runtime.controller.controller import Follower
-from gpp.runtime.engine import Outcome
 from gpp.runtime.job import Job
 from gpp.simulate.simulator import SHOWN
 from gpp.simulate.stream import serving_of
-from gpp.timeline import Emulation, Event, Metrics, Timeline
+from gpp.timeline import Emulation, Event, Metrics, Outcome, Timeline
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:

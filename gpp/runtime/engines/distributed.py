@@ -16,12 +16,13 @@ from gpp.private import secret_settings
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
+from gpp.runtime.engine import AbstractServer, Progress, Task, crowded
 from gpp.runtime.halves import check_halves, check_helped
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
+from gpp.timeline import Outcome
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 

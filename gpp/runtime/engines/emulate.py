@@ -16,11 +16,11 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.emulator.pace import Overhead, Pace
-from gpp.runtime.engine import AbstractServer, Outcome, Progress
+from gpp.runtime.engine import AbstractServer, Progress
 from gpp.runtime.job import Job
 from gpp.settings import Positive, Seconds, settings
 from gpp.simulate.simulator import steady_period, update_ends
-from gpp.timeline import Emulation, Event
+from gpp.timeline import Emulation, Event, Outcome
 
 
 @final

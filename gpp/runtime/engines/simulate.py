@@ -8,9 +8,10 @@ from typing import Any, ClassVar, final
 from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractServer, Outcome, Progress
+from gpp.runtime.engine import AbstractServer, Progress
 from gpp.runtime.job import Job
 from gpp.settings import settings
+from gpp.timeline import Outcome
 
 
 @final

@@ -13,17 +13,16 @@ from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.compare.page import compare_report
-from gpp.report.compare.strategies import compared_dicts, strategy_lines
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
-from gpp.report.run.record import RunRecord
-from gpp.report.run.result import result_dict
+from gpp.report.run.record import Asked, Judged, Planned, RunRecord, Surveyed
+from gpp.report.run.strategies import compared_dicts, strategy_lines
 from gpp.report.run.terminal import show_plan
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.support.fake_runs import branches_of, branchy_graph, plan_of
+from tests.support.fake_runs import branchy_graph, plan_of
 from tests.support.page_check import parse
 
 STRATEGIES = [Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB()) for p in (GraphPipe(), Sequential(), Even())]
@@ -42,17 +41,13 @@ def compared() -> RunRecord:
     attempts.append(Attempt(strategy="piper", status="infeasible", error=GppError(REASON), search_s=60.0))
     best = best_of(attempts).own
     assert best and best.plan and best.predicted
-    result = result_dict(status="ok", model="towers", strategy=best.strategy, cluster="c", engine="simulate", seed=0)
     return RunRecord(
-        result=result,
-        plan=best.plan,
-        graph=graph,
-        cluster=problem.cluster,
-        branches=branches_of(graph),
-        predicted=best.predicted,
-        bound=bound,
-        compared=tuple(attempts),
-        explanation=explain(best.plan, best.predicted, problem, STRATEGIES[0], bound=bound, budget_s=60.0),
+        asked=Asked(model="towers", strategy="graphpipe", cluster="c", engine="simulate"),
+        planned=Planned(plan=best.plan, graph=graph, cluster=problem.cluster, predicted=best.predicted),
+        judged=Judged(
+            bound=bound, explanation=explain(best.plan, best.predicted, problem, STRATEGIES[0], bound=bound, budget_s=60.0)
+        ),
+        survey=Surveyed(attempts=tuple(attempts)),
     )
 
 
@@ -78,45 +73,44 @@ def test_the_table_fits_and_has_every_strategy(compared: RunRecord, width: int) 
 
 
 def test_the_best_is_relative_one_and_the_gap_is_that_of_the_bound(compared: RunRecord) -> None:
-    assert compared.bound
-    found = strategy_lines(compared.compared, compared.bound)
+    assert compared.judged.bound
+    found = strategy_lines(compared.attempts, compared.judged.bound)
     assert [line.is_best for line in found].count(True) == 1
     for line in found:
         if line.attempt.predicted:
             seconds = line.attempt.predicted.metrics.iteration_s
-            assert line.gap == pytest.approx(seconds / compared.bound.iteration_s - 1) and line.gap >= 0
+            assert line.gap == pytest.approx(seconds / compared.judged.bound.iteration_s - 1) and line.gap >= 0
             assert line.relative and line.relative >= 1 and line.is_best == (line.relative == 1)
 
 
 def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord) -> None:
-    assert compared.bound
-    first = compared.compared[0]
+    assert compared.judged.bound
+    first = compared.attempts[0]
     assert first.plan and first.predicted
     stages = first.plan.stages
     for changes in ({"recompute": stages[0].ops[:1]}, {"tensor_parallel": 2}):
         plan = replace(first.plan, stages=(replace(stages[0], **changes), *stages[1:]))
         # Faster than everything that the bound speaks of.
-        metrics = replace(first.predicted.metrics, iteration_s=compared.bound.iteration_s / 2)
+        metrics = replace(first.predicted.metrics, iteration_s=compared.judged.bound.iteration_s / 2)
         predicted = replace(first.predicted, metrics=metrics)
-        run = replace(
-            compared,
+        run = compared.knowing(
             plan=plan,
             predicted=predicted,
-            compared=(replace(first, strategy="piper", plan=plan, predicted=predicted), *compared.compared[1:3]),
+            attempts=(replace(first, strategy="piper", plan=plan, predicted=predicted), *compared.attempts[1:3]),
         )
-        found = strategy_lines(run.compared, run.bound)
+        found = strategy_lines(run.attempts, run.judged.bound)
         assert found[0].is_best and found[0].gap is None and found[1].gap is not None
-        kept = compared_dicts(run.compared, run.bound, 19)[0]["plan"]
+        kept = compared_dicts(run.attempts, run.judged.bound, 19)[0]["plan"]
         assert kept["optimality_gap"] is None and kept["lower_bound_s"] is None
         out = printed(160, show_comparison, run) + printed(160, show_plan, run)
-        page = " ".join(parse(compare_report(run)).words) + " ".join(parse(run_report(replace(run, compared=()))).words)
+        page = " ".join(parse(compare_report(run)).words) + " ".join(parse(run_report(replace(run, survey=None))).words)
         for shown in (" ".join(out.split()), page):
             assert shown.count("no bound is known for plans that recompute or split operators") >= 2
             assert "from optimal" not in shown.replace("Gap: from optimal, at most", "")
 
 
 def test_the_json_form(compared: RunRecord) -> None:
-    found = compared_dicts(compared.compared, compared.bound, 19)
+    found = compared_dicts(compared.attempts, compared.judged.bound, 19)
     assert [each["status"] for each in found] == ["ok", "ok", "ok", "infeasible"]
     assert found[3]["plan"] is None and found[3]["reason"] == REASON and found[3]["search_s"] == 60.0
     assert found[0]["plan"]["optimality_gap"] >= 0 and found[0]["predicted"]["iteration_s"] > 0
@@ -129,18 +123,18 @@ def test_the_page_draws_every_plan_on_one_scale(compared: RunRecord) -> None:
     for word in ("Strategies", "Predicted iteration time", "piper: infeasible", "plans/even.json", "best"):
         assert word in text
     assert page.count('aria-label="Stage graph"') / 2 == page.count("<div data-timeline") == 3
-    nothing = replace(compared, compared=compared.compared[3:], plan=None, predicted=None, explanation=None)
+    nothing = compared.knowing(attempts=compared.attempts[3:], plan=None, predicted=None, explanation=None)
     assert "piper: infeasible" in " ".join(parse(compare_report(nothing)).words)
 
 
 def test_equal_plans_are_drawn_once_with_all_names(compared: RunRecord) -> None:
     """Search time and words may differ; other times of the same stages (another schedule) are another drawing."""
-    first = compared.compared[0]
+    first = compared.attempts[0]
     assert first.plan and first.predicted
     again = replace(first, strategy="again", plan=replace(first.plan, planner="again", search_s=9.0, explanation=("Found it.",)))
     shifted = first.predicted.events[0]._replace(end_s=first.predicted.events[0].end_s * 1.5)
     late = replace(first, strategy="late", predicted=replace(first.predicted, events=(shifted, *first.predicted.events[1:])))
-    page = compare_report(replace(compared, compared=(*compared.compared, again, late)))
+    page = compare_report(compared.knowing(attempts=(*compared.attempts, again, late)))
     words = parse(page).words
     assert page.count("<div data-timeline") == 4
     assert [word for word in words if "graphpipe, again: " in word] and "the plan of graphpipe" in words
@@ -162,11 +156,11 @@ def test_the_explanation_fits_the_terminal(compared: RunRecord, width: int) -> N
         "split",
     ):
         assert word in words
-    assert "from optimal" in printed(width, show_plan, replace(compared, compared=()))
+    assert "from optimal" in printed(width, show_plan, replace(compared, survey=None))
 
 
 def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
-    page = run_report(replace(compared, compared=()))
+    page = run_report(replace(compared, survey=None))
     text = " ".join(parse(page).words)
     for word in (
         "Why it takes this long",
@@ -184,17 +178,17 @@ def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, widt
     assert compared.plan
     first, second, *others = compared.plan.stages
     stages = (replace(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
-    run = replace(compared, plan=replace(compared.plan, stages=stages), compared=(), explanation=None)
+    run = replace(compared, survey=None).knowing(plan=replace(compared.plan, stages=stages), explanation=None)
     out = printed(width, show_plan, run)
     assert max(map(len, out.splitlines())) <= width
     for words in (out, " ".join(parse(run_report(run)).words)):
         assert f"{len(first.ops)} recomputed" in words and "split in 2" in words
-    assert "operators" not in printed(width, show_plan, replace(compared, compared=(), explanation=None)).split("•")[0]
+    assert "operators" not in printed(width, show_plan, replace(compared, survey=None).knowing(explanation=None)).split("•")[0]
 
 
 def test_a_ceiling_is_never_the_best(compared: RunRecord) -> None:
-    first = best_of(compared.compared).own
+    first = best_of(compared.attempts).own
     assert first is not None
-    without = tuple(replace(attempt, ceiling=attempt is first) for attempt in compared.compared)
+    without = tuple(replace(attempt, ceiling=attempt is first) for attempt in compared.attempts)
     second = best_of(without).own
     assert second is not None and second.strategy != first.strategy and second.sample_s >= first.sample_s

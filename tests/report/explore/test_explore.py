@@ -20,7 +20,7 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.explore.page import explore_report
-from gpp.report.run.record import RunRecord
+from gpp.report.run.record import Asked, Planned, RunRecord, Surveyed
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.strategy import Strategy
@@ -54,7 +54,9 @@ def found() -> Explored:
 @pytest.fixture(scope="module")
 def page(found: Explored) -> str:
     graph = posed(4).graph
-    run = RunRecord(result={"model": "towers", "status": "ok", "cluster": "test"}, graph=graph, explored=found, command="run")
+    run = RunRecord(
+        asked=Asked(model="towers", cluster="test", command="run"), planned=Planned(graph=graph), survey=Surveyed(explored=found)
+    )
     return explore_report(run, found)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpp.report.draw.memory import memory_levels
 from gpp.report.run.page import run_report
-from gpp.report.run.record import RunRecord
+from gpp.report.run.record import Asked, Planned, RunRecord
 from gpp.report.run.stages import stage_lines
 from gpp.report.run.trace import build_trace
 from gpp.simulate.simulator import simulate
@@ -21,9 +21,8 @@ def hosted_run(recompute: bool = False) -> RunRecord:
     if recompute:
         plan = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], recompute=(3,))))
     predicted = simulate(program, plan, problem)
-    return RunRecord(
-        result={"model": "m", "status": "ok"}, plan=plan, graph=problem.graph, cluster=problem.cluster, predicted=predicted
-    )
+    planned = Planned(plan=plan, graph=problem.graph, cluster=problem.cluster, predicted=predicted)
+    return RunRecord(asked=Asked(model="m"), planned=planned)
 
 
 def test_copies_have_tracks_and_threads_of_their_own() -> None:
@@ -33,7 +32,7 @@ def test_copies_have_tracks_and_threads_of_their_own() -> None:
     words = parse(page).words
     assert words.count("copy to the host") == words.count("fetch from the host") == 1
     assert "Memory over the same time" in page
-    assert "copy to the host" not in run_report(replace(run, predicted=simulate(*_kept())))
+    assert "copy to the host" not in run_report(run.knowing(predicted=simulate(*_kept())))
     trace = build_trace([("predicted", run.predicted)], run.plan)
     assert check_trace(trace) == []
     threads = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
@@ -45,7 +44,7 @@ def test_the_legend_names_what_the_timeline_has() -> None:
     assert run.predicted is not None
     assert "weight gradient" not in run_report(run)
     split = [event._replace(kind="W") if event.kind == "B" else event for event in run.predicted.events]
-    assert "weight gradient" in run_report(replace(run, predicted=replace(run.predicted, events=tuple(split))))
+    assert "weight gradient" in run_report(run.knowing(predicted=replace(run.predicted, events=tuple(split))))
 
 
 def _kept():

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpp.report.run.record import RunRecord
-from gpp.report.run.result import finite, result_dict, write_json
+from gpp.report.run.record import Asked, RunRecord
+from gpp.report.run.result import finite, write_json
 from gpp.timeline import Metrics
 
 KEYS = [
@@ -60,7 +60,8 @@ def test_contract(run4: RunRecord) -> None:
 
 
 def test_without_a_plan() -> None:
-    result = result_dict(status="infeasible", reason="too big", model="m", strategy="s", cluster="c", engine="e", seed=1)
+    asked = Asked(model="m", strategy="s", cluster="c", engine="e", seed=1)
+    result = RunRecord(asked=asked, status="infeasible", reason="too big").result
     assert list(result) == KEYS and result["plan"] is result["predicted"] is result["measured"] is None
     assert result["loss"] == [] and result["final_metric"] == {}
 

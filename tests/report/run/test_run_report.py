@@ -57,14 +57,14 @@ def test_a_run_without_a_plan_says_why(status: Status, reason: str) -> None:
 
 def test_only_predicted() -> None:
     run = make_run(4, measured=False)
-    page = run_report(replace(run, losses=[], evals=[], warnings=(), branches=()))
+    page = run_report(run.knowing(losses=(), evaluations=(), warnings=(), graph=None))
     assert '"name":"Predicted"' in page and '"name":"Measured"' not in page and "Warnings" not in parse(page).words
 
 
 def test_what_is_emulated_is_not_called_measured(run4: RunRecord) -> None:
     """On the page, in its drawings, in the terminal, in what trackers are told, and in the tables of sweeps."""
     emulation = Emulation(time_scale=1.0, virtual_iteration_s=1.0, step_s=(1.0, 1.1), unpaced_s=0.1)
-    run = replace(run4, warnings=(), emulation=emulation, result={**run4.result, "engine": "emulate"})
+    run = run4.knowing(warnings=(), emulation=emulation, engine="emulate")
     page = run_report(run)
     assert '"name":"Emulated"' in page and "Emulated: by the virtual clock" in page and "emulated" in parse(page).words
     console = make_console(file := io.StringIO(), width=160)
@@ -82,15 +82,15 @@ def test_what_is_emulated_is_not_called_measured(run4: RunRecord) -> None:
 
 
 def test_text_of_the_user_is_escaped(run4: RunRecord) -> None:
-    page = run_report(replace(run4, command="python run.py model='<b>'", warnings=("<script>alert(1)</script>",)))
+    page = run_report(run4.knowing(command="python run.py model='<b>'", warnings=("<script>alert(1)</script>",)))
     assert "<script>alert" not in page and "&lt;script&gt;" in page
     parse(page)
 
 
 def test_losses_that_are_not_finite(run4: RunRecord) -> None:
-    parse(run_report(replace(run4, losses=[1.0, float("nan"), None, 2.0], evals=[{"step": 0, "accuracy": float("nan")}])))  # type: ignore[list-item]
-    parse(run_report(replace(run4, losses=[float("nan")] * 3)))
-    parse(run_report(replace(run4, losses=[1.0] * 20_000)))
+    parse(run_report(run4.knowing(losses=[1.0, float("nan"), None, 2.0], evaluations=[{"step": 0, "accuracy": float("nan")}])))  # type: ignore[list-item]
+    parse(run_report(run4.knowing(losses=[float("nan")] * 3)))
+    parse(run_report(run4.knowing(losses=[1.0] * 20_000)))
 
 
 def test_no_name_of_the_user_ends_the_data_of_a_page() -> None:
@@ -98,7 +98,7 @@ def test_no_name_of_the_user_ends_the_data_of_a_page() -> None:
     run = make_run(4)
     assert run.graph is not None
     ops = (replace(run.graph.ops[0], name="</script><b>x"), *run.graph.ops[1:])
-    page = run_report(replace(run, graph=replace(run.graph, ops=ops)))
+    page = run_report(run.knowing(graph=replace(run.graph, ops=ops)))
     assert page.count("</script>") == len(re.findall("<script", page)) == 3
     parse(page)
 
@@ -115,13 +115,13 @@ def test_thousands_of_events_make_a_small_page() -> None:
     )
     timeline = Timeline(source="simulate", events=events, metrics=replace(predicted.metrics, iteration_s=1.024))
     assert plan.num_devices == 32
-    page = run_report(replace(run, predicted=timeline, measured=timeline))
+    page = run_report(run.knowing(predicted=timeline, measured=timeline))
     assert len(page) < 250_000
     parse(page)
 
 
 def test_terms_of_a_loss_are_drawn_beside_their_sum(run4: RunRecord) -> None:
-    halves = [value / 2 for value in run4.losses]
-    run = replace(run4, result={**run4.result, "loss_terms": {"contrastive": halves, "caption": halves}})
+    halves = tuple(value / 2 for value in run4.outcome.losses)
+    run = run4.knowing(terms={"loss:contrastive": halves, "loss:caption": halves})
     assert {"training loss", "contrastive", "caption"} <= set(parse(run_report(run)).words)
     assert "caption" not in parse(run_report(run4)).words

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpp.analysis.comparison import Attempt, best_of
+from gpp.analysis.max_batch import Boundary
 from gpp.plan.plan import Objective
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import microbatch_words
-from gpp.report.run.key_figures import peak_memory
-from gpp.report.run.result import optimality_gap, plan_dict
+from gpp.report.run.result import optimality_gap, peak_memory, plan_dict
 from gpp.timeline import Metrics
 
 
@@ -134,6 +134,25 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
             }
         )
     return out
+
+
+def boundary_dicts(boundaries: Sequence[Boundary]) -> list[dict[str, Any]]:
+    """result.json's `max_batch`: for every strategy the largest sizes, what was tried, and what real workers said."""
+    return [
+        {
+            "strategy": boundary.strategy,
+            "microbatch_size": boundary.microbatch_size or None,
+            "microbatches": boundary.microbatches,
+            "minibatch_size": boundary.microbatch_size * boundary.microbatches or None,
+            "refused": boundary.beyond,
+            "reason": boundary.reason,
+            "throughput_samples_per_s": metrics and metrics.throughput_samples_per_s,
+            "tried": [{"microbatch_size": size, "fits": fits} for size, fits in boundary.tried],
+            "confirmed": boundary.confirmed and {**asdict(boundary.confirmed), "holds": boundary.confirmed.holds},
+        }
+        for boundary in boundaries
+        for metrics in [boundary.best.predicted and boundary.best.predicted.metrics]
+    ]
 
 
 def columns(found: Sequence[StrategyLine]) -> list[str]:
