@@ -16,43 +16,29 @@ from dataclasses import dataclass, field
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
-from gpp.analysis.explain.explanation import Explanation
-from gpp.analysis.explore import Explored
-from gpp.analysis.gains import Gains
-from gpp.analysis.max_batch import Boundary
-from gpp.analysis.one_stage import OneStage
 from gpp.app.experiment import Experiment
+from gpp.app.pages import compared_facts, page_of, show_compared
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.app.tracking import Tracking
-from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
-from gpp.formats.pipeedge.written import measured_files
 from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value
-from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
-from gpp.report.compare.page import compare_report
-from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
-from gpp.report.compare.terminal import show_comparison
-from gpp.report.explore.page import explore_report
 from gpp.report.run.console import SafeConsole, StepProgress
-from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.gain_words import gain_dicts
-from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
-from gpp.report.run.profile import show_profile
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status, finite, result_dict, write_json
 from gpp.report.run.terminal import show_plan, show_result
@@ -61,6 +47,13 @@ from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.run_dir import RunDir, is_locked
 from gpp.serialization import to_json, write_value
 from gpp.timeline import Metrics, Timeline
+
+if TYPE_CHECKING:
+    from gpp.analysis.explain.explanation import Explanation
+    from gpp.analysis.explore import Explored
+    from gpp.analysis.gains import Gains
+    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.one_stage import OneStage
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""
@@ -71,11 +64,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 def no_room(error: BaseException) -> bool:
     """Whether a file could not be written because of its disk; safetensors says so in words only."""
     return getattr(error, "errno", None) in NO_ROOM or any(f"(os error {number})" in str(error) for number in NO_ROOM)
-
-
-def _page_of(run: RunRecord) -> str:
-    """report.html of a run."""
-    return explore_report(run, run.explored) if run.explored else compare_report(run) if run.compared else run_report(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +183,10 @@ class Recorder:
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
         """Show what was measured on this machine, and write it in PipeEdge's files, too."""
+        from gpp.cost.models.profiled import Profiled
+        from gpp.formats.pipeedge.written import measured_files
+        from gpp.report.run.profile import show_profile
+
         show_profile(self.console, problem, plan)
         if isinstance(problem.cost, Profiled):
             self.begin()
@@ -205,6 +197,8 @@ class Recorder:
         """Show the explanation of the plan's time."""
         self.explanation = explanation
         if explanation is not None:
+            from gpp.report.run.explain_terminal import show_explanation
+
             show_explanation(self.console, self._run())
 
     def gained(self, gains: Gains) -> None:
@@ -240,9 +234,11 @@ class Recorder:
         else:
             failed = [found for found in attempts if found.status == "failed"]
             self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
+            from gpp.report.compare.strategies import reason_lines
+
             self.reason = "\n".join(reason_lines(failed or attempts))
         self.pass_by("")
-        (show_boundaries if boundaries else show_comparison)(self.console, self._run())
+        show_compared(self.console, self._run())
         return best
 
     def progress(self) -> Progress:
@@ -340,6 +336,8 @@ class Recorder:
         best = best_of(self.attempts).own
         evaluations = list(self.outcome.evaluations) or self._evaluations
         final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
+        boundaries = self.boundaries if e.mode == "max_batch" else None
+        several = compared_facts(self.attempts, boundaries, self.bound, num_ops) if e.mode in SEVERAL else {}
         return result_dict(
             status=self.status,
             reason=self.reason,
@@ -358,9 +356,7 @@ class Recorder:
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound if best is None or best.bounded else None,
             order=self.explanation.order if self.explanation else None,
-            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode in SEVERAL else None,
-            best=best_names(self.attempts) if e.mode in SEVERAL else None,
-            max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,
+            **several,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
             idle_s=self.explanation.idle_s if self.explanation else None,
@@ -410,7 +406,7 @@ class Recorder:
         both = (("predicted", self.predicted), (run.source, self.outcome.measured))
         named = [(source, timeline) for source, timeline in both if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
-        write_text(self.run_dir / "report.html", _page_of(run))
+        write_text(self.run_dir / "report.html", page_of(run))
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpp.analysis.comparison import Attempt
-from gpp.analysis.explain.explanation import Explanation
-from gpp.analysis.explore import Explored
-from gpp.analysis.gains import Gains
-from gpp.analysis.max_batch import Boundary
-from gpp.analysis.one_stage import OneStage
-from gpp.cluster import Cluster
-from gpp.graph.op_graph import OpGraph
-from gpp.plan.plan import Plan
-from gpp.planners.bounds.lower_bound import Bound
-from gpp.timeline import Emulation, Metrics, Timeline
+if TYPE_CHECKING:
+    from gpp.analysis.comparison import Attempt
+    from gpp.analysis.explain.explanation import Explanation
+    from gpp.analysis.explore import Explored
+    from gpp.analysis.gains import Gains
+    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.one_stage import OneStage
+    from gpp.cluster import Cluster
+    from gpp.graph.op_graph import OpGraph
+    from gpp.plan.plan import Plan
+    from gpp.planners.bounds.lower_bound import Bound
+    from gpp.timeline import Emulation, Metrics, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

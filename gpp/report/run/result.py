@@ -9,14 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from gpp.analysis.explain.order import OrderGap
 from gpp.files import write_text
 from gpp.graph.captured import Checked
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
+
+if TYPE_CHECKING:
+    from gpp.analysis.explain.order import OrderGap
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 
