@@ -28,8 +28,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
     from gpp.analysis.gains import predicted_gains
     from gpp.app import judging  # a refused command needs none of these
-    from gpp.app.replanning import execute
-    from gpp.app.surveys import SURVEYS
+    from gpp.app.several import SEVERAL
 
     experiment.check()
     recorder.claim()
@@ -41,8 +40,10 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     problem = experiment.problem(captured, graph)
     bound = judging.bound_of(experiment, problem)
     recorder.posed(graph, bound)
-    if survey := SURVEYS.get(experiment.mode):
-        survey(experiment, captured, problem, recorder)
+    if experiment.mode in SEVERAL:
+        from gpp.app.surveys import SURVEYS
+
+        SURVEYS[experiment.mode](experiment, captured, problem, recorder)
         return
 
     plan = experiment.make_plan(problem)
@@ -70,6 +71,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     recorder.begin()
     job.save(recorder.run_dir, weights)
     if experiment.runs:
+        from gpp.app.replanning import execute
+
         recorder.measured(execute(experiment, captured, problem, plan, job, recorder))
         recorder.answered(experiment.judged(job, recorder.run_dir))
         recorder.gained(judging.gains_of(experiment, captured, problem, job, predicted, rivals, recorder.pass_by, recorder.warn))

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+new = tuple.__new__
+"""Makes a named tuple in a third of the time of its own constructor; a search makes many."""
+
 
 class Piece(NamedTuple):
     """Samples [lo, hi) of one micro-batch on one replica."""
@@ -40,7 +43,7 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
         devices: devices of the R replicas.
         round_robin: whether replica j mod R has all of micro-batch j; else every replica has a part of each.
     """
-    out, n = [], len(devices)
+    out, n = list[Piece](), len(devices)
     for m, start in enumerate(range(0, num_samples, microbatch_size)):
         size = min(microbatch_size, num_samples - start)
         if round_robin:
@@ -49,7 +52,7 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
         for r, device in enumerate(devices):
             lo, hi = start + size * r // n, start + size * (r + 1) // n
             if lo < hi:
-                out.append(Piece(device, m, lo, hi))
+                out.append(new(Piece, (device, m, lo, hi)))
     return out
 
 
@@ -65,14 +68,15 @@ def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
 
 def messages(src: list[Piece], dst: list[Piece]) -> list[Message]:
     """All non-empty intersections, in sample order; both lists cover the same samples in order."""
-    out, i, j = [], 0, 0
+    out, i, j = list[Message](), 0, 0
     while i < len(src) and j < len(dst):
-        a, b = src[i], dst[j]
-        lo, hi = max(a.lo, b.lo), min(a.hi, b.hi)
+        maker, made, a_lo, a_hi = src[i]
+        reader, read, b_lo, b_hi = dst[j]
+        lo, hi = a_lo if a_lo > b_lo else b_lo, a_hi if a_hi < b_hi else b_hi
         if lo < hi:
-            out.append(Message(a.device, a.microbatch, b.device, b.microbatch, lo, hi))
-        if a.hi <= b.hi:
+            out.append(new(Message, (maker, made, reader, read, lo, hi)))
+        if a_hi == hi:
             i += 1
-        if b.hi <= a.hi:
+        if b_hi == hi:
             j += 1
     return out

@@ -17,7 +17,6 @@ from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
-from gpp.app.in_place import early, here, profiled, renewed, settle
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
@@ -206,6 +205,8 @@ class Experiment:
             check_measurable(self.cluster)
         self.data.check(self.model)
         if self.computes:
+            from gpp.app.in_place import early
+
             self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -276,6 +277,8 @@ class Experiment:
         """
         cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         if isinstance(cost, Profiled):
+            from gpp.app.in_place import profiled
+
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
         autocast = self.engine.worker_settings.get("autocast")
@@ -298,7 +301,12 @@ class Experiment:
             extrapolation=self.optimizer.extrapolation,
             refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        return here(posed_to_serve(self, posed), self.engine)
+        posed = posed_to_serve(self, posed)
+        if not self.engine.runs:
+            return posed
+        from gpp.app.in_place import here
+
+        return here(posed, self.engine)
 
     @property
     def _imposed(self) -> int | None:
@@ -323,6 +331,8 @@ class Experiment:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
         if not self.computes:
             return problem, plan
+        from gpp.app.in_place import renewed, settle
+
         given, started = self.given_plan is not None, self.__dict__.get("_early")
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)

@@ -11,8 +11,6 @@ from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.analysis.gains import Gains, Rival, predicted_gains, rivals
-from gpp.analysis.one_stage import OneStage, one_stage
-from gpp.app.measuring import measured_gains
 from gpp.app.serving import INFERENCE
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
@@ -22,11 +20,10 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.single import Single
 from gpp.runtime.job import Job
-from gpp.runtime.rehearsal.rehearse import Rehearsals
-from gpp.runtime.worker.parent import worker_environment
 from gpp.timeline import Timeline
 
 if TYPE_CHECKING:
+    from gpp.analysis.one_stage import OneStage
     from gpp.app.experiment import Experiment
 
 
@@ -83,7 +80,11 @@ def explanation_of(
 def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
     """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
     asked = experiment.whole or experiment.plan is not None or experiment.serves or experiment.explain_s == 0
-    return None if asked else one_stage(experiment.strategy, problem, plan, predicted.metrics)
+    if asked or len(plan.stages) > 1:
+        return None
+    from gpp.analysis.one_stage import one_stage
+
+    return one_stage(experiment.strategy, problem, plan, predicted.metrics)
 
 
 def rivals_of(
@@ -111,6 +112,9 @@ def gains_of(
     measures = experiment.baselines_s and experiment.trains and experiment.engine.rehearses
     if not (measures and isinstance(cost, Profiled) and cost.rehearsals > 0):
         return predicted_gains(found, job.plan, predicted.metrics)
+    from gpp.app.measuring import measured_gains
+    from gpp.runtime.rehearsal.rehearse import Rehearsals
+    from gpp.runtime.worker.parent import worker_environment
 
     def job_of(rival: Rival) -> Job:
         assert rival.plan is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
@@ -15,8 +15,10 @@ from gpp.plan.plan import Plan
 from gpp.planners.common.borders import Borders, same_stages
 from gpp.replan import Moved
 from gpp.runtime.engine import AbstractEngine
-from gpp.runtime.engines.distributed import Distributed
 from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from gpp.runtime.engines.distributed import Distributed
 
 
 class Asked(Protocol):
@@ -108,6 +110,8 @@ def check_replan(e: Asked) -> None:
     for name, given in (("plan", e.plan), ("strategy.planner.path", getattr(strategy.planner, "path", None))):
         if given:
             refuse(f"replaces plans that the strategy makes, and {name}={given} names one made by hand", f"leave {name} out")
+    from gpp.runtime.engines.distributed import Distributed
+
     if not isinstance(engine, Distributed):
         refuse(f"needs workers that can be given another plan, which engine={engine.name} has not", "use engine=distributed")
     elif engine.launch != "local":

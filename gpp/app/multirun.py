@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -34,10 +34,13 @@ from gpp.app.vocabulary import CONF, invocation
 from gpp.errors import InvalidConfig, InvalidFile
 from gpp.files import link
 from gpp.private import keep
-from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.controller.place import world_of
 from gpp.runtime.run_dir import RunDir
 from gpp.serialization import read_json
+
+if TYPE_CHECKING:
+    from gpp.report.sweep.figure import SweepFigure
+    from gpp.report.sweep.jobs import Asked
 
 LABELS = ("name", "logger", "cache_dir", "optimized_metric", "hydra")
 """Settings that change nothing in a result."""
@@ -65,6 +68,8 @@ def digest_of(config: Any) -> str:
 
 def done(folder: Path, digest: str) -> str | None:
     """The status of a job that need not run again: its result is there."""
+    from gpp.report.sweep.jobs import ResultFile
+
     try:
         result = read_json(ResultFile, folder / "result.json")
     except InvalidFile:
@@ -112,10 +117,12 @@ class Sweep(Callback):
     """Of the sweep that has ended; None where there was none."""
 
     def __init__(self, figures: Any = ()) -> None:
-        from gpp.report.sweep.figure import SweepFigure
-
         declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
-        self.figures = [SweepFigure.of(figure) for figure in declared]
+        self.figures: list[SweepFigure] = []
+        if declared:  # a single run has none
+            from gpp.report.sweep.figure import SweepFigure
+
+            self.figures += [SweepFigure.of(figure) for figure in declared]
         self.jobs: list[Asked] = []
         self.known = True
         """Whether all jobs are known before the first runs, as those of a search are not."""
@@ -263,6 +270,8 @@ def _job(config: Any, number: int, overrides: list[str]) -> Asked:
 
 
 def _asked(config: Any, overrides: list[str]) -> Asked:
+    from gpp.report.sweep.jobs import Asked
+
     keep(OmegaConf.to_container(config))  # its words go into the files of the sweep
     return Asked(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
 

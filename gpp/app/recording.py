@@ -16,49 +16,42 @@ from dataclasses import dataclass, field, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
-from gpp.analysis.explain.explanation import Explanation
-from gpp.analysis.explore import Explored
-from gpp.analysis.gains import Gains
-from gpp.analysis.max_batch import Boundary
-from gpp.analysis.one_stage import OneStage
 from gpp.app.experiment import Experiment
+from gpp.app.pages import page_of, show_compared
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.app.tracking import Tracking
-from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
-from gpp.formats.pipeedge.written import measured_files
 from gpp.graph.captured import Checked
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value
-from gpp.report.compare.boundaries import show_boundaries
-from gpp.report.compare.page import compare_report
-from gpp.report.compare.terminal import show_comparison
-from gpp.report.explore.page import explore_report
 from gpp.report.run.console import SafeConsole, StepProgress
-from gpp.report.run.explain_terminal import show_explanation
-from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
-from gpp.report.run.profile import show_profile
 from gpp.report.run.record import Asked, Planned, Resumed, RunRecord, Surveyed
 from gpp.report.run.result import finite, write_json
-from gpp.report.run.strategies import reason_lines
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Progress
 from gpp.runtime.run_dir import RunDir, is_locked
 from gpp.serialization import to_json, write_value
 from gpp.timeline import Outcome, Timeline
+
+if TYPE_CHECKING:
+    from gpp.analysis.explain.explanation import Explanation
+    from gpp.analysis.explore import Explored
+    from gpp.analysis.gains import Gains
+    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.one_stage import OneStage
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""
@@ -69,11 +62,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 def no_room(error: BaseException) -> bool:
     """Whether a file could not be written because of its disk; safetensors says so in words only."""
     return getattr(error, "errno", None) in NO_ROOM or any(f"(os error {number})" in str(error) for number in NO_ROOM)
-
-
-def _page_of(run: RunRecord) -> str:
-    """report.html of a run."""
-    return explore_report(run, run.explored) if run.explored else compare_report(run) if run.attempts else run_report(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +177,10 @@ class Recorder:
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
         """Show what was measured on this machine, and write it in PipeEdge's files, too."""
+        from gpp.cost.models.profiled import Profiled
+        from gpp.formats.pipeedge.written import measured_files
+        from gpp.report.run.profile import show_profile
+
         show_profile(self.console, problem, plan)
         if isinstance(problem.cost, Profiled):
             self.begin()
@@ -199,6 +191,8 @@ class Recorder:
         """Show the explanation of the plan's time."""
         self._know(explanation=explanation)
         if explanation is not None:
+            from gpp.report.run.explain_terminal import show_explanation
+
             show_explanation(self.console, self.run)
 
     def gained(self, gains: Gains) -> None:
@@ -233,10 +227,12 @@ class Recorder:
             self._know(plan=best.plan, predicted=best.predicted)
         else:
             failed = [found for found in attempts if found.status == "failed"]
+            from gpp.report.run.strategies import reason_lines
+
             status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
             self._know(status=status, reason="\n".join(reason_lines(failed or attempts)))
         self.pass_by("")
-        (show_boundaries if boundaries else show_comparison)(self.console, self.run)
+        show_compared(self.console, self.run)
         return best
 
     def explored(self, found: Explored) -> None:
@@ -355,7 +351,7 @@ class Recorder:
         both = (("predicted", planned.predicted), (run.source, measured))
         named = [(source, timeline) for source, timeline in both if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, planned.plan), indent=None)
-        write_text(self.run_dir / "report.html", _page_of(run))
+        write_text(self.run_dir / "report.html", page_of(run))
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()

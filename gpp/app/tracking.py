@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.several import SEVERAL
-from gpp.app.tracked import drawings, summary, tables
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
-from gpp.loggers.jsonl import Jsonl
 from gpp.loggers.masked import start
-from gpp.report.run.record import RunRecord
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
+    from gpp.report.run.record import RunRecord
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +51,11 @@ class Tracking:
         if self._opened:
             return
         self._opened = True
-        loggers: list[AbstractLogger] = [Jsonl()] if steps else []
+        loggers = list[AbstractLogger]()
+        if steps:
+            from gpp.loggers.jsonl import Jsonl
+
+            loggers.append(Jsonl())
         loggers += self.experiment.logger.values()
         if not loggers:
             return
@@ -116,6 +118,8 @@ class Tracking:
         """Tell what the run is: its tables, drawings, report and files; returns the commands to look at it."""
         trackers = [record for record in self._records if record.shows]
         if trackers:
+            from gpp.app.tracked import drawings, tables
+
             found, drawn = tables(run), drawings(run)
             for record in trackers:
                 for table in found:
@@ -131,7 +135,11 @@ class Tracking:
     def close(self, run: RunRecord | None, exit_code: int, reason: str | None) -> None:
         """Close the records with the run's summary and end."""
         records, self._records = self._records, []
-        values = {} if run is None or not records else summary(run)
+        values: dict[str, Any] = {}
+        if run is not None and records:
+            from gpp.app.tracked import summary
+
+            values = summary(run)
         for record in records:
             record.finish(values, End(exit_code=exit_code, reason=reason))
         self._records = records

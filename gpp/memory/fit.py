@@ -14,18 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.memory.capuchin import capuchin
 from gpp.memory.chain import ChainProgram
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
+from gpp.memory.priced import Selection
 from gpp.memory.search import branch_and_bound, exchanged
 from gpp.stage import Stage
 
 WAYS = ("recompute", "offload")
-Selection = Literal["least", "capuchin"]
 
 CHAIN = 64
 """Operators of a chain that is solved exactly."""

@@ -12,19 +12,21 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import DEPTH
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import InvalidPlan
-from gpp.memory.fit import Fit, Selection, fit
-from gpp.memory.priced import Way
+from gpp.memory.priced import Selection, Way
 from gpp.plan.plan import Plan
 from gpp.settings import settings
 from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition
+
+if TYPE_CHECKING:
+    from gpp.memory.fit import Fit
 
 
 class Question(NamedTuple):
@@ -167,11 +169,15 @@ class Auto(AbstractMemory):
 
 
 def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit | None:
+    from gpp.memory.fit import fit
+
     problem, stage, held, limit, depth, again, within = asked
     return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
 
 
 def _all(asked: Question) -> Fit | None:
+    from gpp.memory.fit import Fit
+
     marked = tuple(op for op in asked.stage.ops if op in asked.again)
     kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
     fits = bill.memory.peak(asked.held) <= asked.limit_bytes

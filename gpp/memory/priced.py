@@ -29,6 +29,9 @@ from gpp.graph.op_graph import OpGraph
 Way = Literal["recompute", "offload"]
 """How an operator may spare memory."""
 
+Selection = Literal["least", "capuchin"]
+"""Of the marks with which a stage fits, those that add the fewest seconds, or the published greedy's."""
+
 PRICES = 5
 """Prices at which a problem is searched, infinity included."""
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, final
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
-from gpp.formats.draft import SETTING
-from gpp.formats.profiles import read_profile
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.dotted import source_hash
@@ -83,6 +81,8 @@ class Profile(AbstractProfile):
     seconds: Positive = 1.0
 
     def __post_init__(self) -> None:
+        from gpp.formats.draft import SETTING
+
         read_text(self.path, setting=SETTING)
         if self.name == "profile":
             object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
@@ -92,6 +92,8 @@ class Profile(AbstractProfile):
         return Tabulated()
 
     def captured(self) -> Captured:
+        from gpp.formats.profiles import read_profile
+
         graph = read_profile(self.path, seconds=self.seconds)
         return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=graph, warnings=(SAMPLE,))
 

@@ -185,7 +185,7 @@ def _interleave(
     for i, (task, what) in enumerate(zip(order, passes, strict=True)):
         if i + POSTED_AHEAD < len(order):
             out += before.get(passes[i + POSTED_AHEAD], ())
-        out.append(Action(task.kind, task.stage, task.microbatch))
+        out.append(tuple.__new__(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))
         out += after.get(what, ())
         out += copies.get(task, ())
         out += updates.get(task, ())

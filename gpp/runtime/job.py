@@ -27,7 +27,6 @@ from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
 from gpp.files import write_tensors, write_text
-from gpp.formats.pipeedge.written import schedule_of
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
@@ -195,8 +194,11 @@ class Job:
         for name in FILES:
             write_value(folder / FILES[name], getattr(self, name))
         write_text(folder / "program.txt", self.program.to_text(), exact=True)
-        if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
-            write_text(folder / "schedule.yml", schedule, exact=True)
+        if self.cluster.hosts:
+            from gpp.formats.pipeedge.written import schedule_of
+
+            if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
+                write_text(folder / "schedule.yml", schedule, exact=True)
         if self.evaluation:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
         else:  # a run that goes on here may have had one before

@@ -146,6 +146,6 @@ class StageSchedule(AbstractSchedule):
             if stage.round_robin_degree > 1 or r == 0:
                 own = range(r, count, stage.round_robin_degree)
                 passes = self.order(plan, s, len(own))
-                order = [Task(s, written[kind], own[m]) for kind, m in passes if kind in written]
+                order = [tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if kind in written]
             out.update(dict.fromkeys(replica, order))
         return out

@@ -10,14 +10,12 @@ can run. Messages take no time here.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, WEIGHT_GRADIENTS
-from gpp.program.lower import DevicePass
 from gpp.program.program import Task
 from gpp.routing import copies, messages
 
@@ -38,18 +36,16 @@ def merge(
     Raises:
         MalformedProgram: the stages' orders wait for each other.
     """
-    users = _users(plan, graph, num_samples, orders)
-    missing: dict[DevicePass, int] = defaultdict(int)
-    for found in users.values():
-        for user in found:
-            missing[user] += 1
-    queues = {device: [list(reversed(orders[s][device])) for s in stages] for device, stages in plan.stages_of_device.items()}
+    tasks, heads, number_of = _numbered(plan, orders)
+    users, missing = _users(plan, graph, num_samples, orders, number_of)
+    device_of = [device for device, own in heads.items() for first, end in own for _ in range(first, end)]
     # A backward first, then a forward; gradients of weights fill what is left.
     rank = {kind: (kind == WEIGHT_GRADIENTS, row.holds) for kind, row in KINDS.items()}
-    urgency = [{kind: (*rank[kind], plan.distance_to_sink[s], s) for kind in KINDS} for s in range(len(plan.stages))]
-    out: dict[int, list[Task]] = {device: [] for device in queues}
-    running: dict[int, Task] = {}
-    wakes = [(0.0, device) for device in sorted(queues)]
+    urgency_of = [{kind: (*rank[kind], plan.distance_to_sink[s], s) for kind in KINDS} for s in range(len(plan.stages))]
+    urgency = [urgency_of[task.stage][task.kind] for task in tasks]
+    out: dict[int, list[Task]] = {device: [] for device in heads}
+    running: dict[int, int] = {}
+    wakes = [(0.0, device) for device in sorted(heads)]
     while wakes:
         now = wakes[0][0]
         awake: set[int] = set()
@@ -57,18 +53,24 @@ def merge(
         while wakes and wakes[0][0] <= now * ROUNDING:
             device = heapq.heappop(wakes)[1]
             awake.add(device)
-            if device in running:
-                for user in users.get((device, running.pop(device)), ()):
-                    missing[user] -= 1
-                    awake.add(user[0])
+            ended = running.pop(device, None)
+            for user in () if ended is None else users[ended]:
+                missing[user] -= 1
+                if not missing[user]:
+                    awake.add(device_of[user])
         for device in sorted(awake - running.keys()):
-            ready = [queue for queue in queues[device] if queue and not missing.get((device, queue[-1]))]
-            if ready:
-                task = min(ready, key=lambda queue: urgency[queue[-1].stage][queue[-1].kind]).pop()
-                running[device] = task
+            chosen = None
+            for head in heads[device]:
+                first, end = head
+                if first < end and not missing[first] and (chosen is None or urgency[first] < urgency[chosen[0]]):
+                    chosen = head
+            if chosen is not None:
+                number = running[device] = chosen[0]
+                chosen[0] += 1
+                task = tasks[number]
                 out[device].append(task)
                 heapq.heappush(wakes, (now + seconds[task.stage][task.kind], device))
-    left = [queue[-1] for waiting in queues.values() for queue in waiting if queue]
+    left = [tasks[first] for own in heads.values() for first, end in own if first < end]
     if left:
         names = ", ".join(f"s{task.stage}.{task.kind}{task.microbatch}" for task in left)
         raise MalformedProgram(f"the stages' orders wait for each other; blocked: {names}")
@@ -79,22 +81,49 @@ ROUNDING = 1 + 1e-9
 """Ends that are this close are one instant, or rounding would choose."""
 
 
+Numbers = list[dict[int, dict[tuple[str, int], int]]]
+"""[stage][device]: the number of each pass there, by kind and micro-batch."""
+
+
+def _numbered(plan: Plan, orders: Sequence[Mapping[int, Sequence[Task]]]) -> tuple[list[Task], dict[int, list[list[int]]], Numbers]:
+    """All passes of all devices, each stage's on a device in a row: the passes by number; device -> the first number and the end of
+    each of its rows; and the numbers.
+    """
+    tasks, heads, number_of = list[Task](), dict[int, list[list[int]]](), Numbers({} for _ in plan.stages)
+    for device, stages in plan.stages_of_device.items():
+        heads[device] = []
+        for s in stages:
+            first, order = len(tasks), orders[s][device]
+            tasks += order
+            heads[device].append([first, len(tasks)])
+            number_of[s][device] = {(kind, m): number for number, (_, kind, m) in enumerate(order, first)}
+    return tasks, heads, number_of
+
+
 def _users(
-    plan: Plan, graph: OpGraph, num_samples: int, orders: Sequence[Mapping[int, Sequence[Task]]]
-) -> dict[DevicePass, set[DevicePass]]:
-    """(device, pass) -> the passes that need a message of its, where no device has an order yet."""
-    out: dict[DevicePass, set[DevicePass]] = defaultdict(set)
+    plan: Plan, graph: OpGraph, num_samples: int, orders: Sequence[Mapping[int, Sequence[Task]]], number_of: Numbers
+) -> tuple[list[list[int]], list[int]]:
+    """Of each pass, those that need a message of its, where no device has an order yet; and how many messages it needs itself."""
+    count = sum(len(passes) for own in number_of for passes in own.values())
+    users, missing = [list[int]() for _ in range(count)], [0] * count
+
+    def need(made: int | None, read: int | None) -> None:
+        if read is not None:
+            missing[read] += 1
+            if made is not None:
+                users[made].append(read)
+
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     returning, forward = plan.returning(graph), PASS[FORWARD]
     backwards = [{task.kind for order in own.values() for task in order if KINDS[task.kind].returns} for own in orders]
     kind_of = [next(iter(kinds), PASS[BACKWARD]) for kinds in backwards]
     for s, t in plan.edges:
-        back = (s, t) in returning
+        back, mine, theirs = (s, t) in returning, number_of[s], number_of[t]
         for makes, source, reads, sink, _, _ in messages(cut[s], cut[t]):
             makers, readers = group_of[s][makes], group_of[t][reads]
             for maker, reader in copies(makers, readers):
-                out[maker, Task(s, forward, source)].add((reader, Task(t, forward, sink)))
+                need(mine[maker].get((forward, source)), theirs[reader].get((forward, sink)))
             for reader, maker in copies(readers, makers) if back else ():
-                out[reader, Task(t, kind_of[t], sink)].add((maker, Task(s, kind_of[s], source)))
-    return out
+                need(theirs[reader].get((kind_of[t], sink)), mine[maker].get((kind_of[s], source)))
+    return users, missing

@@ -114,20 +114,67 @@ def test_a_plan_is_explained(tmp_path: Path) -> None:
     assert given.code == 0 and "this plan was given, not planned" in given.out
 
 
-def test_no_torch_with_a_warm_cache(tmp_path: Path) -> None:
-    words = [*COMPARE, "strategies=[graphpipe,sequential,even]"]
-    assert run(tmp_path / "cold", *words).code == 0
+def imported(words: list[str], modules: list[str]) -> list[str]:
+    """Those of some modules that a command imports."""
     code = (
         "import json, runpy, sys\n"
-        f"sys.argv = ['run.py', *{words!r}, 'hydra.run.dir={tmp_path / 'warm'}']\n"
+        f"sys.argv = ['run.py', *{words!r}]\n"
         "try:\n    runpy.run_path('run.py', run_name='__main__')\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
-        "print(json.dumps([m for m in ('torch', 'wandb', 'sklearn', 'rich.progress') if m in sys.modules]))\n"
+        f"print(json.dumps([m for m in {modules!r} if m in sys.modules]))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_torch_with_a_warm_cache(tmp_path: Path) -> None:
+    words = [*COMPARE, "strategies=[graphpipe,sequential,even]"]
+    assert run(tmp_path / "cold", *words).code == 0
+    heavy = ["torch", "wandb", "sklearn", "rich.progress"]
+    assert imported([*words, f"hydra.run.dir={tmp_path / 'warm'}"], heavy) == []
+
+
+UNUSED = [
+    "gpp.analysis.max_batch",
+    "gpp.analysis.one_stage",
+    "gpp.app.in_place",
+    "gpp.app.measuring",
+    "gpp.app.replanning",
+    "gpp.app.surveys",
+    "gpp.app.tracked",
+    "gpp.formats.pipeedge.files",
+    "gpp.formats.profiles",
+    "gpp.loggers.jsonl",
+    "gpp.memory.fit",
+    "gpp.planners.common.heterogeneous_chain",
+    "gpp.planners.graphpipe.tensor_parallel",
+    "gpp.planners.graphpipe.unequal",
+    "gpp.planners.graphpipe.vary",
+    "gpp.report.compare.page",
+    "gpp.report.explore.page",
+    "gpp.report.run.profile",
+    "gpp.report.sweep.jobs",
+    "gpp.runtime.engines.distributed",
+    "gpp.runtime.rehearsal.rehearse",
+    "gpp.runtime.worker.parent",
+    "gpp.schedules.optimal",
+    "multiprocessing",
+    "networkx",
+    "numpy.ma",
+    "scipy",
+    "torch",
+    "wandb",
+]
+"""Modules that other modes need: a plan on a simulated cluster of equal devices imports none of them."""
+
+
+def test_a_plan_imports_what_it_needs(tmp_path: Path) -> None:
+    words = ["mode=plan", "model=random", "cluster=summit_1x4", "logger=none", "explain_s=0"]
+    assert imported([*words, f"hydra.run.dir={tmp_path / 'plan'}"], UNUSED) == []
+    known = [*words, "graph.max_ops=8", "mode=compare", "strategies=[graphpipe,even]", f"hydra.run.dir={tmp_path / 'compare'}"]
+    assert imported(known, ["gpp.report.compare.page", "gpp.report.explore.page"]) == ["gpp.report.compare.page"]
 
 
 def test_a_plan_with_helpers_is_predicted_kept_and_not_emulated(tmp_path: Path) -> None:

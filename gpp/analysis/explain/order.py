@@ -11,7 +11,6 @@ from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.exact import bound_s
-from gpp.schedules.optimal import MOST_TASKS, proven
 from gpp.strategy import Strategy
 
 
@@ -51,9 +50,12 @@ def order_gap(plan: Plan, problem: Problem, strategy: Strategy, iteration_s: flo
     work = replace(strategy.work(plan, problem, samples), bills=plan.bills(strategy.posed(problem)))
     flow = strategy.schedule.flow(work)
     least, searched, closed = bound_s(flow, "period"), False, False
-    if limit > 0 and len(flow.tasks) <= MOST_TASKS:
-        with suppress(InvalidConfig):  # the solver is optional
-            found = proven(flow, tuple(map(tuple, flow.by_lane(orders))), "period", limit)
-            least, searched, closed = found.bound_s, True, found.closed
+    if limit > 0:
+        from gpp.schedules.optimal import MOST_TASKS, proven
+
+        if len(flow.tasks) <= MOST_TASKS:
+            with suppress(InvalidConfig):  # the solver is optional
+                found = proven(flow, tuple(map(tuple, flow.by_lane(orders))), "period", limit)
+                least, searched, closed = found.bound_s, True, found.closed
     gap = iteration_s / least - 1.0 if least > 0 else 0.0
     return OrderGap(passes=len(flow.tasks), bound_s=least, gap=gap, searched=searched, closed=closed)

@@ -45,7 +45,6 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_candidates
 from gpp.planners.common.average import average
 from gpp.planners.common.candidates import Assessor, Candidate
-from gpp.planners.common.heterogeneous_chain import simulate_layouts
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
@@ -133,6 +132,8 @@ def _one_stage(assessor: Assessor) -> list[Candidate]:
 
 def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
     """Simulate chains whose stages are as long as the devices are fast that they are laid out on."""
+    from gpp.planners.common.heterogeneous_chain import simulate_layouts
+
     costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
     into = table.prefix_s[0]
@@ -209,8 +210,8 @@ class _Row(NamedTuple):
 
 
 def _row(r: int, i: np.ndarray, j: np.ndarray, busy_s: np.ndarray, through_s: np.ndarray, depth: np.ndarray) -> _Row:
-    firsts, starts = np.unique(i, return_index=True)
-    return _Row(r, i, j, starts, firsts, busy_s, through_s, depth)
+    starts = np.flatnonzero(np.diff(i, prepend=-1))  # i ascends
+    return _Row(r, i, j, starts, i[starts], busy_s, through_s, depth)
 
 
 class _ChainSearch:

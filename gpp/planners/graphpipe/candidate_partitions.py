@@ -223,7 +223,8 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
                 collect(branch)
 
     collect(search.structure.root)
-    return np.unique(np.concatenate(found))
+    every = np.sort(np.concatenate(found))
+    return every[np.diff(every, prepend=-np.inf) > 0]  # each once
 
 
 def _laid_out(tables: _SolvedLanes, sizes: list[int], below_s: float) -> Iterator[tuple[float, Parts, int]]:

@@ -76,9 +76,6 @@ from gpp.planners.graphpipe.complete import complete
 from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
-from gpp.planners.graphpipe.tensor_parallel import splits
-from gpp.planners.graphpipe.unequal import simulate_unequal
-from gpp.planners.graphpipe.vary import vary
 from gpp.settings import Count, Natural, settings
 
 SMALL = 1000
@@ -191,6 +188,8 @@ class GraphPipe(AbstractPlanner):
             rebalance(incumbent)
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
+            from gpp.planners.graphpipe.vary import vary
+
             vary(incumbent)
         shared = colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
@@ -214,10 +213,14 @@ class GraphPipe(AbstractPlanner):
             if taken[b] <= REPAIRS and incumbent.worth(estimate_s):
                 repair(incumbent, parts, b)
         if not incumbent.assessor.cluster.homogeneous:
+            from gpp.planners.graphpipe.unequal import simulate_unequal
+
             simulate_unequal(incumbent, shape.orders, shape.lines)
 
     def _split(self, problem: Problem, predict: Predict) -> Plan:
         """The best of the plans with whole operators, and with all operators split over each number of devices that is declared."""
+        from gpp.planners.graphpipe.tensor_parallel import splits
+
         own = replace(self, tensor_parallel=False)
         found: dict[int, tuple[Plan, float]] = {}
         lacking: Infeasible | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpp.analysis.gains import Gain, Gains
-from gpp.analysis.one_stage import OneStage, Share
 from gpp.report.draw import text
+
+if TYPE_CHECKING:
+    from gpp.analysis.one_stage import OneStage
 
 FELT = 0.1
 """A share of one device's time, taken by other programs or by small micro-batches, from which on it is worth saying."""
@@ -105,6 +107,8 @@ def one_stage_lines(found: OneStage, command: str) -> tuple[str, str]:
     Args:
         command: the command line at hand.
     """
+    from gpp.analysis.one_stage import Share
+
     stage, count = found.plan.stages[0], len(found.pipeline.stages)
     own, other = Share.of(found.own), Share.of(found.other)
     copies = len(stage.devices)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpp.analysis.comparison import Attempt, best_of
-from gpp.analysis.explain.explanation import Explanation
-from gpp.analysis.explore import Explored
-from gpp.analysis.gains import Gains
-from gpp.analysis.max_batch import Boundary
-from gpp.analysis.one_stage import OneStage
-from gpp.cluster import Cluster
-from gpp.graph.captured import Checked
-from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
-from gpp.plan.plan import Plan
-from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.run.gain_words import gain_dicts
 from gpp.report.run.result import Status, finite, plan_dict, prediction_error
-from gpp.report.run.strategies import best_names, boundary_dicts, compared_dicts
 from gpp.timeline import Metrics, Outcome, Timeline
+
+if TYPE_CHECKING:
+    from gpp.analysis.explain.explanation import Explanation
+    from gpp.analysis.explore import Explored
+    from gpp.analysis.gains import Gains
+    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.one_stage import OneStage
+    from gpp.cluster import Cluster
+    from gpp.graph.captured import Checked
+    from gpp.graph.op_graph import OpGraph
+    from gpp.plan.plan import Plan
+    from gpp.planners.bounds.lower_bound import Bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +222,8 @@ class RunRecord:
         """Keys of result.json that only some runs have."""
         outcome, judged, survey, out = self.outcome, self.judged, self.survey, dict[str, Any]()
         if survey is not None:
+            from gpp.report.run.strategies import best_names, boundary_dicts, compared_dicts
+
             num_ops = self.planned.graph.num_ops if self.planned.graph else None
             out["compared"] = compared_dicts(survey.attempts, judged.bound, num_ops)
             out["best"] = best_names(survey.attempts)

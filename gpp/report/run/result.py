@@ -8,13 +8,15 @@ import numbers
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from gpp.analysis.explain.order import OrderGap
 from gpp.files import write_text
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Metrics
+
+if TYPE_CHECKING:
+    from gpp.analysis.explain.order import OrderGap
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 
