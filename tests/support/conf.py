@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
+from gpp.app.composing import quicken
 from gpp.models.network import Network
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -18,6 +19,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 def option(group: str, name: str, *overrides: str) -> Any:
     """The object that `group=name` builds, under further overrides."""
+    quicken()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", overrides=[f"{group}={name}", *overrides])
     return instantiate(cfg[group], _convert_="all")

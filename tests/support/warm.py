@@ -10,6 +10,7 @@ What is about processes themselves (their start, kills, signals, command lines) 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -29,16 +30,31 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240.0
 IMPORTS = (
-    "torch.export",
     "torch.distributed.elastic.multiprocessing",
+    "hydra._internal.hydra",
+    "hydra.core.override_parser.overrides_parser",
+    "jinja2",
     "gpp.app.cli",
+    "gpp.app.composing",
     "gpp.app.experiment",
+    "gpp.app.judging",
+    "gpp.app.measuring",
+    "gpp.app.multirun",
     "gpp.app.recording",
+    "gpp.app.replanning",
+    "gpp.app.surveys",
+    "gpp.capture.examples",
+    "gpp.data.imported",
+    "gpp.models.imported",
+    "gpp.planners.graphpipe.graphpipe",
     "gpp.report",
+    "gpp.report.sweep.figure",
+    "gpp.runtime.checkpoint.weights",
     "gpp.runtime.controller.controller",
     "gpp.runtime.live.crew",
     "gpp.runtime.worker.main",
 )
+"""What runs import when they need it, and what would cost each of them seconds here."""
 
 
 class Warm:
@@ -209,6 +225,16 @@ def _answer(request: dict[str, Any]) -> int:
         time.sleep(0.01)
 
 
+def _capture() -> None:
+    """Capture one layer: torch's export makes tables when it is used for the first time."""
+    import torch
+
+    from gpp.capture.build import capture
+
+    batch = {"input": torch.zeros(2, 1)}
+    capture(torch.nn.Linear(1, 1), batch, {"target": torch.zeros(2, 1)}, torch.nn.functional.mse_loss, {}, name="layer")
+
+
 def _serve() -> NoReturn:
     """Answer requests from standard input, one a line, with exit codes, until there are no more."""
     # What is imported must not write between the answers.
@@ -216,9 +242,17 @@ def _serve() -> NoReturn:
     os.dup2(2, 1)
     import torch
 
+    from tests.support.conf import option
+
     torch.set_num_threads(1)
     for name in IMPORTS:
         importlib.import_module(name)
+    # Hydra has found its plugins then, and libyaml has read the files.
+    option("model", "mlp")
+    _capture()
+    # Else every fork would look for garbage among all of it, and copy the pages.
+    gc.collect()
+    gc.freeze()
     while line := sys.stdin.readline():
         answers.write(f"{_answer(json.loads(line))}\n")
         answers.flush()
