@@ -29,7 +29,7 @@ CASES = [
     Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
     Case("llava_small", "torch_pipelining", overrides=("model.frozen=towers",)),
-    Case("mmt_small", "torch_pipelining", "Interleaved1F1B", stages=6),
+    Case("mlp", "torch_pipelining", "Interleaved1F1B", stages=6),
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed"),
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),

@@ -46,7 +46,7 @@ from gpp.strategy import Strategy
 from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive import Exhaustive
 from tests.oracle.exhaustive_shared import optimum
-from tests.support.conf import CONF, option
+from tests.support.conf import CONF, option, options
 from tests.support.problems import Rate, cluster, random_problem, uneven
 
 SAME = 1 + 1e-9
@@ -64,13 +64,10 @@ class Outcome:
 @cache
 def strategies() -> dict[str, Strategy]:
     """All of conf/strategy; what is optional if it is installed, and shortly."""
-    names = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml")) if path.stem != "base"]
-    short = {"optimal": ("strategy.planner.limit=1",)}
-    return {
-        name: option("strategy", name, "name=test", *short.get(name, ()))
-        for name in names
-        if name != "optimal" or importlib.util.find_spec("ortools")
-    }
+    without = {"base"} if importlib.util.find_spec("ortools") else {"base", "optimal"}
+    found = options("strategy", sorted({path.stem for path in (CONF / "strategy").glob("*.yaml")} - without))
+    short = {name: replace(found[name], planner=replace(found[name].planner, limit=1)) for name in {"optimal"} - without}
+    return {**found, **short}
 
 
 def any_problem(seed: int) -> Problem:

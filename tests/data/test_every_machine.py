@@ -1,6 +1,7 @@
 """Data and the order of samples are the same to the last bit whatever the processor, its kernels and the threads.
 
-`python -m tests.data.test_every_machine` prints their digests; the tests run it under the settings of other machines.
+`python -m tests.data.test_every_machine` prints their digests; the tests compare those of this process with those of two
+processes under the settings of other machines.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,18 @@ MODELS = ("mmt_small", "dlrm_small", "candle_uno_small")
 OTHERS = (("digits", "digits", "data.standardize=true"), ("residual_lstm_small", "translation"), ("char_gpt_small", "text"))
 
 AVX2 = {
+    "OMP_NUM_THREADS": "2",
+    "MKL_NUM_THREADS": "2",
+    "OPENBLAS_NUM_THREADS": "2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
 }
 OLDEST = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OPENBLAS_CORETYPE": "Nehalem",
@@ -36,17 +44,14 @@ OLDEST = {
 MACHINES = {"avx2": AVX2, "oldest": OLDEST}
 
 
-def threads(count: int) -> dict[str, str]:
-    """The environment of a process that may use `count` threads."""
-    return {f"{library}_NUM_THREADS": str(count) for library in ("OMP", "MKL", "OPENBLAS")}
-
-
+@cache
 def digests() -> dict[str, str]:
     """A digest of every data set, of an order of samples and of initial weights, by name."""
     import torch
 
     from gpp.data.sampler import minibatch
     from tests.support.conf import model_named, option
+    from tests.support.inprocess import default_dtype
 
     found: dict[str, Any] = {"order": hashlib.sha256(str(minibatch(3, 48, 1024, 7)).encode())}
 
@@ -60,20 +65,19 @@ def digests() -> dict[str, str]:
         for split in ("train", "test"):
             samples = data.load(split, model, seed=1, dtype="float32")
             note(f"{name} {kind} {split}", samples.fetch(range(len(samples))))
-    torch.set_default_dtype(torch.float64)
-    for name in MODELS:
-        torch.manual_seed(0)
-        note(f"{name} weights", model_named(name).build().state_dict())
+    with default_dtype("float64"):
+        for name in MODELS:
+            torch.manual_seed(0)
+            note(f"{name} weights", model_named(name).build().state_dict())
     return {key: value.hexdigest() for key, value in found.items()}
 
 
 def digests_under(settings: dict[str, str]) -> dict[str, str]:
     """The same of a process with these environment variables."""
-    inherited = {name: value for name, value in os.environ.items() if name not in {*AVX2, *OLDEST}}
     done = subprocess.run(
         [sys.executable, "-m", "tests.data.test_every_machine"],
         cwd=ROOT,
-        env={**inherited, "PYTHONPATH": str(ROOT), **settings},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **settings},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -81,15 +85,10 @@ def digests_under(settings: dict[str, str]) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def here() -> dict[str, str]:
-    return digests_under(threads(2))
-
-
 @pytest.mark.parametrize("machine", MACHINES)
-def test_data_are_those_of_any_other_machine(machine: str, here: dict[str, str]) -> None:
+def test_data_are_those_of_any_other_machine(machine: str) -> None:
+    here, found = digests(), digests_under(MACHINES[machine])
     assert len(here) == 1 + 2 * (len(MODELS) + len(OTHERS)) + len(MODELS)
-    found = digests_under({**MACHINES[machine], **threads(1)})
     differ = {key for key in here | found if here.get(key) != found.get(key)}
     # Without fused multiply-add, torch rounds the weights that it draws otherwise. The controller draws them once for all workers.
     assert not differ or (machine == "oldest" and differ <= {f"{name} weights" for name in MODELS})

@@ -72,16 +72,16 @@ class Stopped:
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """One machine: rank 1 stands still for a while as it loads, then come some steps, then SIGSTOP for rank 2.
 
-    Four workers take longer than the timeout to start in any case, which must not end the run.
+    Three workers take longer than the timeout to start in any case, which must not end the run.
     """
     run_dir = tmp_path_factory.mktemp("stopped")
-    process = start(run_dir, *COMMON, "cluster.num_devices=4", f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
+    process = start(run_dir, *COMMON, "cluster.num_devices=3", f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
     try:
         late = pid_of(run_dir, 1)
         os.kill(late, signal.SIGSTOP)
         time.sleep(TIMEOUT_S * 0.6)
         os.kill(late, signal.SIGCONT)
-        wait_for_steps(run_dir, 4)
+        wait_for_steps(run_dir, 3)
         pids = workers_of(run_dir)
         os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
         began = time.monotonic()
@@ -96,14 +96,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 def test_a_stopped_rank_ends_the_run_and_is_named(stopped: Stopped) -> None:
     assert stopped.code == 1
-    assert len(stopped.pids) == 4
+    assert len(stopped.pids) == 3
     assert stopped.took_s > TIMEOUT_S - 1
     assert not workers_of(stopped.run_dir)
     result = json.loads((stopped.run_dir / "result.json").read_text())
     first, *lines = result["reason"].splitlines()
     assert result["status"] == "failed"
     assert first.startswith("worker 2 failed: stopped by a signal (SIGSTOP or SIGTSTP), ")
-    assert len(lines) == 4
+    assert len(lines) == 3
     for rank, line in enumerate(lines):
         assert line.startswith(f"  rank {rank} (")
         assert ("stopped by a signal" if rank == 2 else "waits for s") in line
@@ -173,7 +173,7 @@ def test_two_machines_train_to_the_losses_of_one(external: External, stopped: St
     result = json.loads((external.run_dir / "result.json").read_text())
     one = json.loads((stopped.run_dir / "result.json").read_text())
     assert len(result["loss"]) == STEPS
-    # The other run has four stages: the same training, whose sums may round otherwise.
+    # The other run has three stages: the same training, whose sums may round otherwise.
     assert result["loss"] == pytest.approx(one["loss"][:STEPS], rel=1e-12)
     assert result["measured"]["iteration_s"] > 0
     assert not check_trace(json.loads((external.run_dir / "trace.json").read_text()))

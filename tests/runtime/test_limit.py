@@ -63,8 +63,9 @@ def end_of(job: Job, folder: Path, memory_bytes: float) -> str:
     """How the worker ends that has so much memory: `ok`, or its error."""
     devices = tuple(replace(device, memory_bytes=memory_bytes) for device in job.cluster.devices)
     job = replace(job, cluster=replace(job.cluster, devices=devices))
-    # Not forked from this process, whose heap has holes that no limit counts.
-    context = multiprocessing.get_context("spawn")
+    # Not forked from this process, whose heap has holes that no limit counts, but from one that has imported this file alone.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     inner, outer = context.Pipe()
     process = context.Process(target=_work, args=(job, folder, outer))
     process.start()

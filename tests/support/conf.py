@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,14 @@ def option(group: str, name: str, *overrides: str) -> Any:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", overrides=[f"{group}={name}", *overrides])
     return instantiate(cfg[group], _convert_="all")
+
+
+def options(group: str, names: Iterable[str]) -> dict[str, Any]:
+    """The objects that some options of a group build, from one composition, which takes a fifth of the time of one each."""
+    quicken()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", overrides=["name=test", *(f"+{group}@each.{name}={name}" for name in names)])
+    return {name: instantiate(cfg.each[name], _convert_="all") for name in names}
 
 
 @cache
