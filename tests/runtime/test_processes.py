@@ -60,7 +60,7 @@ def check_against_one_device(done: Finished, name: str, *overrides: str) -> None
     ("name", "strategy", "workers", "replication"),
     [
         pytest.param("digits", "graphpipe", 4, False, marks=long),
-        ("mmt_small", "sequential", 2, True),
+        pytest.param("mmt_small", "sequential", 2, True, marks=long),
         ("dlrm_small", "graphpipe", 4, True),
         pytest.param("candle_uno_small", "gpipe", 2, False, marks=long),
         ("digits_tasks", "graphpipe", 2, False),
