@@ -20,13 +20,17 @@ SAMPLE = (
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, dict[str, dict]]]:
-    """The sample, recorded twice: folder and records of each."""
-    out, server = [], Server(cases.TESTS.parent, timing=True)
-    try:
-        for folder in (tmp_path_factory.mktemp("record") for _ in range(2)):
+    """The sample, recorded by two processes with different hash seeds: folder and records of each."""
+    out = []
+    for seed in ("0", "4242"):
+        folder = tmp_path_factory.mktemp("record")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONHASHSEED", seed)
+            server = Server(cases.TESTS.parent, timing=True)
+        try:
             out.append((folder, {case: taken(server, case, folder / "programs") for case in SAMPLE}))
-    finally:
-        server.close()
+        finally:
+            server.close()
     return out
 
 
