@@ -255,7 +255,8 @@ def test_settings_that_cannot_be_are_refused(setting: str, value: Any) -> None:
         Emulate(**{setting: value})
 
 
-COMMON = ["model=mmt_small", "cluster=mixed_2x4", "cost=analytical", "engine=emulate", "logger=none", "minibatch_size=32"]
+SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2"]
+COMMON = [*SMALL, "cluster=mixed_2x4", "cost=analytical", "engine=emulate", "logger=none", "minibatch_size=32"]
 
 
 @pytest.mark.dist
@@ -279,11 +280,11 @@ def test_eight_unequal_devices_on_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    process = start(tmp_path, *COMMON, "engine.time_scale=5000")
+    process = start(tmp_path, *COMMON, "engine.time_scale=50000")
     try:
         victim = _a_child_of_a_worker(tmp_path)
         os.kill(victim, signal.SIGKILL)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1, out
@@ -308,7 +309,7 @@ def _workers(run_dir: Path) -> list[tuple[int, int]]:
 
 def _a_child_of_a_worker(run_dir: Path) -> int:
     """A forked worker that has begun its steps."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         found = _workers(run_dir)
         pids = {pid for pid, _ in found}
