@@ -84,6 +84,19 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
     assert not [part for part in quoted if part not in sources()]
 
 
+def test_the_diary_has_dates_and_outcomes_newest_first() -> None:
+    """Each file is named by its date, has the date and an outcome as its only main heading, and is listed once."""
+    log = DOCS / "log"
+    listed = re.findall(r"^\* \[(.+)\]\((\S+)\)$", (log / "README.md").read_text(), re.M)
+    days = [name[:10] for _, name in listed]
+    assert days == sorted(days, reverse=True)
+    assert sorted(name for _, name in listed) == sorted(path.name for path in log.iterdir() if path.name != "README.md")
+    for heading, name in listed:
+        assert (log / name).read_text().startswith(f"# {heading}\n"), name
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z0-9-]+\.md", name) and heading.startswith(f"{name[:10]} "), name
+        assert len(heading.split()) > 4, f"{name}: the heading states no outcome"
+
+
 def test_phrases_that_stumble_stay_away() -> None:
     text = "\n".join([sources(), *(page.read_text() for page in (*PAGES, ROOT / "README.md"))])
     flat = re.sub(r"\s+", " ", text).lower()
