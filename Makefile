@@ -1,5 +1,5 @@
 # Two commands are all: `make run` and `make test`. Both create .venv and install what they need. `make docs` builds the site,
-# `make check` runs for hours what is too long for `make test`.
+# `make figures` measures again what it shows.
 # `make test TORCH=2.11.0` tests with another torch than constraints.txt pins, PYTHON=python3.12 with another Python; each pair
 # of them has an environment of its own.
 PYTHON ?= python3
@@ -16,7 +16,7 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/li
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check lint docs clean
+.PHONY: run test lint docs figures clean
 
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
@@ -36,6 +36,10 @@ lint: $(VENV)/.test
 # The pages of docs/ as a site in site/; a link that leads nowhere, or a page that the navigation lacks, ends it.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Every number of docs/figures.md again, by its command: hours. ARGS="--only NAME" for one.
+figures: $(VENV)/.test
+	$(BIN)/python -m sweeps.figures $(ARGS)
 
 # One install for the program, a second one on top of it for tests and lint; each again when its inputs change.
 $(VENV)/.run: pyproject.toml constraints.txt
