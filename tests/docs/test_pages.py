@@ -84,6 +84,14 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
     assert not [part for part in quoted if part not in sources()]
 
 
+def test_the_pages_of_users_stay_short() -> None:
+    """As `wc -w docs/*.md README.md` counts; what only builders need goes to the diary."""
+    counted = {
+        page.name: len(page.read_text().split()) for page in (ROOT / "README.md", *DOCS.rglob("*.md")) if page.parent.name != "log"
+    }
+    assert sum(counted.values()) <= 25_000, counted
+
+
 def test_the_diary_has_dates_and_outcomes_newest_first() -> None:
     """Each file is named by its date, has the date and an outcome as its only main heading, and is listed once."""
     log = DOCS / "log"

@@ -27,14 +27,13 @@ def counted(cases: Sequence[Idiom]) -> str:
 
 
 def block(cases: Sequence[Idiom]) -> str:
-    """The part of the page between the marks, with them."""
+    """The part of the page between the marks, with them: what is refused or warned of; all else is equal."""
     lines = [BEGIN, "", counted(cases)]
     for theme in dict.fromkeys(case.theme for case in cases):
-        lines += ["", f"**{theme}**", "", "| what you write | what happens | it says | write instead |", "|---|---|---|---|"]
+        lines += ["", f"**{theme}**", "", "| what you write | what happens | write instead |", "|---|---|---|"]
         for case in cases:
-            if case.theme == theme:
-                said = f"“{case.words}”" if case.words else ""
-                lines.append(f"| {_cell(case.name)} | {case.kind} | {_cell(said)} | {_cell(case.fix)} |")
+            if case.theme == theme and case.kind != "equal":
+                lines.append(f"| {_cell(case.name)} | {case.kind} | {_cell(case.fix)} |")
     return "\n".join([*lines, "", END])
 
 
