@@ -181,8 +181,10 @@ def card(text: str, name: str, words: str) -> Number:
     a guess that scales that row with the devices."""
     found = speeds(sections(text)[name])
     judged = [row for row in found if not row[4]]
-    errors = [abs(ours / published - 1) for _, _, published, ours, _ in judged]
-    beside = f"tau {kendalltau([row[3] for row in judged], [row[2] for row in judged]).statistic:.3f}"
+    ours, published = [row[3] for row in judged], [row[2] for row in judged]
+    tau = kendalltau(ours, published).statistic
+    errors = [abs(mine / theirs - 1) for mine, theirs in zip(ours, published, strict=True)]
+    beside = f"tau {tau:.3f}"
     base = {model: published / devices for model, devices, published, _, fitted in found if fitted}
     if all(row[0] in base for row in judged):
         naive = [abs(base[row[0]] * row[1] / row[2] - 1) for row in judged]
