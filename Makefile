@@ -1,5 +1,5 @@
 # Two commands are all: `make run` and `make test`. Both create .venv and install what they need. `make docs` builds the site,
-# `make figures` measures again what it shows.
+# `make check` runs for hours what is too long for `make test`, `make figures` measures again what docs/figures.md shows.
 # `make test TORCH=2.11.0` tests with another torch than constraints.txt pins, PYTHON=python3.12 with another Python; each pair
 # of them has an environment of its own.
 PYTHON ?= python3
@@ -16,7 +16,7 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/li
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs figures clean
+.PHONY: run test check lint docs figures clean
 
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
