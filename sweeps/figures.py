@@ -111,14 +111,13 @@ def shown(value: float, unit: str) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else f"{value:.3g}"
 
 
-def cell(number: Number) -> str:
-    """The cell of a number, with its range."""
-    unit = "" if number.unit in ("", "%") else f" {number.unit}"
-    text = shown(number.value, number.unit) + unit
-    if number.low is None:
-        return text if number.high is None else f"{text} (at most {shown(number.high, number.unit)})"
-    assert number.high is not None
-    return f"{text} ({shown(number.low, number.unit)} to {shown(number.high, number.unit)})"
+def line(number: Number) -> str:
+    """A number with its range and what it is compared with."""
+    text = shown(number.value, number.unit) + ("" if number.unit in ("", "%") else f" {number.unit}")
+    if number.high is not None:
+        least = "at most" if number.low is None else f"{shown(number.low, number.unit)} to"
+        text += f" ({least} {shown(number.high, number.unit)})"
+    return f"* {number.what}: **{text}**" + (f"; {number.beside}" if number.beside else "")
 
 
 def section(headline: Headline, found: dict[str, Any] | None) -> str:
@@ -127,13 +126,8 @@ def section(headline: Headline, found: dict[str, Any] | None) -> str:
     lines += [*textwrap.wrap(headline.beside, 120), ""]
     if found is None:
         return "\n".join([*lines, "Not yet measured by this command.", ""])
-    numbers = [Number(**number) for number in found["numbers"]]
-    beside = any(number.beside for number in numbers)
-    lines += ["| of | | beside |", "|---|---|---|"] if beside else ["| of | |", "|---|---|"]
-    for number in numbers:
-        lines.append(f"| {number.what} | {cell(number)} |" + (f" {number.beside} |" if beside else ""))
-    lines += ["", f"{found['date']}, commit {found['commit']}, {found['seconds']:,} s; {found['machine']}.", ""]
-    return "\n".join(lines)
+    lines += [line(Number(**number)) for number in found["numbers"]]
+    return "\n".join([*lines, "", f"{found['date']}, commit {found['commit']}, {found['seconds']:,} s; {found['machine']}.", ""])
 
 
 def page(data: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def test_a_headline_is_run_where_nobody_else_writes() -> None:
 
 def test_what_was_not_run_has_no_number() -> None:
     text = section(HEADLINES[0], None)
-    assert "Not yet measured by this command." in text and "|" not in text
+    assert "Not yet measured by this command." in text and "*" not in text
 
 
 def test_a_section_has_numbers_yardsticks_and_their_origin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ def test_a_section_has_numbers_yardsticks_and_their_origin(monkeypatch: pytest.M
         Number("loss", 4e-16),
     ]
     text = section(HEADLINES[0], entry(HEADLINES[0], numbers, 61.2, "2 cores"))
-    assert "| error | 0.49% (0.10% to 25.0%) | a guess: 30 % |" in text
-    assert "| gain | 1.24 times as fast |  |" in text and "| loss | 4.0e-16 |" in text
+    assert "* error: **0.49% (0.10% to 25.0%)**; a guess: 30 %\n" in text
+    assert "* gain: **1.24 times as fast**\n* loss: **4.0e-16**\n" in text
     assert "commit 1234abcd, 61 s; 2 cores." in text
 
 
