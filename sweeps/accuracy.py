@@ -1,7 +1,7 @@
 """What asynchronous methods cost in accuracy, each at its own best rate: makes sweeps/accuracy.csv, and prints its tables.
 
     python -m sweeps.accuracy digits_deep translator      runs what is missing of these tasks, one core; may be stopped at any time
-    python -m sweeps.accuracy                             the tables of docs/figures.md, from sweeps/accuracy.csv
+    python -m sweeps.accuracy                             the tables, from sweeps/accuracy.csv
 
 A run is one of `sweeps/pipeoptim_accuracy.yaml`, in float64 and in this process. A method's rate is that with the best mean
 accuracy over `TUNING`, seeds that are not reported; a run that diverges counts as 0 there. Reported are runs at that rate with the

@@ -1,4 +1,4 @@
-"""Make GraphPipe's figures again, and print their tables as docs/figures.md has them.
+"""Make GraphPipe's figures again, and print their tables.
 
     python -m sweeps.paper                     all of them, about ten minutes of one core
     python -m sweeps.paper figure6             one of them
