@@ -36,9 +36,9 @@ MEASURED = ("gpp", "conf", "baselines", "sweeps", "run.py", ":!sweeps/figures.py
 
 HEAD = """# Figures
 
-Each number was written by the command above it: `make figures` runs all of them, `python -m sweeps.figures --only NAME` one.
-Times are those of two shared cores without a card, so ratios mean more than seconds. Brackets have the least and the largest
-of the numbers whose median stands before them. What the numbers were before is in the diary (`docs/log/`).
+Each number was written by the command above it: `make figures` runs all of them, `python -m sweeps.figures --only NAME`
+one. Times are those of two shared cores without a card, so ratios mean more than seconds. Brackets have the least and
+the largest of the numbers whose median stands before them. What the numbers were before is in the diary (`docs/log/`).
 """
 
 
