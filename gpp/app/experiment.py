@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -50,6 +50,26 @@ from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch
+
+    from gpp.planners.bounds.lower_bound import Bound
+    from gpp.runtime.rehearsal.rehearse import Rehearsals
+
+
+@dataclass(slots=True)
+class Made:
+    """What takes long and is needed more than once on the way of a run; an experiment itself never changes.
+
+    Args:
+        rehearsals: those whose process has started early.
+        network: the model with its first weights, from the comparison with its capture until the weights are asked for.
+        weights: the initial weights.
+        bound: the problem that was asked about last, and the time that no plan for it can beat.
+    """
+
+    rehearsals: Rehearsals | None = None
+    network: torch.nn.Module | None = None
+    weights: dict[str, torch.Tensor] | None = None
+    bound: tuple[Problem, Bound | None] | None = None
 
 
 class GraphSettings(TypedDict, total=False):
@@ -141,6 +161,11 @@ class Experiment:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
+    @cached_property
+    def made(self) -> Made:
+        """What this run has made so far."""
+        return Made()
+
     @property
     def max_ops(self) -> int | None:
         return (self.graph or {}).get("max_ops", 64)
@@ -207,7 +232,7 @@ class Experiment:
         if self.computes:
             from gpp.app.in_place import early
 
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
+            self.made.rehearsals = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
@@ -256,7 +281,7 @@ class Experiment:
         if not (self.trains and must_compare(captured)):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
-        found, self.__dict__["_network"] = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
+        found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
         return found
 
     def op_graph(self, captured: Captured) -> OpGraph:
@@ -333,7 +358,7 @@ class Experiment:
             return problem, plan
         from gpp.app.in_place import renewed, settle
 
-        given, started = self.given_plan is not None, self.__dict__.get("_early")
+        given, started = self.given_plan is not None, self.made.rehearsals
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
@@ -403,13 +428,8 @@ class Experiment:
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
-        if "_weights" not in self.__dict__:
-            self.__dict__["_weights"] = weights_of(
-                self.model,
-                captured,
-                self.load_weights,
-                seed=self.seed,
-                dtype=self.dtype,
-                network=self.__dict__.pop("_network", None),
-            )
-        return self.__dict__["_weights"]
+        if self.made.weights is None:
+            network, self.made.network = self.made.network, None
+            given = {"seed": self.seed, "dtype": self.dtype, "network": network}
+            self.made.weights = weights_of(self.model, captured, self.load_weights, **given)
+        return self.made.weights
