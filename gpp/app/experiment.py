@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -17,6 +17,7 @@ from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
+from gpp.app.made import Made
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
@@ -50,26 +51,6 @@ from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch
-
-    from gpp.planners.bounds.lower_bound import Bound
-    from gpp.runtime.rehearsal.rehearse import Rehearsals
-
-
-@dataclass(slots=True)
-class Made:
-    """What takes long and is needed more than once on the way of a run; an experiment itself never changes.
-
-    Args:
-        rehearsals: those whose process has started early.
-        network: the model with its first weights, from the comparison with its capture until the weights are asked for.
-        weights: the initial weights.
-        bound: the problem that was asked about last, and the time that no plan for it can beat.
-    """
-
-    rehearsals: Rehearsals | None = None
-    network: torch.nn.Module | None = None
-    weights: dict[str, torch.Tensor] | None = None
-    bound: tuple[Problem, Bound | None] | None = None
 
 
 class GraphSettings(TypedDict, total=False):

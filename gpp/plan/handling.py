@@ -117,4 +117,4 @@ def _codec_s(edge: Edge, samples: int, src: int, dst: int, problem: Problem) -> 
 
 
 HANDLING = Remembered[tuple[object, ...], list[tuple[float, float]]]()
-"""Of stages, edges, mini-batch and bits: what `handling_s` says."""
+"""Of stages, edges, mini-batch and bits: what `handling_s` says, which walks over all messages; a prediction asks several times."""

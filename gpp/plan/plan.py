@@ -379,7 +379,6 @@ class Plan:
 
         Encoding and decoding are in them. The device that has most to do decides. What a device hands to itself costs nothing.
         """
-        # A prediction asks several times, and walks over all messages.
         known = HANDLING.of(problem)
         key = self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
         if key not in known:
