@@ -41,7 +41,7 @@ from gpp.program.program import Program, ReduceGroup, Task, check_program, reduc
 from gpp.program.steady_state import check_stream, window
 from gpp.program.stream import check_served
 from gpp.replan import Replan
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import ORDERS, AbstractSchedule
 from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_count, check_schedule
@@ -313,10 +313,9 @@ class Strategy:
 
     def orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
         """The passes of every device: of the schedule's choices, those with which a simulated step is shortest."""
-        key = "orders", self.schedule, self.weights, plan.stages, plan.edges, samples
-        known = problem.bills.get(key)
-        if known is not None:
-            return known
+        known, key = ORDERS.of(problem), (self.schedule, self.weights, plan.stages, plan.edges, samples)
+        if key in known:
+            return known[key]
 
         def step_s(orders: Mapping[int, Sequence[Task]]) -> float:
             program = lower(plan, problem.graph, orders, samples, global_norm=problem.global_norm)
@@ -325,7 +324,7 @@ class Strategy:
         choices = self.schedule.choices(self.work(plan, problem, samples))
         found = choices[0] if len(choices) == 1 else min(choices, key=step_s)
         if self.schedule.needs_bills:  # it took long
-            problem.bills[key] = found
+            known[key] = found
         return found
 
     def work(self, plan: Plan, problem: Problem, samples: int) -> Work:

@@ -93,6 +93,7 @@ WINGS: dict[str, list[set[str]]] = {
             "given",
             "helped",
             "in_place",
+            "made",
             "moving",
             "serving",
             "several",

@@ -17,6 +17,7 @@ from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_given
 from gpp.app.helped import check_helped
+from gpp.app.made import Made
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
@@ -141,6 +142,11 @@ class Experiment:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
+    @cached_property
+    def made(self) -> Made:
+        """What this run has made so far."""
+        return Made()
+
     @property
     def max_ops(self) -> int | None:
         return (self.graph or {}).get("max_ops", 64)
@@ -207,7 +213,7 @@ class Experiment:
         if self.computes:
             from gpp.app.in_place import early
 
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
+            self.made.rehearsals = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
@@ -256,7 +262,7 @@ class Experiment:
         if not (self.trains and must_compare(captured)):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
-        found, self.__dict__["_network"] = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
+        found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
         return found
 
     def op_graph(self, captured: Captured) -> OpGraph:
@@ -333,7 +339,7 @@ class Experiment:
             return problem, plan
         from gpp.app.in_place import renewed, settle
 
-        given, started = self.given_plan is not None, self.__dict__.get("_early")
+        given, started = self.given_plan is not None, self.made.rehearsals
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
@@ -403,13 +409,8 @@ class Experiment:
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
-        if "_weights" not in self.__dict__:
-            self.__dict__["_weights"] = weights_of(
-                self.model,
-                captured,
-                self.load_weights,
-                seed=self.seed,
-                dtype=self.dtype,
-                network=self.__dict__.pop("_network", None),
-            )
-        return self.__dict__["_weights"]
+        if self.made.weights is None:
+            network, self.made.network = self.made.network, None
+            given = {"seed": self.seed, "dtype": self.dtype, "network": network}
+            self.made.weights = weights_of(self.model, captured, self.load_weights, **given)
+        return self.made.weights

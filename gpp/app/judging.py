@@ -37,11 +37,12 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
         # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
         # batches have other bounds.
         return None
-    known = experiment.__dict__.setdefault("_bound", [None, None])
-    if known[0] is not problem:
+    known = experiment.made.bound
+    if known is None or known[0] is not problem:
+        found = None
         with suppress(Infeasible):
-            known[:] = problem, None
-            known[1] = lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *experiment.strategies)))
+            found = lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *experiment.strategies)))
+        known = experiment.made.bound = problem, found
     return known[1]
 
 
@@ -127,7 +128,7 @@ def gains_of(
         predicted.metrics,
         job_of,
         lambda: experiment.weights(captured),
-        rehearsals=experiment.__dict__.get("_early") or Rehearsals(worker_environment(cost.num_threads)),
+        rehearsals=experiment.made.rehearsals or Rehearsals(worker_environment(cost.num_threads)),
         budget_s=experiment.baselines_s,
         say=say,
         warn=warn,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
@@ -59,6 +59,24 @@ def _nothing(plan: object) -> None:
     """Refuse no plan."""
 
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@final
+class Remembered(Generic[K, V]):
+    """Answers about a problem that are kept with it: question -> answer, for questions of one kind.
+
+    Each kind stands beside the function that answers it. A problem that differs in anything has none of them.
+    """
+
+    __slots__ = ()
+
+    def of(self, problem: Problem) -> dict[K, V]:
+        """The answers so far."""
+        return problem._remembered.setdefault(self, {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What is to be planned.
@@ -95,8 +113,7 @@ class Problem:
     _times: dict[tuple[int, int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
     _amounts: dict[int, Amounts] = field(default_factory=dict, init=False, repr=False, compare=False)
-    bills: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Bills of stages made so far (`gpp.cost.stage.StageCost.of`)."""
+    _remembered: dict[Remembered[Any, Any], dict[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
@@ -224,11 +241,11 @@ class Problem:
 
     def tensors_of(self, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> StageTensors:
         """A stage's operators and the tensors between them; some are recomputed as they declare."""
-        key = "tensors", ops, declared, tensor_parallel
-        if key not in self.bills:
+        key, made = (ops, declared, tensor_parallel), _TENSORS.of(self)
+        if key not in made:
             saved = {op: running(self.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
-            self.bills[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
-        return self.bills[key]
+            made[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
+        return made[key]
 
     @cached_property
     def _sums(self) -> Sums:
@@ -334,3 +351,6 @@ class Problem:
         best = max(range(self.cluster.num_devices), key=lambda d: self.cluster.devices[d].speed_factor)
         times = self.op_times(microbatch_size, best)
         return float(np.sum(times.forward_s) + np.sum(times.backward_s))
+
+
+_TENSORS = Remembered[tuple[tuple[int, ...], tuple[int, ...], int], StageTensors]()

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
-from gpp.cost.problem import Problem
+from gpp.cost.problem import Problem, Remembered
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
 from gpp.mechanism import found
@@ -74,8 +74,8 @@ class StageCost:
         Args:
             depth: of the pipeline, for policies whose versions depend on it; None: the stage is the first of its pipeline.
         """
-        known_bill = problem.bills.get((stage, depth))
-        if known_bill is not None:
+        made = _BILLS.of(problem)
+        if (known_bill := made.get((stage, depth))) is not None:
             return known_bill
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
@@ -101,7 +101,7 @@ class StageCost:
         for value in stage.mechanisms:
             added: AbstractBill | None = found("bill", "BILL", AbstractBill).get(value.name)
             bill = added.of(problem, stage, value, bill) if added else bill
-        problem.bills[stage, depth] = bill
+        made[stage, depth] = bill
         return bill
 
     def pass_s(self, *, last: bool) -> tuple[float, float]:
@@ -123,6 +123,9 @@ class StageCost:
     def memory(self) -> StageBytes:
         static, versions = self.static_bytes, self.version_bytes
         return StageBytes(static, versions, self.microbatch_bytes, self.transient_bytes, self.moved_bytes, self.late_bytes)
+
+
+_BILLS = Remembered[tuple[Stage, int | None], StageCost]()
 
 
 def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
+from gpp.cost.problem import Remembered
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.prices import Prices
 from gpp.memory.segments import Segments, segments_of
@@ -72,6 +73,9 @@ class _Labels(NamedTuple):
         return _Labels(*(np.concatenate([a, b]) for a, b in zip(self, other, strict=True)))
 
 
+_SEGMENTS = Remembered[tuple[tuple[int, ...], int], Segments]()
+
+
 class ChainProgram:
     """The dynamic program of one question.
 
@@ -83,10 +87,10 @@ class ChainProgram:
 
     def __init__(self, choices: Choices, limit: float, width: int = 512) -> None:
         self.choices, self.limit, self.width = choices, limit, width
-        bills, key = choices.problem.bills, ("segments", choices.stage.ops, choices.samples)
-        if key not in bills:
-            bills[key] = segments_of(choices.tensors, choices.samples)
-        self.parts: Segments = bills[key]
+        known, key = _SEGMENTS.of(choices.problem), (choices.stage.ops, choices.samples)
+        if key not in known:
+            known[key] = segments_of(choices.tensors, choices.samples)
+        self.parts = known[key]
         self.n, self.b, self.h = len(choices.stage.ops), choices.samples, choices.held
         self.copies = min(self.h, RESIDENT_COPIES)
         tensors = choices.tensors

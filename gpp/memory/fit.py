@@ -16,7 +16,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple
 
-from gpp.cost.problem import Problem
+from gpp.cost.problem import Problem, Remembered
 from gpp.errors import InvalidConfig
 from gpp.memory.capuchin import capuchin
 from gpp.memory.chain import ChainProgram
@@ -107,19 +107,23 @@ def fit(
         raise InvalidConfig("ways", unknown[0], f"must be of {', '.join(WAYS)}", "leave it out")
     if selection not in ("least", "capuchin"):
         raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
-    key = "fit", stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
+    key = stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
     key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
-    bills = problem.bills
-    if key not in bills:
+    known, equal = _FITS.of(problem), _ALIKE.of(problem)
+    if key not in known:
         choices = Choices(problem, stage, held, ways, depth, period_s, again)
         # Models have equal blocks: what is found for one stretch of them is the answer for all equal ones.
-        alike = "alike", choices.alike, limit, selection, within
-        if alike not in bills:
+        alike = choices.alike, limit, selection, within
+        if alike not in equal:
             found = _fit(choices, limit, selection, within)
-            bills[alike] = found and found._replace(marking=found.marking.of(choices.at))
-        answer: Judged | None = bills[alike]
-        bills[key] = answer and Fit.of(answer._replace(marking=answer.marking.of(stage.ops)))
-    return bills[key]
+            equal[alike] = found and found._replace(marking=found.marking.of(choices.at))
+        answer = equal[alike]
+        known[key] = answer and Fit.of(answer._replace(marking=answer.marking.of(stage.ops)))
+    return known[key]
+
+
+_FITS = Remembered[tuple[object, ...], Fit | None]()
+_ALIKE = Remembered[tuple[object, ...], Judged | None]()
 
 
 def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Judged | None:

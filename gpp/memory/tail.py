@@ -13,11 +13,14 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from gpp.cost.problem import Remembered
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.fit import Fit
 from gpp.memory.policy import AbstractMemory, Question
 from gpp.memory.priced import Way
 from gpp.settings import settings
+
+_TAILS = Remembered[tuple[object, ...], tuple[Fit | None, float]]()
 
 
 @final
@@ -42,12 +45,13 @@ class Tail(AbstractMemory):
 
     def _tried(self, asked: Question) -> tuple[Fit | None, float]:
         ways: Collection[Way] = self.ways if self.swap else ("recompute",)
-        key = "tail", asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(asked.again), tuple(ways)
-        if key not in asked.problem.bills:
+        known = _TAILS.of(asked.problem)
+        key = asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(asked.again), tuple(ways)
+        if key not in known:
             choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, asked.again)
             found, least = _shortest(choices, asked.limit_bytes)
-            asked.problem.bills[key] = (Fit.of(found), 0.0) if found else (None, least - asked.limit_bytes)
-        return asked.problem.bills[key]
+            known[key] = (Fit.of(found), 0.0) if found else (None, least - asked.limit_bytes)
+        return known[key]
 
 
 def tail_of(count: int, ratio: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpp.cost.edges import decoding, encoding
-from gpp.cost.problem import Problem
+from gpp.cost.problem import Problem, Remembered
 from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.routing import copies, messages
 from gpp.stage import Stage
@@ -114,3 +114,7 @@ def _codec_s(edge: Edge, samples: int, src: int, dst: int, problem: Problem) -> 
     dtype = problem.graph.dtype
     there = encoding(edge.tensors, dtype, samples, edge.bits, clip=edge.clip)
     return problem.codec_s(there, src), problem.codec_s(decoding(edge.tensors, dtype, samples, edge.bits), dst)
+
+
+HANDLING = Remembered[tuple[object, ...], list[tuple[float, float]]]()
+"""Of stages, edges, mini-batch and bits: what `handling_s` says, which walks over all messages; a prediction asks several times."""

@@ -16,7 +16,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.handling import edges_of, handling_s, sending_s
+from gpp.plan.handling import HANDLING, edges_of, handling_s, sending_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
 from gpp.plan.table import table
@@ -379,11 +379,11 @@ class Plan:
 
         Encoding and decoding are in them. The device that has most to do decides. What a device hands to itself costs nothing.
         """
-        # A prediction asks several times, and walks over all messages.
-        key = "handling", self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
-        if key not in problem.bills:
-            problem.bills[key] = handling_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
-        return problem.bills[key]
+        known = HANDLING.of(problem)
+        key = self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
+        if key not in known:
+            known[key] = handling_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
+        return known[key]
 
     def sending_s(self, problem: Problem) -> float:
         """Seconds that all messages of a mini-batch take their senders."""

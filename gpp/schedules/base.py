@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
+from gpp.cost.problem import Remembered
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
@@ -149,3 +150,7 @@ class StageSchedule(AbstractSchedule):
                 order = [tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if kind in written]
             out.update(dict.fromkeys(replica, order))
         return out
+
+
+ORDERS = Remembered[tuple[object, ...], Mapping[int, Sequence[Task]]]()
+"""Of schedule, weights, stages, edges and samples: the passes of every device, where they took long to find."""

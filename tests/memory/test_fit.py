@@ -13,7 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.memory.capuchin import capuchin
 from gpp.memory.choices import Choices, Marking
-from gpp.memory.fit import Fit, fit
+from gpp.memory.fit import _ALIKE, Fit, fit
 from gpp.memory.prices import Prices
 from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict
@@ -98,7 +98,7 @@ def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> N
     bounded = [fit(case.problem, case.stage, 4, limit) for case, limit in told]
     monkeypatch.setattr(Prices, "beyond", lambda prices, i, num_bytes, moved, parted: np.zeros(len(num_bytes)))
     for (case, limit), found in zip(told, bounded, strict=True):
-        case.problem.bills.clear()
+        case.problem._remembered.clear()
         without = fit(case.problem, case.stage, 4, limit)
         assert found is not None and without is not None
         assert found.added_s == pytest.approx(without.added_s, rel=1e-12)
@@ -153,7 +153,7 @@ def test_equal_stretches_share_an_answer_and_no_others_do() -> None:
         assert (first is None) == (second is None)
         if first is not None and second is not None:
             assert second == first._replace(**{k: tuple(op + n for op in getattr(first, k)) for k in MARKS})
-        assert sum("alike" in str(key) for key in problem.bills) == 1, "one search for both"
+        assert len(_ALIKE.of(problem)) == 1, "one search for both"
         for _ in range(6):
             other = replace(problem, graph=varied(rng, graph, n))
             fresh = replace(other)

@@ -1,0 +1,30 @@
+"""What a run makes once on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpp.cost.problem import Problem
+    from gpp.planners.bounds.lower_bound import Bound
+    from gpp.runtime.rehearsal.rehearse import Rehearsals
+
+
+@dataclass(slots=True)
+class Made:
+    """What takes long and is needed more than once on the way of a run; an experiment itself never changes.
+
+    Args:
+        rehearsals: those whose process has started early.
+        network: the model with its first weights, from the comparison with its capture until the weights are asked for.
+        weights: the initial weights.
+        bound: the problem that was asked about last, and the time that no plan for it can beat.
+    """
+
+    rehearsals: Rehearsals | None = None
+    network: torch.nn.Module | None = None
+    weights: dict[str, torch.Tensor] | None = None
+    bound: tuple[Problem, Bound | None] | None = None
