@@ -12,10 +12,11 @@ from torch import Tensor
 
 from baselines.reference.pipeline import Pipeline, run_reference
 from gpp.graph.captured import is_loss
+from gpp.mechanisms.helpers.operands import operands_of_stage
+from gpp.mechanisms.helpers.worker import WORKER
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
-from gpp.runtime.worker.halves import operands_of_stage
-from gpp.runtime.worker.helper import build_helpers
+from gpp.runtime.worker.hooks import OwnDevice
 from gpp.weights.base import AbstractWeights
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.corrections.delayed_momentum import DelayedMomentum
@@ -266,7 +267,17 @@ def test_delays_of_devices_that_run_side_by_side(jobs: dict[str, Case]) -> None:
 def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for(jobs: dict[str, Case]) -> None:
     """Else equality would say little: nothing of a linear layer is left to the stage's own device."""
     job, _ = jobs["helped, stash"]
-    (helper,) = build_helpers(job, 3, torch.device("cpu"), FakeTransport(FakeNetwork((), 4), 3), lambda: 0.0, {}).values()
+    transport = FakeTransport(FakeNetwork((), 4), 3)
+    own = OwnDevice(
+        job=job,
+        device_id=3,
+        device=torch.device("cpu"),
+        modules={},
+        transport=transport,
+        handover={},
+        now=lambda: 0.0,
+    )
+    (helper,) = WORKER.build(own).helpers.values()
     names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}
     assert set(helper.params) == names == {name for each in operands_of_stage(job, 1) for name in each.params}
     assert all(param.untyped_storage().nbytes() == 8 for param in helper.params.values())
