@@ -293,7 +293,7 @@ def _refusal(content: Any, found: Sequence[Mapping[str, Any]], wrong: _Wrong) ->
 
 
 _WORDS = (
-    (r"^(Input|Value|Dictionary|Tuple|List|String) should (be|have|match)|^Value error,", r"must \2"),
+    (r"^(Input|Value|Dictionary|Tuple|List|String) should (be|have|match)|^Value error, ", r"must \2"),
     ("a valid number", "a number"),
     ("a valid integer.*", "an integer"),
     ("a valid string", "a text"),

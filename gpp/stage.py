@@ -96,16 +96,16 @@ def _by_name(given: Any) -> tuple[AbstractStageValue, ...]:
     if isinstance(given, tuple):
         return given
     if not isinstance(given, dict):
-        raise ValueError("must be an object with the fields of each mechanism under its name")
+        raise ValueError("be an object with the fields of each mechanism under its name")
     known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
     out = []
     for name, fields in sorted(given.items()):
         if name not in known:
-            raise ValueError(f"has {name!r}, and the mechanisms are {', '.join(known) or 'none'}")
+            raise ValueError(f"name mechanisms, which are {', '.join(known) or 'none'}, and not {name!r}")
         try:
             out.append(from_json(known[name], json.dumps(fields)))
         except InvalidFile as error:
-            raise ValueError(f"of {name!r}: {error.place} {error.rule}") from None
+            raise ValueError(f"fit {name!r}, of which {error.place} {error.rule}") from None
     return tuple(out)
 
 

@@ -91,28 +91,28 @@ class HelperHooks(Hooks):
     """
 
     def __init__(self, own: OwnDevice) -> None:
-        self._own, self.helpers = own, _helpers(own)
-        for s, module in own.modules.items():
-            if own.job.plan.stages[s].beside and module.late:
-                given = Given.of(own.job, s)
-                module.late.between = given.between
+        self._job, self.helpers = own.job, _helpers(own)
+        self._given = {s: Given.of(own.job, s) for s in own.modules if own.job.plan.stages[s].beside}
+        for s, given in self._given.items():
+            if late := own.modules[s].late:
+                late.between = given.between
                 if given.head:
                     _, lo, hi = given.columns[0]
-                    module.late.own_columns[given.head.node] = lo, hi
+                    late.own_columns[given.head.node] = lo, hi
 
     def boundary(self, stage: int, found: Boundary) -> Boundary:
-        job, out = self._own.job, found
-        for t in job.plan.successors[stage]:
-            if helpers_of(job.plan.stages[t]).input_share:
-                columns = by_columns(job.plan.stages[t], out.returning_in[t])
-                out = replace(out, parts=out.parts | {(BACKWARD, t, device): part for device, part in columns.items()})
-        value, own = helpers_of(job.plan.stages[stage]), job.plan.stages[stage].devices[0]
-        if value.input_share:
-            returning = {p: by_columns(job.plan.stages[stage], lay).get(own, NOTHING) for p, lay in out.returning_out.items()}
+        plan, out = self._job.plan, found
+        for t in plan.successors[stage]:
+            if helpers_of(plan.stages[t]).input_share:
+                came = by_columns(plan.stages[t], out.returning_in[t])
+                out = replace(out, parts=out.parts | {(BACKWARD, t, device): part for device, part in came.items()})
+        own = plan.stages[stage]
+        if helpers_of(own).input_share:
+            returning = {p: by_columns(own, whole).get(own.devices[0], NOTHING) for p, whole in out.returning_out.items()}
             out = replace(out, returning_out=returning)
-        if not value.beside:
+        if stage not in self._given:
             return out
-        operands, parts = _layouts(Given.of(job, stage), job, stage)
+        operands, parts = _layouts(self._given[stage], self._job, stage)
         added = {**out.added, HELPING: {stage: operands}, HELPING_INPUTS: {stage: NOTHING}}
         return replace(out, added=added, parts=out.parts | {(HELPING_INPUTS, stage, device): lay for device, lay in parts.items()})
 
