@@ -123,14 +123,16 @@ def with_earlier(content: Any) -> Any:
 
 
 def _nested(stage: Any, moving: Mapping[str, str]) -> Any:
-    if not isinstance(stage, dict) or moving.keys().isdisjoint(stage):
+    values = stage.get("mechanisms", {}) if isinstance(stage, dict) else None
+    if not isinstance(values, dict) or moving.keys().isdisjoint(stage):
         return stage
-    out: dict[str, Any] = {field: value for field, value in stage.items() if field not in moving}
-    values = dict(out.get("mechanisms") or {})
-    for field in moving.keys() & stage.keys():
-        if stage[field] not in (None, []):
-            values[moving[field]] = {**values.get(moving[field], {}), field: stage[field]}
-    return {**out, "mechanisms": values}
+    for field, name in moving.items():
+        if stage.get(field) not in (None, []):
+            inner = values.get(name, {})
+            if not isinstance(inner, dict):
+                return stage
+            values = {**values, name: {**inner, field: stage[field]}}
+    return {**{field: value for field, value in stage.items() if field not in moving}, "mechanisms": values}
 
 
 def _named(values: tuple[AbstractStageValue, ...]) -> dict[str, Any]:

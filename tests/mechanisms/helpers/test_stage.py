@@ -73,6 +73,11 @@ def test_files_of_earlier_versions_have_the_fields_in_the_stage() -> None:
         stage = content["stages"][1]
         stage |= {"weight_device": None, "input_share": [], **stage.pop("mechanisms")["helpers"]}
         assert from_json(Plan, json.dumps(content)) == plan
+    for wrong in (3, {"helpers": 3}):
+        content["stages"][1]["mechanisms"] = wrong
+        with pytest.raises(InvalidFile, match=r"stages\[1\]"):
+            from_json(Plan, json.dumps(content))
+    del content["stages"][1]["mechanisms"]
     content["stages"][1]["weight_device"] = "4"
     with pytest.raises(InvalidFile, match=r"stages\[1\]\.mechanisms.*'helpers'.*weight_device"):
         from_json(Plan, json.dumps(content))
