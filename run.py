@@ -61,8 +61,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     rivals = judging.rivals_of(experiment, captured, problem, plan, baseline)
     recorder.gained(predicted_gains(rivals, plan, predicted.metrics))
 
-    if plan.divided and not experiment.runs:
-        # Whether an engine could divide these input gradients is asked by a run alone.
+    if plan.predicted_only and not experiment.runs:
+        # Whether an engine could run it is asked by a run alone.
         recorder.predicted_only(plan)
         return
 

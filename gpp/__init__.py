@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpp.cluster import Cluster, Device, Link, local, mixed, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
+    from gpp.mechanisms.helpers.layerpipe import LayerPipe
     from gpp.memory.policy import Auto, Keep, Offload, Recompute
     from gpp.memory.tail import Tail
     from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gpp.planners.chains.data_parallel import DataParallel
     from gpp.planners.chains.dawnpiper import DawnPiper
     from gpp.planners.chains.even import Even
-    from gpp.planners.chains.layerpipe import LayerPipe
     from gpp.planners.chains.pipedream import PipeDream
     from gpp.planners.chains.pipedream_2bw import PipeDream2BW
     from gpp.planners.chains.piper import Piper
@@ -153,7 +153,7 @@ _HOME = {
     "GraphPipe": "gpp.planners.graphpipe.graphpipe",
     "Interleaved1F1B": "gpp.schedules.interleaved_1f1b",
     "Keep": "gpp.memory.policy",
-    "LayerPipe": "gpp.planners.chains.layerpipe",
+    "LayerPipe": "gpp.mechanisms.helpers.layerpipe",
     "LearningRate": "gpp.optimizers",
     "Link": "gpp.cluster",
     "Muon": "gpp.optimizers",

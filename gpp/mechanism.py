@@ -7,6 +7,8 @@ core that it adds something to, and each such file has one name that the room as
     bill.py        BILL       seconds and bytes of a stage (`gpp.cost.stage.AbstractBill`)
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
+    prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
+    job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)
     worker.py      WORKER     hooks of a worker around passes and updates (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
 
 The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when

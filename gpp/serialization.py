@@ -78,6 +78,7 @@ def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str
     """The value of class `cls` that `text` describes.
 
     Args:
+        cls: with a class method `upgraded` where files of earlier versions have another form: it takes their plain content.
         source: the file, or another name of the text, for messages.
         fix: what a user can do if the text is wrong.
         setting: the setting that names the file; empty where none does.
@@ -87,6 +88,8 @@ def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str
     """
     text, wrong = text if isinstance(text, str) else _decoded(text, source, setting), _Wrong(source, fix, setting)
     content = _content(text, wrong)
+    if (upgrade := getattr(cls, "upgraded", None)) is not None and (current := upgrade(content)) != content:
+        content, text = current, json.dumps(current)
     try:
         return _reader(cls).validate_json(text)
     except ValidationError as error:
@@ -290,7 +293,7 @@ def _refusal(content: Any, found: Sequence[Mapping[str, Any]], wrong: _Wrong) ->
 
 
 _WORDS = (
-    (r"^(Input|Value|Dictionary|Tuple|List|String) should (be|have|match)|^Value error,", r"must \2"),
+    (r"^(Input|Value|Dictionary|Tuple|List|String) should (be|have|match)|^Value error, ", r"must \2"),
     ("a valid number", "a number"),
     ("a valid integer.*", "an integer"),
     ("a valid string", "a text"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -14,10 +14,10 @@ from gpp.errors import InvalidFile
 from gpp.mechanism import found
 from gpp.routing import Piece, pieces
 from gpp.serialization import from_json, to_json
-from gpp.settings import Count, Natural, NotNegative
+from gpp.settings import Count, Natural
 
-ROUNDING = 1e-9
-"""By which shares may miss the whole that they add up to."""
+Edges = Sequence[tuple[int, int]]
+"""Source and destination of every edge between stages, which are in a topological order."""
 
 
 def neighbours(edges: Iterable[tuple[int, int]], count: int) -> tuple[tuple[int, ...], ...]:
@@ -35,6 +35,45 @@ class AbstractStageValue(ABC):
     """The last part of the package's name."""
     acts: ClassVar[bool] = False
     """Whether the stage's program has actions of the mechanism's own, so that a step is what a simulation says, not a formula."""
+    periodic: ClassVar[bool] = False
+    """Whether the devices of the whole plan run side by side, each doing in a period what others have prepared in periods before: a
+    stage is as late as the samples in flight say, and has updates of its own."""
+    splits: ClassVar[bool] = False
+    """Whether the stage's backward has two halves, whatever the schedule."""
+    earlier: ClassVar[tuple[str, ...]] = ()
+    """Fields of the value that earlier plan.json files have in the stage itself."""
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """Devices that have a part in the stage's passes, beside its own."""
+        return ()
+
+    @property
+    def adding(self) -> tuple[int, ...]:
+        """Those of them that make gradients of the stage's weights, which are summed with what its own device makes."""
+        return ()
+
+    @property
+    def predicted_only(self) -> bool:
+        """Whether no job is made of the stage where nothing runs, because only an engine can say whether it could."""
+        return False
+
+    @classmethod
+    def check_plan(cls, stages: tuple[Stage, ...], edges: Edges, num_devices: int) -> None:
+        """Prove that the values of all stages fit together, once for a plan that has one.
+
+        Raises:
+            InvalidPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
+    def check_pipeline(self, s: int, *, serves: bool) -> None:
+        """Refuse the value, of stage number s, in a pipeline that drains before every update, or that serves requests.
+
+        Raises:
+            InvalidPlan: names stage, field, value, rule and fix.
+        """
+        return None
 
     def check(self, s: int, stage: Stage, stages: tuple[Stage, ...]) -> None:
         """Prove that the value fits its stage, which is number s of `stages`.
@@ -57,17 +96,43 @@ def _by_name(given: Any) -> tuple[AbstractStageValue, ...]:
     if isinstance(given, tuple):
         return given
     if not isinstance(given, dict):
-        raise ValueError("must be an object with the fields of each mechanism under its name")
+        raise ValueError("be an object with the fields of each mechanism under its name")
     known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
     out = []
     for name, fields in sorted(given.items()):
         if name not in known:
-            raise ValueError(f"has {name!r}, and the mechanisms are {', '.join(known) or 'none'}")
+            raise ValueError(f"name mechanisms, which are {', '.join(known) or 'none'}, and not {name!r}")
         try:
             out.append(from_json(known[name], json.dumps(fields)))
         except InvalidFile as error:
-            raise ValueError(f"of {name!r}: {error.place} {error.rule}") from None
+            raise ValueError(f"fit {name!r}, of which {error.place} {error.rule}") from None
     return tuple(out)
+
+
+def with_earlier(content: Any) -> Any:
+    """The content of a plan.json in which every field stands where it does now: some were fields of the stage itself once.
+
+    What is no plan comes back as it is, to be refused as such.
+    """
+    stages = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(stages, list):
+        return content
+    known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
+    moving = {field: name for name, kind in known.items() for field in kind.earlier}
+    return {**content, "stages": [_nested(stage, moving) for stage in stages]}
+
+
+def _nested(stage: Any, moving: Mapping[str, str]) -> Any:
+    values = stage.get("mechanisms", {}) if isinstance(stage, dict) else None
+    if not isinstance(values, dict) or moving.keys().isdisjoint(stage):
+        return stage
+    for field, name in moving.items():
+        if stage.get(field) not in (None, []):
+            inner = values.get(name, {})
+            if not isinstance(inner, dict):
+                return stage
+            values = {**values, name: {**inner, field: stage[field]}}
+    return {**{field: value for field, value in stage.items() if field not in moving}, "mechanisms": values}
 
 
 def _named(values: tuple[AbstractStageValue, ...]) -> dict[str, Any]:
@@ -102,8 +167,6 @@ class Stage:
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
-        weight_device: the helper that makes the gradients of the stage's weights (`gpp.plan.helpers`); None: its own device does.
-        input_share: helpers that make parts of the gradients of its inputs, as (device, share); what is left of 1 is its own.
         mechanisms: what mechanisms say of the stage, in the order of their names.
     """
 
@@ -117,9 +180,6 @@ class Stage:
     offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
-    # Left out of files where there are none: plans without helpers read as they always did.
-    weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
-    input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()
     mechanisms: Values = ()
 
     def __getitem__(self, kind: type[V]) -> V | None:
@@ -132,16 +192,14 @@ class Stage:
         return replace(self, mechanisms=tuple(sorted((*others, value), key=lambda one: one.name)))
 
     @property
-    def helpers(self) -> tuple[int, ...]:
-        """Devices that make parts of the stage's backward beside its own, ascending."""
-        weights = () if self.weight_device is None else (self.weight_device,)
-        return tuple(sorted({*weights, *(device for device, _ in self.input_share)}))
+    def beside(self) -> tuple[int, ...]:
+        """Devices that have a part in the stage's passes, beside its own, ascending."""
+        return tuple(sorted({device for value in self.mechanisms for device in value.beside}))
 
     @property
-    def own_input_share(self) -> float:
-        """The part of the gradients of its inputs that its own device makes."""
-        left = 1.0 - sum(share for _, share in self.input_share)
-        return left if left > ROUNDING else 0.0
+    def adding(self) -> tuple[int, ...]:
+        """Those of them whose gradients of the stage's weights are summed with its own device's, ascending."""
+        return tuple(sorted({device for value in self.mechanisms for device in value.adding}))
 
     def marked_within(self, ops: tuple[int, ...]) -> Stage:
         """The stage with other operators, of which those that it has already are treated as before."""

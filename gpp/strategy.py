@@ -46,8 +46,8 @@ from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_count, check_schedule
 from gpp.settings import settings
+from gpp.simulate.added import own_prediction
 from gpp.simulate.recurrence import can_score, score
-from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
 from gpp.simulate.stream import Objective, questions, scored, serve
 from gpp.timeline import ENDLESS, Timeline
@@ -97,8 +97,8 @@ class Strategy:
                 f"{does}, and strategy.weights={self.weights.name} needs {needs}",
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
-        if self.planner.helps and self.memory.ways:
-            rule = "is not for plans with helpers, which keep all"
+        if self.planner.keeps and self.memory.ways:
+            rule = f"is not for plans of strategy.planner={self.planner.name}, which keep all"
             raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
 
     def plan(self, problem: Problem, *, first: bool = False) -> Plan:
@@ -248,8 +248,8 @@ class Strategy:
         if problem.regime.serves:
             program = self._program(plan, problem)
             return serve(program, plan, problem) if record else scored(program, plan, problem, self.objective)
-        if plan.helped:
-            return side_by_side(plan, self.posed(problem), record=record)
+        if plan.mechanisms and (own := own_prediction(plan, self.posed(problem), record=record)) is not None:
+            return own
         drains = self.schedule.drains
         if not record:
             # In a pipeline that does not drain there is always another micro-batch.

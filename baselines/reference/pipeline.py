@@ -22,13 +22,13 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
-from gpp.plan.helpers import columns
+from gpp.mechanisms.helpers.operands import head_of_stage
+from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.routing import Piece, pieces
 from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.worker.halves import head_of_stage
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.flush import Flush
@@ -68,7 +68,7 @@ class Pipeline:
             modules.append([build_stage(job.captured, nodes, device="cpu") for _ in stage.devices])
             for module in modules[-1]:
                 module.load(weights)
-                if stage.input_share:
+                if helpers_of(stage).input_share:
                     head = head_of_stage(job, s)
                     parts = in_parts([(lo, hi) for _, lo, hi in columns(stage, head.columns)])
                     module.call_through({head.node: parts})

@@ -32,7 +32,6 @@ class Reference(AbstractServer):
     """
 
     own_runtime: ClassVar[bool] = True
-    helps: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     overwrites: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
-from gpp.app.given import check_given
-from gpp.app.helped import check_helped
+from gpp.app.given import check_engine, check_given
 from gpp.app.made import Made
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
@@ -197,7 +196,7 @@ class Experiment:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
         given = self.given_plan
         if self.runs or self.trains:
-            check_helped(self.engine, self.strategy, given)
+            check_engine(self.engine, self.strategy, given)
         if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()

@@ -216,8 +216,8 @@ class _Settled:
 
 
 def _to_time(profile: Profile, plan: Plan) -> bool:
-    """Whether a plan is to be rehearsed: not one with helpers, a pass of whose stages is made on several devices."""
-    return not plan.helped and not _timed(profile, plan)
+    """Whether a plan is to be rehearsed: not one whose devices run in periods, a pass of whose stages is made on several."""
+    return not plan.periodic and not _timed(profile, plan)
 
 
 def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:

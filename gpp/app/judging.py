@@ -62,7 +62,7 @@ def explanation_of(
     experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
 ) -> Explanation | None:
     """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
-    if experiment.whole or plan.helped:
+    if experiment.whole or plan.periodic:
         return None
     base_s = predicted.metrics.iteration_s
     known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)

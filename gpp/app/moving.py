@@ -124,8 +124,9 @@ def check_replan(e: Asked) -> None:
 
 
 def _check_training(strategy: Strategy, engine: Distributed, cluster: Cluster, refuse: Callable[[str, str], None]) -> None:
-    if strategy.planner.helps:
-        refuse("moves operators between whole stages, and the planner's have helpers", "use another strategy, as pipedream")
+    if strategy.planner.mechanisms:
+        rule = f"moves operators between whole stages, and those of strategy.planner={strategy.planner.name} are not"
+        refuse(rule, "use another strategy, as pipedream")
     if cluster.devices[0].kind != "cpu":
         refuse("moves layers between workers on processors: of communicators that change nothing is proved", "use cluster=local")
     for name, usual in (("compile", None), ("enforce_memory", False)):

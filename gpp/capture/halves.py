@@ -66,7 +66,7 @@ def halves(
         whole: nodes that are to stay whole.
         formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
-        elsewhere: whether another device makes the second half, out of what it is sent (`gpp.capture.operands`): operators of which
+        elsewhere: whether another device makes the second half, out of what it is sent: operators of which
             it could not know enough stay whole.
     """
     return _Search(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
@@ -156,7 +156,11 @@ class _Search:
             rest = [name for key, value in given.items() if key not in ("weight", "bias") for name in references(value)]
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
                 computed = self.elsewhere and any(name in self.own for name in weights)
-                return "it reads what is computed from weights, which its helper does not have" if computed else None
+                return (
+                    "it reads what is computed from weights, which the device that makes the second half does not have"
+                    if computed
+                    else None
+                )
             return "it computes with weights in place of data"
         if not self.formulas and _reads_twice(node, self.node_of, self.data):
             return "it reads its data several times, whose gradients autograd adds up one by one"

@@ -129,6 +129,9 @@ class Late:
         self._device = device
         self.own_columns: dict[str, tuple[int, int]] = {}
         """Linear operator of which this device makes these columns [lo, hi) of the data's gradient alone; the others are zero."""
+        self.between: Callable[[LateGradients, dict[str, Tensor]], dict[str, dict[str, Tensor]]] | None = None
+        """(What the first half has left, gradients of the inputs) -> what goes to other devices between the halves: tensors by
+        direction and by name. None: the gradients of the inputs, as they are."""
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def take(self) -> LateGradients:

@@ -269,15 +269,6 @@ def leaves_of(captured: Captured, nodes: Iterable[str]) -> frozenset[str]:
     return frozenset(node.target for node in Cut(captured, nodes, torch.device("meta"), {}).leaves)
 
 
-def halves_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) -> Mapping[str, tuple[bool, ...]]:
-    """The operators of the stage of `nodes` whose gradients a helper makes, in order; nothing is built.
-
-    Args:
-        whole: nodes that are to stay whole.
-    """
-    return Cut(captured, nodes, torch.device("meta"), {}).split(whole, formulas=False, elsewhere=True)[0].split
-
-
 def _fill(tensor: Tensor, node: Node, data: str) -> None:
     if not data:  # a tensor without elements
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, final
 
@@ -29,6 +30,17 @@ class AbstractBill(ABC):
         Args:
             value: what the mechanism says of the stage, of its own class.
         """
+
+    def beside(self, problem: Problem, stage: Stage, value: Any) -> Iterable[tuple[int, float]]:
+        """Bytes that devices beside the stage's own hold for it: (device, bytes)."""
+        return ()
+
+
+def beside_bytes(problem: Problem, stage: Stage) -> Iterator[tuple[int, float]]:
+    """Bytes that devices beside a stage's own hold for it: (device, bytes)."""
+    for value in stage.mechanisms:
+        added: AbstractBill | None = found("bill", "BILL", AbstractBill).get(value.name)
+        yield from added.beside(problem, stage, value) if added else ()
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -13,15 +13,15 @@ from gpp.cost.edges import check_bits, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
-from gpp.cost.stage import StageCost
+from gpp.cost.stage import StageCost, beside_bytes
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import HANDLING, edges_of, handling_s, sending_s
-from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
+from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
-from gpp.stage import Stage, neighbours
+from gpp.stage import Stage, neighbours, with_earlier
 from gpp.weights.base import PipelinePosition
 
 
@@ -70,6 +70,8 @@ class Plan:
     edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
     edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
 
+    upgraded: ClassVar = staticmethod(with_earlier)
+
     def __str__(self) -> str:
         return table(f"{self.planner}: depth {self.depth}, mini-batch {self.minibatch_size}", self.stages, self.successors)
 
@@ -79,18 +81,23 @@ class Plan:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Devices with something to do, helpers included, ascending."""
-        return tuple(sorted({device for stage in self.stages for device in (*stage.devices, *stage.helpers)}))
+        """Devices with something to do, ascending."""
+        return tuple(sorted({device for stage in self.stages for device in (*stage.devices, *stage.beside)}))
+
+    @cached_property
+    def mechanisms(self) -> frozenset[str]:
+        """The names of the mechanisms that say something of a stage."""
+        return frozenset(value.name for stage in self.stages for value in stage.mechanisms)
+
+    @cached_property
+    def periodic(self) -> bool:
+        """Whether devices run side by side, in periods (`AbstractStageValue.periodic`)."""
+        return any(value.periodic for stage in self.stages for value in stage.mechanisms)
 
     @property
-    def helped(self) -> bool:
-        """Whether other devices make a part of some stage's backward (`gpp.plan.helpers`)."""
-        return any(stage.helpers for stage in self.stages)
-
-    @property
-    def divided(self) -> bool:
-        """Whether other devices make parts of the gradients of some stage's inputs."""
-        return any(stage.input_share for stage in self.stages)
+    def predicted_only(self) -> bool:
+        """Whether no job is made of the plan where nothing runs, because only an engine can say whether it could."""
+        return any(value.predicted_only for stage in self.stages for value in stage.mechanisms)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -115,15 +122,15 @@ class Plan:
 
     @cached_property
     def _entering(self) -> int | None:
-        """Samples in flight where most are, if a stage's replicas take turns or has helpers."""
-        turns = self.helped or any(s.round_robin_degree > 1 for s in self.stages)
+        """Samples in flight where most are, if a stage's replicas take turns, or devices run in periods."""
+        turns = self.periodic or any(s.round_robin_degree > 1 for s in self.stages)
         return max(s.in_flight for s in self.stages) if turns else None
 
     def position(self, stage: int) -> PipelinePosition:
         """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
 
-        Where replicas take turns, or helpers have a part of a backward, other numbers of micro-batches are in flight than there are
-        stages: the depth is what enters meanwhile.
+        Where replicas take turns, or devices run in periods, other numbers of micro-batches are in flight than there are stages:
+        the depth is what enters meanwhile.
         """
         s = self.stages[stage]
         own = s.microbatch_size * s.round_robin_degree
@@ -141,10 +148,11 @@ class Plan:
 
     @cached_property
     def work_of_device(self) -> dict[int, tuple[int, ...]]:
-        """The stages that each device runs, and behind them those that it helps; devices that only help come last."""
+        """The stages that each device runs, and behind them those of others in whose passes it has a part; devices that have no
+        stage of their own come last."""
         out = dict(self.stages_of_device)
         for s, stage in enumerate(self.stages):
-            for device in stage.helpers:
+            for device in stage.beside:
                 out[device] = (*out.get(device, ()), s)
         return out
 
@@ -253,7 +261,9 @@ class Plan:
                 f"minibatch_size={self.minibatch_size}, or plan again"
             )
         if problem.regime.weights.flushes:
-            refuse_drained(self.stages)
+            for s, stage in enumerate(self.stages):
+                for value in stage.mechanisms:
+                    value.check_pipeline(s, serves=False)
         self.check_stages(problem.graph, problem.cluster.num_devices)
         for s, stage in enumerate(self.stages):
             whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1
@@ -262,7 +272,7 @@ class Plan:
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
-        self._check_sharding(problem)
+        check_sharding(self.stages, problem)
         self._check_memory(problem, peaks)
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
@@ -298,7 +308,8 @@ class Plan:
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
         check_bits(self.edge_bits, self.edges, self.edge_tensors(graph), graph)
-        check_helpers(self.stages, self.edges, num_devices)
+        for kind in dict.fromkeys(type(value) for stage in self.stages for value in stage.mechanisms):
+            kind.check_plan(self.stages, self.edges, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
         """Every operator is in one stage, and every stage has operators and devices."""
@@ -339,20 +350,6 @@ class Plan:
                 f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
             )
 
-    def _check_sharding(self, problem: Problem) -> None:
-        """Every operator of a tensor-parallel stage declares its degree, and shares no parameter with another stage."""
-        if all(stage.tensor_parallel == 1 for stage in self.stages):
-            return
-        for s, stage in enumerate(self.stages):
-            if stage.tensor_parallel > 1:
-                mask = mask_of(stage.ops)
-                problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-                for name in sorted({name for op in stage.ops for name in problem.graph.ops[op].params}):
-                    if problem.graph.readers[name] & ~mask:
-                        raise InvalidPlan(
-                            f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
-                        )
-
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:
         """What every stage costs, in order; its messages and its share of a step's fixed costs included."""
         if problem.regime.weights.flushes:
@@ -390,7 +387,7 @@ class Plan:
         return sending_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: the sum over its stages, and over those that it helps.
+        """Peak bytes on every device: the sum over its stages, and over those of others in whose passes it has a part.
 
         Args:
             in_flight: stage -> samples held in full at a time, over all replicas.
@@ -402,7 +399,7 @@ class Plan:
             need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
-            for device, more in helping_bytes(stage, problem):
+            for device, more in beside_bytes(problem, stage):
                 out[device] = out.get(device, 0.0) + more
         return out
 
@@ -413,7 +410,7 @@ class Plan:
         if lack > 0:
             stages, need, have = self.stages_of_device.get(-device, ()), needs[-device], devices[-device].memory_bytes
             who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
-            who = who if stages else f"a helper, device {-device}, needs"
+            who = who if stages else f"device {-device}, which works for stages of others, needs"
             raise Infeasible(
                 f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
                 f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",

@@ -49,8 +49,10 @@ def continuous(problem: Problem, *, knows_versions: bool) -> list[Problem]:
 class AbstractPlanner(ABC):
     """Cuts a graph into stages and deals out the devices. Settings are the fields of the dataclass."""
 
-    helps: ClassVar[bool] = False
-    """Whether its plans may have helpers (`gpp.plan.helpers`)."""
+    mechanisms: ClassVar[tuple[str, ...]] = ()
+    """The names of the mechanisms whose values its stages may have (`gpp.mechanism`)."""
+    keeps: ClassVar[bool] = False
+    """Whether its stages keep what they make, so that no memory policy is for them."""
     proves: ClassVar[bool] = False
     """Whether it says how far any other plan's time is from that of its own."""
     marks: ClassVar[bool] = False

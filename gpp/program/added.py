@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import found
@@ -11,26 +12,100 @@ from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.channels import Channel
 from gpp.program.kinds import Direction
-from gpp.program.program import Program
+from gpp.program.program import Program, Task
+from gpp.weights.base import AbstractWeights
 
 Rates = Mapping[tuple[Direction, int, int], tuple[float, float]]
 """Direction, source and destination stage -> bytes for each sample, and bytes for each message."""
+
+
+class Message(NamedTuple):
+    """A message of a mechanism: both devices, what each does, and the direction of the pass that makes it."""
+
+    made: Direction
+    source: int
+    send: Action
+    destination: int
+    receive: Action
+
+
+class Return(NamedTuple):
+    """Who sends gradients of a stage's inputs back: the device, the kind of its send, and the direction of the pass before it."""
+
+    device: int
+    kind: str
+    made: Direction
+
+
+class Part(NamedTuple):
+    """What a device makes of a pass, or sends of a message: of what grows with the samples, and of what does not."""
+
+    of_samples: float = 1.0
+    fixed: float = 1.0
+
+
+WHOLE = Part()
 
 
 class AbstractLowering(ABC):
     """A pass over the programs of plans whose stages have the mechanism's value.
 
     The plain program is a list of actions for each device. A mechanism gives back another one, in which actions of kinds of its own
-    stand between those that are there.
+    stand between those that are there (`lower`); or it says, before there is one, in which order devices have their passes
+    (`orders`), what ends their mini-batches (`endings`), and which messages there are beside those of the edges (`messages`).
     """
 
-    @abstractmethod
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan of a form that has no program.
+
+        Raises:
+            UnsupportedPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
+    def check_stream(self, plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
+        """Refuse what the mechanism cannot be combined with in a pipeline that does not drain.
+
+        Raises:
+            InvalidPlan: names stage, field, value, rule and fix.
+            InvalidConfig: the weight policy.
+        """
+        return None
+
+    def orders(self, plan: Plan, graph: OpGraph, num_samples: int) -> dict[int, list[Task]] | None:
+        """The passes of every device of a pipeline that does not drain; None: as the schedule has them."""
+        return None
+
+    def span(self, plan: Plan) -> int:
+        """Micro-batches by which passes of one device may be apart; 0: as many as are in flight."""
+        return 0
+
+    def endings(
+        self, plan: Plan, graph: OpGraph, num_samples: int, minibatches: int
+    ) -> Mapping[int, Mapping[Task, Sequence[Action]]]:
+        """Device -> the sums and updates that stand behind each of its passes; none: behind the last one of a mini-batch."""
+        return {}
+
+    def messages(self, plan: Plan, num_samples: int) -> Sequence[Message]:
+        """The messages of passes, beside those of the edges."""
+        return ()
+
+    def returns(self, plan: Plan) -> Mapping[int, Sequence[Return]]:
+        """Stage -> who sends the gradients of its inputs back, each a part of every sample, where others make some of them."""
+        return {}
+
+    def part(self, plan: Plan, device: int, action: Action) -> Part:
+        """The part of a pass that a device makes, or of a message that it sends."""
+        return WHOLE
+
     def lower(self, plan: Plan, graph: OpGraph, program: Program) -> Program:
         """The program with the mechanism's actions. An evaluation, which has no updates, comes by here too."""
+        return program
 
     @abstractmethod
     def due(self, plan: Plan, graph: OpGraph, program: Program) -> Mapping[int, Sequence[Action]]:
-        """Device -> the actions that `lower` adds, in any order: what a program that was read from a file must hold."""
+        """Device -> the actions of the mechanism's kinds, but for those of `messages`, in any order: what a program that was read
+        from a file must hold."""
 
     def channels(self, plan: Plan) -> Sequence[Channel]:
         """The channels of the mechanism's messages between different devices, in one order on all devices."""
@@ -51,8 +126,32 @@ class AbstractLowering(ABC):
 
 def lowerings(plan: Plan) -> list[AbstractLowering]:
     """The passes over a plan's programs: those of the mechanisms that its stages have, in the order of their names."""
-    names = {value.name for stage in plan.stages for value in stage.mechanisms}
+    names = plan.mechanisms
     return [part for name, part in found("lowering", "LOWERING", AbstractLowering).items() if name in names] if names else []
+
+
+def part_of(added: Iterable[AbstractLowering], plan: Plan, device: int, action: Action) -> Part:
+    """The part of a pass that a device makes, or of a message that it sends, by all mechanisms of `lowerings`."""
+    samples = fixed = 1.0
+    for each in added:
+        part = each.part(plan, device, action)
+        samples, fixed = samples * part.of_samples, fixed * part.fixed
+    return Part(samples, fixed)
+
+
+def check_form(plan: Plan) -> None:
+    """Refuse a plan of a form that has no program.
+
+    Raises:
+        UnsupportedPlan: names stage, field, value, rule and fix.
+    """
+    for part in lowerings(plan):
+        part.check_plan(plan)
+
+
+def ordered(plan: Plan, graph: OpGraph, num_samples: int) -> dict[int, list[Task]] | None:
+    """The passes of every device, where a mechanism puts them in order; else None."""
+    return next((found for part in lowerings(plan) if (found := part.orders(plan, graph, num_samples)) is not None), None)
 
 
 def prove(plan: Plan, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""A stage's backwards are all whole, or all in two halves; a helper's pass is given what it is to work on."""
+"""A stage's backwards are all whole, or all in two halves."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from gpp.program.action import Action
 from gpp.program.kinds import (
     BACKWARD,
     HALVES,
-    HELPED_INPUTS,
-    HELPED_WEIGHTS,
     INPUT_GRADIENTS,
-    KINDS,
     PASS,
-    RECEIVES,
     WEIGHT_GRADIENTS,
 )
-
-HELPED = frozenset((HELPED_INPUTS, HELPED_WEIGHTS))
 
 
 def check_halves(device: int, actions: Sequence[Action]) -> None:
@@ -30,14 +24,7 @@ def check_halves(device: int, actions: Sequence[Action]) -> None:
     Raises:
         MalformedProgram: names the action.
     """
-    present = {action.kind for action in actions}
-    if not HELPED.isdisjoint(present):
-        given = {(KINDS[action.kind].direction, *action[1:3]) for action in actions if action.kind in RECEIVES}
-        for action in actions:
-            if action.kind in HELPED and (KINDS[action.kind].direction, *action[1:3]) not in given:
-                rule = "helps a stage of another device, and is not sent what it is to work on"
-                raise MalformedProgram(f"{action.text(device)} {rule}")
-    if HALVES.isdisjoint(present):
+    if HALVES.isdisjoint({action.kind for action in actions}):
         return
     found: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for kind, stage, microbatch, *_ in actions:

@@ -9,13 +9,11 @@ from typing import Final, NamedTuple
 Direction = str
 """`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
 
-`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, made on the stage's own device.
+A mechanism may have directions of its own, for its passes and the messages that these need.
 """
 
 FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
-HELPING: Final[Direction] = "W"
-HELPING_INPUTS: Final[Direction] = "I"
 
 
 class Resource(Enum):
@@ -80,7 +78,7 @@ class Kind:
         returns: whether it makes the gradients of a stage's inputs.
         finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
-        helps: whether a helper runs it: its device does not have the stage.
+        part_of: the kind of pass of which a device makes a part for a stage of another: it takes that pass's seconds, by the part.
         of_minibatch: whether its number is that of a mini-batch, as an update's, and not of a micro-batch of its stage.
     """
 
@@ -95,7 +93,7 @@ class Kind:
     returns: bool = False
     finishes: bool = False
     everyone: bool = False
-    helps: bool = False
+    part_of: str = ""
     of_minibatch: bool = False
 
     @property

@@ -13,13 +13,6 @@
     s2.U0@d1                 optimizer step of mini-batch 0
     s2.O0@d1                 copy of what micro-batch 0 keeps on the host: there, after its forward
     s2.P0@d1                 and back, before its backward
-    s2.SW0>s2.d4[0:4]@d1     send a helper what the gradients of the weights are made of (`gpp.plan.helpers`)
-    s2.RW0<s2.d1[0:4]@d4     receive it
-    s2.HW0@d4                a helper's W: of a stage that its device does not have
-    s2.SI0>s2.d4[0:4]@d1     send a helper the gradients of the outputs, and its columns of the weights
-    s2.RI0<s2.d1[0:4]@d4     receive them
-    s2.HI0@d4                a helper's part of I
-    s2.SP0>s1.d3[0:4]@d4     send its part of the gradients of the inputs
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
 of waits (`gpp.program.waits`) is derived from what a row occupies and needs. Mechanisms add rows of their own (`gpp.mechanism`), so
@@ -33,7 +26,7 @@ from typing import Final
 
 from gpp import mechanism
 from gpp.errors import InvalidConfig, MalformedProgram
-from gpp.program.kind import BACKWARD, FORWARD, HELPING, HELPING_INPUTS, Direction, Kind, Need, Resource, Role
+from gpp.program.kind import BACKWARD, FORWARD, Direction, Kind, Need, Resource, Role
 
 
 class _Table(dict[str, Kind]):
@@ -86,61 +79,10 @@ _CORE: Final = (
         frees=True,
         finishes=True,
     ),
-    Kind(
-        text="HW",
-        meaning="weight gradients for another device",
-        role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
-        direction=HELPING,
-        finishes=True,
-        helps=True,
-    ),
-    Kind(
-        text="HI",
-        meaning="input gradients for another device",
-        role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
-        direction=HELPING_INPUTS,
-        returns=True,
-        helps=True,
-    ),
     Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
     Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
-    Kind(
-        text="SW",
-        meaning="send to a helper",
-        role=Role.SEND,
-        occupies=Resource.CHANNEL,
-        needs=(Need("I"),),
-        direction=HELPING,
-    ),
-    Kind(
-        text="SI",
-        meaning="send to a helper for input gradients",
-        role=Role.SEND,
-        occupies=Resource.CHANNEL,
-        needs=(Need("I"),),
-        direction=HELPING_INPUTS,
-    ),
-    Kind(
-        text="SP",
-        meaning="send a part of gradients",
-        role=Role.SEND,
-        occupies=Resource.CHANNEL,
-        needs=(Need("HI"),),
-        direction=BACKWARD,
-        helps=True,
-    ),
     Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
     Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
-    Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
-    Kind(
-        text="RI",
-        meaning="receive as a helper for input gradients",
-        role=Role.RECEIVE,
-        occupies=Resource.NOTHING,
-        direction=HELPING_INPUTS,
-    ),
     Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
     Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
     Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE, of_minibatch=True),
@@ -163,6 +105,8 @@ DIRECTIONS: Final = list[Direction]()
 SEND: Final = dict[Direction, str]()
 RECEIVE: Final = dict[Direction, str]()
 """Direction -> the kind of either end of its messages."""
+PARTS: Final = dict[str, str]()
+"""Kind of a pass that is a part of another device's -> the kind of the whole."""
 
 _SETS: Final = {
     Role.COMPUTE: COMPUTE,
@@ -185,23 +129,24 @@ def _add(kind: Kind) -> None:
     if kind.role is Role.RECEIVE:
         DIRECTIONS.append(kind.direction)
         RECEIVE[kind.direction] = kind.text
-    if kind.role is Role.SEND and not kind.helps:
-        SEND[kind.direction] = kind.text
+    if kind.role is Role.SEND:
+        SEND.setdefault(kind.direction, kind.text)
+    if kind.part_of:
+        PARTS[kind.text] = kind.part_of
 
 
 for _kind in _CORE:
     _add(_kind)
 
 
-def _only(role: Role, direction: Direction = "", *, everyone: bool = False, helps: bool = False) -> str:
-    own = (kind for kind in _CORE if kind.role is role and kind.helps == helps)
-    (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
+def _sum(*, everyone: bool) -> str:
+    (found,) = [kind.text for kind in _CORE if kind.role is Role.SUM and kind.everyone == everyone]
     return found
 
 
-def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False, helps: bool = False) -> str:
-    passes, wanted = (kind for kind in _CORE if kind.computes), (holds, returns, finishes, helps)
-    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes, kind.helps) == wanted]
+def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False) -> str:
+    passes, wanted = (kind for kind in _CORE if kind.computes), (holds, returns, finishes)
+    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes) == wanted]
     return found
 
 
@@ -216,14 +161,9 @@ INPUT_GRADIENTS: Final = _pass(returns=True)
 WEIGHT_GRADIENTS: Final = _pass(finishes=True)
 """The two halves of a backward that is split."""
 HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
-HELPED_WEIGHTS: Final = _pass(finishes=True, helps=True)
-HELPED_INPUTS: Final = _pass(returns=True, helps=True)
-"""Second halves that a helper makes, and parts of first halves."""
-SEND_PART: Final = _only(Role.SEND, BACKWARD, helps=True)
-"""What a helper sends in place of the stage's own device."""
-REDUCE: Final = _only(Role.SUM)
-NORM: Final = _only(Role.SUM, everyone=True)
-UPDATE: Final = _only(Role.UPDATE)
+REDUCE: Final = _sum(everyone=False)
+NORM: Final = _sum(everyone=True)
+(UPDATE,) = UPDATES
 COPY_OUT: Final = _occupying(Resource.COPY_OUT)
 COPY_IN: Final = _occupying(Resource.COPY_IN)
 

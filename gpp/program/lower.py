@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.added import lowerings
-from gpp.program.helped import endings, operand_messages, returned_by
+from gpp.program.added import check_form, lowerings
 from gpp.program.kinds import (
     BACKWARD,
     COPY_IN,
@@ -63,14 +61,16 @@ def lower(
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
 
     Raises:
-        UnsupportedPlan: stages have helpers of a form that no engine runs.
+        UnsupportedPlan: it has a form that no engine runs.
     """
-    check_runnable(plan.stages)
+    check_form(plan)
     before, after = communication(plan, graph, num_samples)
     groups = reduce_groups(plan, graph)
     trains = any(KINDS[task.kind].finishes for order in orders.values() for task in order)
     actions: dict[int, tuple[Action, ...]] = {}
-    ends = endings(plan, graph, num_samples, minibatches) if trains and plan.helped else {}
+    ends: dict[int, Mapping[Task, Sequence[Action]]] = {}
+    for part in lowerings(plan) if trains else ():
+        ends |= part.endings(plan, graph, num_samples, minibatches)
     for device, stages in plan.work_of_device.items():
         order = orders.get(device, ())
         if device in ends or not order:
@@ -105,6 +105,8 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     returning = plan.returning(graph)
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
+    added = lowerings(plan)
+    returns = {s: made for part in added for s, made in part.returns(plan).items()}
     forward, backward = FORWARD, BACKWARD
     send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
     new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
@@ -115,17 +117,17 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
             for src, dst in copies(makers, readers):
                 after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
                 before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
-            if back and plan.stages[t].input_share:
+            if back and t in returns:
                 (src,) = makers
-                for dst, kind, way in returned_by(plan.stages[t]):
+                for dst, kind, way in returns[t]:
                     after[dst, (t, way, dst_mb)].append(Action(kind, t, dst_mb, s, src, lo, hi))
                     before[src, (s, backward, src_mb)].append(Action(take_back, s, src_mb, t, dst, lo, hi))
                 continue
             for dst, src in copies(readers, makers) if back else ():
                 after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
                 before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
-    for (src, sent), (dst, received) in operand_messages(plan, num_samples):
-        after[src, (sent.stage, backward, sent.microbatch)].append(sent)
+    for way, src, sent, dst, received in (message for part in added for message in part.messages(plan, num_samples)):
+        after[src, (sent.stage, way, sent.microbatch)].append(sent)
         before[dst, (received.stage, KINDS[received.kind].direction, received.microbatch)].append(received)
     return before, after
 
@@ -169,7 +171,7 @@ def _interleave(
     device: int,
     before: Slots,
     after: Slots,
-    updates: Mapping[Task, list[Action]],
+    updates: Mapping[Task, Sequence[Action]],
     copies: Mapping[Task, Sequence[Action]],
 ) -> list[Action]:
     """Post every receive some passes ahead, so that it overlaps with them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.cost.stage import StageCost
-from gpp.program.kinds import BACKWARD, FORWARD, HELPED_INPUTS, HELPED_WEIGHTS, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, PARTS, PASS, WEIGHT_GRADIENTS
 
 
 def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
@@ -14,12 +14,10 @@ def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
     """
     forward_s, backward_s = bill.pass_s(last=last)
     weight_s = bill.last_weight_s if last else bill.weight_s
-    return {
+    found = {
         PASS[FORWARD]: forward_s,
         PASS[BACKWARD]: backward_s,
         INPUT_GRADIENTS: backward_s - weight_s,
         WEIGHT_GRADIENTS: weight_s,
-        HELPED_INPUTS: backward_s - weight_s,
-        HELPED_WEIGHTS: weight_s,
-        **dict(bill.own_s),
     }
+    return {**found, **{part: found[whole] for part, whole in PARTS.items()}, **dict(bill.own_s)}

@@ -119,8 +119,8 @@ class ReduceGroup(NamedTuple):
 
 def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     """Who sums which gradients: trainable parameters by the set of devices that hold them, if several."""
-    if plan.helped:
-        return tuple(_helped_group(plan.stages[s], graph) for s in summed_stages(plan))
+    if plan.periodic:
+        return tuple(_group_of_stage(plan.stages[s], graph) for s in summed_stages(plan))
     holders: dict[str, set[int]] = defaultdict(set)
     split: list[ReduceGroup] = []
     for stage in plan.stages:
@@ -140,14 +140,14 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
 
 
 def summed_stages(plan: Plan) -> tuple[int, ...]:
-    """The stages whose gradients are summed with a helper's, ascending: of a plan with helpers each is a gradient group."""
-    return tuple(s for s, stage in enumerate(plan.stages) if stage.weight_device is not None)
+    """The stages to whose gradients other devices add, ascending: where devices run in periods each is a gradient group."""
+    return tuple(s for s, stage in enumerate(plan.stages) if stage.adding)
 
 
-def _helped_group(stage: Stage, graph: OpGraph) -> ReduceGroup:
-    """The gradients of a stage, parts of which its own device makes, and others its helper."""
+def _group_of_stage(stage: Stage, graph: OpGraph) -> ReduceGroup:
+    """The gradients of a stage, parts of which its own device makes, and parts others."""
     names = {name for op in stage.ops for name in graph.trained_by[op]}
-    return ReduceGroup(tuple(sorted((*stage.devices, stage.weight_device or 0))), tuple(sorted(names)))
+    return ReduceGroup(tuple(sorted((*stage.devices, *stage.adding))), tuple(sorted(names)))
 
 
 def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -> tuple[int, ...]:

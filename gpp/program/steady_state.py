@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.helpers import ticks
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.added import lowerings
 from gpp.program.kinds import KINDS, SUMS, UPDATES
 from gpp.program.program import Program
 from gpp.weights.base import AbstractWeights
@@ -33,11 +33,8 @@ def window(plan: Plan, ahead: int) -> int:
         ahead: compute actions by which receives are posted ahead.
     """
     places = [plan.position(s) for s in range(len(plan.stages))]
-    longest = max(-(-(place.warmup + 1 + ahead) // place.accumulation) for place in places)
-    if plan.helped:
-        # A device may have passes that are as far apart as the first forward and the last gradient.
-        late = max(tick.weight for tick in ticks(plan.stages, plan.edges)) + 1 + ahead
-        longest = max(-(-late // place.accumulation) for place in places)
+    span = max((part.span(plan) for part in lowerings(plan)), default=0)
+    longest = max(-(-((span or place.warmup + 1) + ahead) // place.accumulation) for place in places)
     return 2 * longest + SETTLE
 
 
@@ -126,16 +123,16 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
     """Refuse a plan that cannot run without drains.
 
     Raises:
-        InvalidPlan: a device holds several stages, in a plan without helpers, or a micro-batch does not divide the mini-batch.
+        InvalidPlan: a device holds several stages without periods of their own, or a micro-batch does not divide the mini-batch.
         InvalidConfig: too few micro-batches, stages that count them otherwise, or shared weights, for the policy.
     """
-    if plan.shares_devices and not plan.helped:
+    if plan.shares_devices and not plan.periodic:
         raise InvalidPlan(
             "a device holds several stages, whose updates a pipeline without drains would have to interleave. "
             "Fix: one stage a device, or strategy/weights=flush"
         )
-    if plan.helped:
-        _check_helped(plan, graph, weights)
+    for part in lowerings(plan):
+        part.check_stream(plan, graph, weights)
     most = DEEPEST * len(plan.stages) * max(stage.microbatch_size * stage.round_robin_degree for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
         if stage.in_flight > max(most, plan.minibatch_size):
@@ -157,34 +154,6 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
         rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
         fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
         raise InvalidConfig("strategy.weights", weights.name, rule, fix)
-
-
-def _check_helped(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
-    """Refuse what helpers cannot do under a weight policy, or with shared weights.
-
-    Raises:
-        InvalidPlan: names the weights, or the stage.
-        InvalidConfig: a correction that a helper's gradients do not go through.
-    """
-    if tied := plan.shared_weights(graph):
-        name, stages = tied[0]
-        raise InvalidPlan(
-            f"{name} is shared by stages {' and '.join(map(str, stages))}, whose updates a plan with helpers makes in different "
-            "periods. Fix: a plan without helpers (strategy=pipedream), or do not tie it"
-        )
-    for s, stage in enumerate(plan.stages):
-        if stage.weight_device is not None and not plan.has_weight_gradients(s, graph):
-            raise InvalidPlan(
-                f"stage {s}: weight_device={stage.weight_device} has nothing to make, since the stage trains no weights. "
-                "Fix: leave it out"
-            )
-    if weights.backward != "same":
-        rule = "has backwards use the latest weights, and in a plan with helpers these come a period before their own update"
-        raise InvalidConfig("strategy.weights", weights.name, rule, "set strategy/weights=stash")
-    if weights.correction and weights.correction.damping:
-        rule = "damps gradients by the weights of their forwards, and helpers, who make some of them, have no weights"
-        fix = "use another correction, or a strategy without helpers"
-        raise InvalidConfig("strategy.weights.correction", weights.correction.name, rule, fix)
 
 
 def _check_versions(plan: Plan, weights: AbstractWeights) -> None:

@@ -126,11 +126,8 @@ def check_served(plan: Plan) -> None:
                 f"stage {s}: micro-batch {stage.microbatch_size} must be the same in all stages and divide the request, "
                 f"{plan.minibatch_size} samples, or an edge with few buffers would block. Fix: set microbatch_size={size}"
             )
-        if stage.helpers:
-            raise InvalidPlan(
-                f"stage {s}: devices {list(stage.helpers)} help with its backward, and mode=inference has none. Fix: leave "
-                "weight_device and input_share out of the plan"
-            )
+        for value in stage.mechanisms:
+            value.check_pipeline(s, serves=True)
         if stage.tensor_parallel > 1:
             raise InvalidPlan(
                 f"stage {s} splits its operators over devices, which mode=inference does not. Fix: one device for each replica "

@@ -154,8 +154,6 @@ class AbstractEngine(ABC):
     """Whether the engine executes a job."""
     own_runtime: ClassVar[bool] = False
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
-    helps: ClassVar[bool] = False
-    """Whether it runs plans with helpers (`gpp.plan.helpers`)."""
     bounds_memory: ClassVar[bool] = False
     """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
     serves: ClassVar[bool] = False

@@ -14,30 +14,6 @@ def split_stages(job: Job) -> tuple[int, ...]:
     return tuple(sorted({action.stage for own in job.program.actions.values() for action in own if action.kind in HALVES}))
 
 
-def check_helped(job: Job) -> None:
-    """Refuse what helpers cannot be combined with.
-
-    Raises:
-        InvalidConfig: names the setting.
-    """
-    found = next((s for s, stage in enumerate(job.plan.stages) if stage.helpers), None)
-    if found is None:
-        return
-    settings, helpers = job.settings, list(job.plan.stages[found].helpers)
-    rule = f"devices {helpers} help stage {found}: "
-    if settings.device_kind != "cpu":
-        raise InvalidConfig("cluster", job.cluster.name, f"{rule}no proof covers their messages on cards yet", "use cluster=local")
-    if settings.autocast:
-        why = f"{rule}casts are differentiated with their operators, on the stage's own device"
-        raise InvalidConfig("engine.autocast", settings.autocast, why, "set engine.autocast=null")
-    if settings.enforce_memory:
-        why = f"{rule}what a helper holds is no stage's of its own, by which the limit is set"
-        raise InvalidConfig("engine.enforce_memory", True, why, "set engine.enforce_memory=false")
-    if settings.checkpoint_every and not settings.checkpoint_drain:
-        why = f"{rule}stages of one device have made different numbers of updates while micro-batches are in flight"
-        raise InvalidConfig("checkpoint.drain", False, why, "set checkpoint.drain=true")
-
-
 def check_halves(job: Job) -> None:
     """Refuse split backwards where they cannot be carried out.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,12 +30,13 @@ from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.files import write_tensors, write_text
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanism import found
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.private import keep, shown
+from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_checks import check_clipping, check_derived, check_weights
@@ -233,7 +235,7 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-            check_runnable(plan.stages)
+            check_form(plan)
         except (InvalidPlan, UnsupportedPlan) as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
@@ -249,6 +251,39 @@ class Job:
 
             import_homes(job.captured)
         return job
+
+
+class AbstractJobPart(ABC):
+    """What a mechanism refuses before a worker starts."""
+
+    def check_engine(self, name: str) -> None:
+        """Refuse an engine that does not run the mechanism.
+
+        Raises:
+            InvalidConfig: names the engine.
+        """
+        return None
+
+    def check(self, job: Job) -> None:
+        """Refuse a job in which the captured model is none for the mechanism, whatever runs it.
+
+        Raises:
+            UnsupportedPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
+    @abstractmethod
+    def refuse(self, job: Job) -> None:
+        """Refuse what workers cannot combine with the mechanism.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+
+
+def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
+    """Those of the mechanisms of these names."""
+    return [part for name, part in found("job", "JOB", AbstractJobPart).items() if name in names] if names else []
 
 
 def _check_fit(job: Job, folder: Path) -> None:
@@ -328,14 +363,9 @@ def assemble(
     optimizer.check(strategy.weights)
     check_clipping(optimizer, plan, problem.graph)
     check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
-    if plan.divided:
-        from gpp.capture.operands import check_divided
-
-        whole = problem.cost.whole_ops(problem.graph, problem.cluster.devices[0])
-        check_divided(captured, plan, problem.graph, whole)
     if overwrites:
         check_derived(captured, plan, problem.graph, strategy.weights, kind)
-    return Job(
+    job = Job(
         settings=Settings(
             steps=steps,
             minibatch_size=plan.minibatch_size,
@@ -361,6 +391,9 @@ def assemble(
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
+    for part in job_parts(plan.mechanisms):
+        part.check(job)
+    return job
 
 
 FILES = {

@@ -24,8 +24,6 @@ from gpp.program.kinds import (
     COPY_OUT,
     FORWARD,
     HALVES,
-    HELPED_INPUTS,
-    HELPED_WEIGHTS,
     INPUT_GRADIENTS,
     KINDS,
     NORM,
@@ -156,7 +154,7 @@ def _work(
     out: dict[int, list[Action]] = {device: [] for device in plan.devices}
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
-        halves = bool(stage.helpers) or (s in splits and plan.has_weight_gradients(s, graph))
+        halves = any(value.splits for value in stage.mechanisms) or (s in splits and plan.has_weight_gradients(s, graph))
         backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
@@ -165,20 +163,16 @@ def _work(
             turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices
             for device in turn:
                 out[device] += [Action(kind, s, m) for kind in kinds]
-            if trains and stage.weight_device is not None:
-                out[stage.weight_device].append(Action(HELPED_WEIGHTS, s, m))
-            for device, _ in stage.input_share if trains else ():
-                out[device].append(Action(HELPED_INPUTS, s, m))
-        for device in (*stage.devices, *stage.helpers):
+        for device in (*stage.devices, *stage.beside):
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]
     for slots in communication(plan, graph, num_samples):
         for (device, task), actions in slots.items():
             if trains or task[1] == FORWARD:
                 out[device] += actions
-    of_helped = summed_stages(plan)
+    of_stages = summed_stages(plan)
     for g, group in enumerate(groups):
         for device in group.devices:
-            stage_of = of_helped[g] if of_helped else plan.stages_of_device[device][0]
+            stage_of = of_stages[g] if of_stages else plan.stages_of_device[device][0]
             out[device] += [Action(REDUCE, stage_of, g)] * minibatches
     return out
 
@@ -200,8 +194,8 @@ def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, adding: Map
         elif action.kind in UPDATES or action.kind in SUMS:
             minibatch = action.microbatch if action.kind in UPDATES else times[action]
             times[action] += 1
-            # With helpers each stage has updates of its own, and so has whoever helps it.
-            together = (action.stage,) if plan.helped else plan.stages_of_device[device]
+            # Where devices run in periods each stage has updates of its own.
+            together = (action.stage,) if plan.periodic else plan.stages_of_device[device]
             stages = adding.get(action.microbatch, ()) if action.kind == REDUCE else together
             if any(done[s] * count != whole[s] * (minibatch + 1) for s in stages):
                 raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")

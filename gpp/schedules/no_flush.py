@@ -11,7 +11,7 @@ from typing import ClassVar, final
 from gpp.cost.holding import DEPTH, Holding
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
-from gpp.program import helped
+from gpp.program.added import ordered
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.program import Task
 from gpp.schedules.base import Pass, StageSchedule
@@ -28,10 +28,8 @@ class NoFlush(StageSchedule):
     drains: ClassVar[bool] = False
 
     def orders(self, work: Work) -> dict[int, list[Task]]:
-        if work.plan.helped:
-            # Devices run side by side, from period to period.
-            return helped.orders(work.plan, work.graph, work.num_samples)
-        return StageSchedule.orders(self, work)
+        own = ordered(work.plan, work.graph, work.num_samples)
+        return StageSchedule.orders(self, work) if own is None else own
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
         s = plan.stages[stage]

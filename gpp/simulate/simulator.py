@@ -18,24 +18,22 @@ from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.added import WHOLE, lowerings, part_of
 from gpp.program.held import device_peaks
 from gpp.program.kinds import (
     BACKWARD,
     COMPUTE,
     FORWARD,
-    HELPED_INPUTS,
-    INPUT_GRADIENTS,
     KINDS,
     RECEIVES,
     UPDATES,
-    WEIGHT_GRADIENTS,
     Role,
 )
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.copies import copy_costs
-from gpp.simulate.messages import message_bytes, message_rates, part_of
+from gpp.simulate.messages import message_bytes, message_rates
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
@@ -73,7 +71,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
-    peaks = plan.device_memory(problem, held) if plan.helped else device_peaks(program, plan.bills(problem))
+    peaks = plan.device_memory(problem, held) if plan.periodic else device_peaks(program, plan.bills(problem))
     memory = {device: round(need) for device, need in peaks.items()}
     counted = waits.counts.items()
     busy = sum(n * costs.seconds[i] * (1.0 - costs.beside[i]) for i, n in counted if waits.labels[i][1].kind in COMPUTE)
@@ -215,18 +213,18 @@ class Costs(NamedTuple):
         moved: list[float] = []
         besides: list[float] = []
         bills, ways = plan.bills(problem), plan.beside_s(problem)
-        copies = copy_costs(plan, problem.graph, problem.cluster, bills)
+        copies, added = copy_costs(plan, problem.graph, problem.cluster, bills), lowerings(plan)
         for device, action in waits.labels:
             row, s = KINDS[action.kind], action.stage
-            size, share, beside_s = 0.0, 1.0, 0.0
+            size, share, beside_s, part = 0.0, 1.0, 0.0, part_of(added, plan, device, action) if added else WHOLE
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
                 took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
-                took *= _part(plan, action, device)
+                took *= part.of_samples
                 beside_s = {FORWARD: ways[s][0], BACKWARD: ways[s][1]}.get(row.direction, 0.0)
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
-                size = message_bytes(plan, rates, action, device) if action.peer_device != device else 0.0
+                size = message_bytes(rates, action, part) if action.peer_device != device else 0.0
                 took = size / problem.cluster.link(device, action.peer_device).bandwidth_bytes_per_s if size else 0.0
             elif row.role is Role.SUM:
                 size, members = _summed(program, groups, problem, device, action)
@@ -247,14 +245,6 @@ class Costs(NamedTuple):
         for (_, _, _, src, dst), ends in waits.channels.items():
             late[ends.resource - len(waits.devices)] = 0.0 if src == dst else problem.cluster.link(src, dst).latency_s
         return cls(seconds, num_bytes, moved, late, besides)
-
-
-def _part(plan: Plan, action: Action, device: int) -> float:
-    """Of a pass, what its device makes: less than all where others help."""
-    stage = plan.stages[action.stage]
-    if action.kind == WEIGHT_GRADIENTS:
-        return float(stage.weight_device is None)
-    return part_of(stage, device) if action.kind in (INPUT_GRADIENTS, HELPED_INPUTS) else 1.0
 
 
 def _summed(

@@ -183,9 +183,9 @@ def test_a_plan_with_helpers_is_predicted_kept_and_not_emulated(tmp_path: Path) 
     assert planned.code == 0, planned.out
     file = tmp_path / "planned" / "job" / "plan.json"
     plan = read_json(Plan, file)
-    assert plan.helped and f"W on d{next(s.weight_device for s in plan.stages if s.weight_device is not None)}" in planned.out
+    assert plan.periodic and f"W on d{next(s.adding[0] for s in plan.stages if s.adding)}" in planned.out
     # Whether input gradients can be divided is asked by a run alone.
-    assert plan.divided != (file.parent / "program.txt").exists()
+    assert plan.predicted_only != (file.parent / "program.txt").exists()
     again = run(tmp_path / "again", *chain, "mode=plan", "explain_s=0", "minibatch_size=8", f"plan={file}")
     assert again.code == 0 and again.result["predicted"] == planned.result["predicted"], again.out
     for words in ([], [f"plan={file}"]):

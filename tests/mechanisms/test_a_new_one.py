@@ -97,7 +97,7 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(trained: Finished, 
     path = trained.run_dir / "job" / "plan.json"
     for old, new, rule in (
         ('"to": 0', '"to": 9', "must be one of 3 stages"),
-        ('"to": 0', '"two": 0', "two"),
+        ('"to": 0', '"two": 0', "'checksum', of which to is missing"),
         ("checksum", "other", "'other'"),
     ):
         wrong = tmp_path / "plan.json"

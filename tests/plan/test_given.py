@@ -9,6 +9,7 @@ import pytest
 
 from gpp.app.given import check_given
 from gpp.errors import GppError, Infeasible, InvalidConfig
+from gpp.mechanisms.helpers.stage import Helpers
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -34,7 +35,11 @@ def of_first(**fields: Any) -> Plan:
         (replace(PLAN, edges=((1, 0),)), OneFOneB(), r"edge 1->0 does not go forward.*Fix: correct the file"),
         (of_first(tensor_parallel=2), OneFOneB(), r"stage 0: tensor_parallel=2 must divide its 1 devices. Fix: correct"),
         (of_first(recompute=(2,)), OneFOneB(), r"stage 0: recompute=\[2\] names operators that are not its own. Fix: correct"),
-        (of_first(weight_device=1), OneFOneB(), r"stage 0: weight_device=1 has half of a backward a period later"),
+        (
+            of_first(mechanisms=(Helpers(weight_device=1),)),
+            OneFOneB(),
+            r"stage 0: weight_device=1 has half of a backward a period later",
+        ),
         (of_first(k=2), Split1F1B(), r"stage 0: k=2 passes.*needs k=1. Fix: plan with strategy.planner.per_stage=false"),
         (PLAN, OptimalOrder(max_tasks=5), r"strategy.schedule.max_tasks=5: .*Fix: use strategy/schedule=zero_bubble_auto"),
     ],

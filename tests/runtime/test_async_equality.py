@@ -14,8 +14,6 @@ from baselines.reference.pipeline import Pipeline, run_reference
 from gpp.graph.captured import is_loss
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
-from gpp.runtime.worker.halves import operands_of_stage
-from gpp.runtime.worker.helper import build_helpers
 from gpp.weights.base import AbstractWeights
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.corrections.delayed_momentum import DelayedMomentum
@@ -32,7 +30,6 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.asynchronous import HELD_OUT, MINIBATCH, make_job
 from tests.support.crew import Trained, train_all
-from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.long import LONG
 
 pytestmark = pytest.mark.dist
@@ -261,15 +258,6 @@ def test_delays_of_devices_that_run_side_by_side(jobs: dict[str, Case]) -> None:
     places = [plan.position(s) for s in range(4)]
     assert [weights.staleness(place) for place in places] == [6, 5, 2, 0]
     assert [weights.copies(place) for place in places] == [7, 6, 3, 1]
-
-
-def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for(jobs: dict[str, Case]) -> None:
-    """Else equality would say little: nothing of a linear layer is left to the stage's own device."""
-    job, _ = jobs["helped, stash"]
-    (helper,) = build_helpers(job, 3, torch.device("cpu"), FakeTransport(FakeNetwork((), 4), 3), lambda: 0.0, {}).values()
-    names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}
-    assert set(helper.params) == names == {name for each in operands_of_stage(job, 1) for name in each.params}
-    assert all(param.untyped_storage().nbytes() == 8 for param in helper.params.values())
 
 
 @pytest.mark.parametrize("name", ["three replicas", "norm of the model"])

@@ -12,9 +12,9 @@ from torch import Tensor
 from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
+from gpp.mechanisms.helpers.stage import Helpers, delays
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.plan.helpers import delays
 from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
@@ -79,10 +79,8 @@ def make_job(
     held = [count * stage.microbatch_size for count, stage in zip(ahead, plan.stages, strict=True)] if ahead else []
     stages = tuple(replace(stage, in_flight=held[s]) if held else stage for s, stage in enumerate(plan.stages))
     if devices:
-        stages = tuple(
-            replace(stage, weight_device=helper, input_share=(shares or {}).get(s, ()))
-            for s, (stage, helper) in enumerate(zip(stages, helpers, strict=True))
-        )
+        values = [Helpers(weight_device=helper, input_share=(shares or {}).get(s, ())) for s, helper in enumerate(helpers)]
+        stages = tuple(stage.having(value) if value.beside else stage for stage, value in zip(stages, values, strict=True))
         late = delays(stages, plan.edges)
         stages = tuple(replace(s, in_flight=(d + 1) * s.microbatch_size) for s, d in zip(stages, late, strict=True))
     plan = replace(plan, minibatch_size=minibatch_size, stages=stages)

@@ -36,13 +36,11 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """How many operators are recomputed or on the host, the degree of tensor parallelism, what helpers make, and
-    what other mechanisms say; empty for an ordinary stage."""
+    """How many operators are recomputed or on the host, the degree of tensor parallelism, and what mechanisms say; empty for an
+    ordinary stage."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
     words += [f"{len(stage.offload)} on host"] if stage.offload else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
-    words += [f"W on d{stage.weight_device}"] if stage.weight_device is not None else []
-    words += [f"{text.significant(100 * share, 2)} % of I on d{device}" for device, share in stage.input_share]
     words += [said for value in stage.mechanisms if (said := value.words())]
     return ", ".join(words)
 

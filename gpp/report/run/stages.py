@@ -71,7 +71,7 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
                 microbatch_size=stage.microbatch_size,
                 in_flight=stage.in_flight,
                 forward_s=passes.get((s, FORWARD)),
-                backward_s=_whole(passes.get((s, BACKWARD)), stage),
+                backward_s=_whole(passes.get((s, BACKWARD)), stage, s, run.predicted),
                 memory_bytes=used,
                 limit_bytes=limit,
                 next_stages=plan.successors[s],
@@ -81,10 +81,11 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
     return out
 
 
-def _whole(backward_s: float | None, stage: Stage) -> float | None:
+def _whole(backward_s: float | None, stage: Stage, s: int, timeline: Timeline | None) -> float | None:
     """Seconds of a whole backward, from the mean over the devices that make parts of the gradients of the stage's inputs."""
-    parts = len(stage.input_share) + (stage.own_input_share > 0.0)
-    return backward_s and backward_s * parts
+    if backward_s is None or timeline is None or not stage.beside:
+        return backward_s
+    return backward_s * len({event.device for event in timeline.events if event.stage == s and KINDS[event.kind].returns})
 
 
 def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:

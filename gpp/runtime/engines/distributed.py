@@ -17,8 +17,8 @@ from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractServer, Progress, Task, crowded
-from gpp.runtime.halves import check_halves, check_helped
-from gpp.runtime.job import Job
+from gpp.runtime.halves import check_halves
+from gpp.runtime.job import Job, job_parts
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
@@ -54,7 +54,6 @@ class Distributed(AbstractServer):
     """
 
     own_runtime: ClassVar[bool] = True
-    helps: ClassVar[bool] = True
     bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None
@@ -131,7 +130,8 @@ class Distributed(AbstractServer):
     def refuse(self, job: Job) -> None:
         check_policies(job)
         check_halves(job)
-        check_helped(job)
+        for part in job_parts(job.plan.mechanisms):
+            part.refuse(job)
         _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"

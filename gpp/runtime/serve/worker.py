@@ -98,7 +98,7 @@ class Server:
         modules = build_modules(job, run_dir, self.stages, device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
         mailboxes = build_mailboxes(
-            job, self.modules, job.program, device_id=device_id, device=device, transport=transport, given={}, handover={}
+            job, self.modules, job.program, device_id=device_id, device=device, transport=transport, hooks=(), handover={}
         )
         self.clock = clock or HostClock()
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.added import lowerings
-from gpp.program.kinds import BACKWARD, FORWARD, HELPING, HELPING_INPUTS
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.form import Form
@@ -27,7 +27,7 @@ from gpp.runtime.transport.send_timer import SendTimer, TimedSend
 from gpp.runtime.transport.shared_memory import SPIN_S, RingBuffer, RingSize, SharedMemory, available, place
 
 Channel = tuple[str, int, int, int, int]
-"""Direction (F, B, or W and I to a helper), source stage, destination stage, source device, destination device."""
+"""Direction (F, B, or one of a mechanism's own), source stage, destination stage, source device, destination device."""
 
 
 Mark = Any
@@ -154,13 +154,6 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
             for b in plan.stages[t].devices:
                 if a != b:
                     out += [(FORWARD, s, t, a, b), (BACKWARD, t, s, b, a)]
-    for s, stage in enumerate(plan.stages):
-        own = stage.devices[0]
-        out += [] if stage.weight_device is None else [(HELPING, s, s, own, stage.weight_device)]
-        for helper, _ in stage.input_share:
-            out.append((HELPING_INPUTS, s, s, own, helper))
-            before = [plan.stages[p].devices[0] for p in plan.predecessors[s]]
-            out += [(BACKWARD, s, p, helper, a) for p, a in zip(plan.predecessors[s], before, strict=True) if a != helper]
     for part in lowerings(plan):
         out += part.channels(plan)
     return tuple(out)

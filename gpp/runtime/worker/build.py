@@ -26,9 +26,7 @@ from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.halves import Given
-from gpp.runtime.worker.helper import with_helpers
-from gpp.runtime.worker.hooks import Hooks, with_added
+from gpp.runtime.worker.hooks import Hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -178,7 +176,6 @@ def build_mailboxes(
     device_id: int,
     device: torch.device,
     transport: AbstractTransport,
-    given: Mapping[int, Given],
     hooks: Sequence[Hooks],
     handover: Handover,
 ) -> dict[int, Mailbox]:
@@ -186,25 +183,25 @@ def build_mailboxes(
 
     Args:
         program: whose messages they are.
-        given: what is sent to the helpers of stages that have some.
         hooks: of the mechanisms, which may have messages of their own.
         handover: of the device.
     """
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
-    return {
-        s: Mailbox(
+    out: dict[int, Mailbox] = {}
+    for s, module in modules.items():
+        messages = boundary(job.plan, job.graph, module, s, narrow, job.settings.serving)
+        for each in hooks:
+            messages = each.boundary(s, messages)
+        out[s] = Mailbox(
             stage=s,
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=with_added(
-                with_helpers(boundary(job.plan, job.graph, module, s, narrow, job.settings.serving), given.get(s), job, s), hooks, s
-            ),
+            boundary=messages,
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )
-        for s, module in modules.items()
-    }
+    return out
 
 
 def all_ring_sizes(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from gpp.capture.stage import StageModule
 from gpp.mechanism import found
-from gpp.program.kinds import Direction
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import Mark
-from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.messages import Boundary, Layout
+from gpp.runtime.transport.channels import AbstractTransport, Mark
+from gpp.runtime.worker.mailbox import Handover, Mailbox
+from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.stage import Span
 
 OwnAction = Callable[[int, int], Span | None]
@@ -28,6 +27,8 @@ class OwnDevice:
     Args:
         modules: stage -> its module, for the stages of the device.
         params: stage -> its parameters by full name, whose gradients an update finds; passes may use other versions of them.
+        transport: carries messages to and from other devices.
+        handover: tensors between stages of the device.
         now: gives the marks at which a pass begins and ends.
     """
 
@@ -36,19 +37,29 @@ class OwnDevice:
     device: torch.device
     modules: Mapping[int, StageModule]
     params: Mapping[int, Mapping[str, torch.nn.Parameter]]
+    transport: AbstractTransport
+    handover: Handover
     now: Callable[[], Mark]
 
 
 class Hooks:
     """One mechanism on one worker. Every method does nothing unless a mechanism's own class says otherwise."""
 
-    def layouts(self, stage: int) -> Mapping[Direction, Mapping[int, Layout]]:
-        """Direction -> other stage -> the tensors of the messages that a stage of the device exchanges with it."""
-        return {}
+    def boundary(self, stage: int, found: Boundary) -> Boundary:
+        """The boundary of a stage of the device, with the layouts of the mechanism's messages."""
+        return found
 
     def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
         """Take the mailboxes of the device's stages, before the first step."""
         return None
+
+    def mailboxes_of_others(self) -> Mapping[int, Mailbox]:
+        """Stage of other devices -> the messages that this device exchanges for it."""
+        return {}
+
+    def params_of_others(self) -> Mapping[int, Mapping[str, torch.nn.Parameter]]:
+        """Stage of other devices -> parameters by full name whose gradients this device makes."""
+        return {}
 
     def runs(self) -> Mapping[str, OwnAction]:
         """Kind -> how the device runs actions of that kind."""
@@ -73,16 +84,7 @@ class AbstractWorkerPart(ABC):
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:
     """The hooks of the mechanisms that a plan's stages have: none where the plan is plain, whose steps then have no more to do."""
-    names = {value.name for stage in own.job.plan.stages for value in stage.mechanisms}
+    names = own.job.plan.mechanisms
     parts = found("worker", "WORKER", AbstractWorkerPart) if names else {}
     built = (part.build(own) for name, part in parts.items() if name in names)
     return tuple(hooks for hooks in built if hooks is not None)
-
-
-def with_added(boundary: Boundary, hooks: Sequence[Hooks], stage: int) -> Boundary:
-    """The boundary of a stage, with the messages of mechanisms."""
-    added = dict(boundary.helping)
-    for each in hooks:
-        for direction, layouts in each.layouts(stage).items():
-            added[direction] = {**added.get(direction, {}), **layouts}
-    return replace(boundary, helping=added) if hooks else boundary

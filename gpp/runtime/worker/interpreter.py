@@ -14,8 +14,6 @@ from gpp.program.kinds import (
     COMPUTE,
     COPIES,
     FORWARD,
-    HELPING,
-    HELPING_INPUTS,
     KINDS,
     RECEIVES,
     REDUCE,
@@ -52,13 +50,6 @@ class Runner(Protocol):
         micro-batches' copies are on the device (`gpp.program.copies`).
         """
         ...
-
-
-class AbstractHelper(Protocol):
-    """A device's part in a stage of another; `gpp.runtime.worker.helper.Helper` has the contract."""
-
-    def weight_gradients(self, microbatch: int) -> Span | None: ...
-    def input_gradients(self, microbatch: int) -> Span | None: ...
 
 
 class Sums(Protocol):
@@ -121,7 +112,6 @@ class Interpreter(Generic[R]):
         arm: called before a pass that the sums of gradient groups follow at once, with the groups.
         issued: called when the last action has been issued, before the wait for what goes on.
         slower: how often longer passes are to take than they do, for a device that is slower than this processor.
-        helpers: stage -> what makes parts of its backwards, for stages of other devices that this device helps.
         own: kind of a mechanism -> how its actions are run, by stage and micro-batch.
     """
 
@@ -142,10 +132,9 @@ class Interpreter(Generic[R]):
         arm: Callable[[Sequence[int]], None] | None = None,
         issued: Callable[[], None] | None = None,
         slower: float = 1.0,
-        helpers: Mapping[int, AbstractHelper] | None = None,
         own: Mapping[str, Callable[[int, int], Span | None]] | None = None,
     ) -> None:
-        self.helpers, self._slower, self._own = helpers or {}, slower, own or {}
+        self._slower, self._own = slower, own or {}
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
@@ -219,8 +208,6 @@ class Interpreter(Generic[R]):
     def _pass(self, kind: Kind) -> Callable[[Action, bool], Span | None]:
         if kind.text in self._own:
             return partial(self._run_own, kind.direction, self._own[kind.text])
-        if kind.helps:
-            return self._help_inputs if kind.returns else self._help_weights
         if kind.direction == FORWARD:
             return self._forward
         if not kind.direction and kind.finishes:
@@ -267,14 +254,6 @@ class Interpreter(Generic[R]):
     def _weight_gradients(self, action: Action, last: bool) -> Span | None:
         self._prepare(action)
         return self.runners[action[1]].weight_gradients(action[2])
-
-    def _help_weights(self, action: Action, last: bool) -> Span | None:
-        self._arrive(HELPING, action)
-        return self.helpers[action[1]].weight_gradients(action[2])
-
-    def _help_inputs(self, action: Action, last: bool) -> Span | None:
-        self._arrive(HELPING_INPUTS, action)
-        return self.helpers[action[1]].input_gradients(action[2])
 
     def _run_own(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
         if direction:

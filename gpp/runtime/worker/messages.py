@@ -15,7 +15,6 @@ import torch
 from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
 from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.plan.edges import announcing, carried
-from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
@@ -26,7 +25,6 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.kept_rate import KeptRate
 from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.stage import Stage
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
@@ -205,10 +203,9 @@ class Boundary:
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
         changing: forward messages whose bits change, in place of their layouts.
-        helping: layouts of what a helper of the stage needs, by direction: at the helper those that come, at the stage's own device
-            those that go.
-        parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device: gradients of
-            inputs that several devices make, in the order of their columns, and what these are sent.
+        added: layouts of the messages of mechanisms, by direction and other stage.
+        parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device; where each has
+            columns of all samples, in the order of the columns.
     """
 
     incoming: dict[int, Layout]
@@ -217,18 +214,18 @@ class Boundary:
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
     changing: dict[int, Changing] = field(default_factory=dict)
-    helping: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
+    added: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
     parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)
 
     @property
     def received(self) -> dict[Direction, dict[int, Layout]]:
         """Layouts of what the stage receives, by direction and neighbour."""
-        return {FORWARD: self.incoming, BACKWARD: self.returning_in, **self.helping}
+        return {FORWARD: self.incoming, BACKWARD: self.returning_in, **self.added}
 
     @property
     def sent(self) -> dict[Direction, dict[int, Layout]]:
         """The same of what it sends."""
-        return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.helping}
+        return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.added}
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -275,26 +272,7 @@ def boundary(
                 )
             elif bits:
                 forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
-            if plan.stages[t].input_share:
-                parts = by_columns(plan.stages[t], backward[peer])
-                if stage == t:
-                    backward[peer] = parts.get(plan.stages[t].devices[0], Layout((), ()))
-                else:
-                    out.parts.update({(BACKWARD, t, device): part for device, part in parts.items()})
     return out
-
-
-def by_columns(stage: Stage, whole: Layout) -> dict[int, Layout]:
-    """Device -> the message of the columns that it makes of a stage's input gradients, in the order of the columns.
-
-    Args:
-        whole: the message of all of them.
-    """
-    (spec,) = whole.specs
-    *rest, count = spec.shape
-    return {
-        device: Layout(whole.names, (replace(spec, shape=(*rest, hi - lo)),)) for device, lo, hi in columns(stage, count) if hi > lo
-    }
 
 
 def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
@@ -332,8 +310,7 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     for the oldest message.
     """
     found = list(actions)
-    # What a helper is sent bounds what it sends.
-    if any(KINDS[action.kind].frees or KINDS[action.kind].helps for action in found):
+    if any(KINDS[action.kind].returns or KINDS[action.kind].finishes for action in found):
         return None
     sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
     smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)

@@ -18,7 +18,7 @@ from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
-from gpp.runtime.worker.halves import Given, LateHalves
+from gpp.runtime.worker.halves import LateHalves
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
@@ -118,7 +118,6 @@ class StageRunner:
         probes: are told of every backward.
         scale: what losses are multiplied by before their backwards; None for nothing.
         keeper: carries out what the plan says of the stage's memory; None for a stage that keeps what autograd keeps.
-        given: what the stage's helpers are given; None for a stage without any.
     """
 
     def __init__(
@@ -141,7 +140,6 @@ class StageRunner:
         probes: Probes | None = None,
         scale: LossScale | None = None,
         keeper: Keeper | None = None,
-        given: Given | None = None,
     ) -> None:
         self.keeper = keeper
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
@@ -159,7 +157,7 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
-        self._late = LateHalves(module.late, weights, given) if module.late and train else None
+        self._late = LateHalves(module.late, weights) if module.late and train else None
         if weights:
             weights.splits = self._late is not None
         self._specs = mailbox.boundary.specs()
@@ -376,10 +374,10 @@ class StageRunner:
             if leaf.requires_grad
         }
         if late:
-            made = late.own_part(made)
-            for way, tensors in late.hand_over(microbatch).items():
+            for way, tensors in late.sent(microbatch, made).items():
                 self.mailbox.put(way, microbatch, piece[0], tensors)
-        self.mailbox.put(BACKWARD, microbatch, piece[0], made)
+        else:
+            self.mailbox.put(BACKWARD, microbatch, piece[0], made)
         return start, end
 
     def _roots(self, done: _Pass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:

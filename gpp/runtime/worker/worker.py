@@ -40,9 +40,8 @@ from gpp.runtime.worker.build import (
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.halves import Given, split_modules
+from gpp.runtime.worker.halves import split_modules
 from gpp.runtime.worker.handout import Handout
-from gpp.runtime.worker.helper import build_helpers
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
@@ -101,11 +100,11 @@ class Worker:
         self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self._handover: Handover = {}
-        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, self._handover)
-        self._given = {s: Given.of(job, s) for s in self.stages if plan.stages[s].helpers}
-        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        own = OwnDevice(job=job, device_id=device_id, device=device, modules=self.modules, params=params, now=self.clock.now)
+        ends = {"device_id": device_id, "device": device, "transport": transport, "handover": self._handover}
+        self._params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
+        own = OwnDevice(job=job, modules=self.modules, params=dict(self._params), now=self.clock.now, **ends)
         self._hooks = build_hooks(own)
+        self._params |= {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
@@ -150,11 +149,11 @@ class Worker:
 
     def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
-        return build_mailboxes(self.job, modules, program, **ends, given=self._given, hooks=self._hooks, handover=self._handover)
+        return build_mailboxes(self.job, modules, program, **ends, hooks=self._hooks, handover=self._handover)
 
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
-        params = {**self.params, **{name: p for helper in self._helpers.values() for name, p in helper.params.items()}}
+        params = {name: p for own in self._params.values() for name, p in own.items()}
         made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
         clip = self.spec.clip_norm if self.spec.clips_model else None
         return made(clip_norm=clip, counts=self.teams.split.counts, shares=self.shares, scale=self.scale, bucket_bytes=bucket_bytes)
@@ -191,7 +190,6 @@ class Worker:
                 probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
                 scale=self.scale if train else None,
                 keeper=keepers.get(s),
-                given=self._given.get(s) if train else None,
             )
         return out
 
@@ -203,7 +201,7 @@ class Worker:
         return Interpreter(
             actions,
             self._runners(self.modules, mailboxes, job.program, train=True),
-            {**mailboxes, **{s: helper.mailbox for s, helper in self._helpers.items()}},
+            {**mailboxes, **{s: mailbox for hooks in self._hooks for s, mailbox in hooks.mailboxes_of_others().items()}},
             self.transport,
             device_id=self.device_id,
             gradients=self.gradients,
@@ -215,7 +213,6 @@ class Worker:
             arm=self.gradients.arm if overlaps else None,
             issued=self.rows.ahead if self.card else None,
             slower=slower(job, self.device_id),
-            helpers=self._helpers,
             own={kind: run for hooks in self._hooks for kind, run in hooks.runs().items()},
         )
 
@@ -253,9 +250,8 @@ class Worker:
                 self.weights[stage].update()
             else:
                 optimizer.step()
-        if self.job.plan.helped:
-            of = self._helpers[stage].params if stage in self._helpers else dict(self.modules[stage].named_parameters())
-            self.gradients.clear(of)
+        if self.job.plan.periodic:
+            self.gradients.clear(self._params[stage])
         elif stage == self.stages[-1]:
             self._hand_out()
             self.gradients.clear()

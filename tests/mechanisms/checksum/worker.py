@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from gpp.capture.stage import TensorSpec
-from gpp.program.kinds import Direction
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.messages import Layout
+from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import Span
 
 SUM = Layout(("sum",), (TensorSpec(shape=(1,), batch_dim=0, dtype=torch.float64, differentiable=False),), whole=True)
@@ -18,8 +18,9 @@ class Sums(Hooks):
     def __init__(self, own: OwnDevice) -> None:
         self.own, self.mailboxes, self.total = own, dict[int, Mailbox](), 0.0
 
-    def layouts(self, stage: int) -> Mapping[Direction, Mapping[int, Layout]]:
-        return {"K": {0: SUM}} if stage else {"K": dict.fromkeys(range(1, len(self.own.job.plan.stages)), SUM)}
+    def boundary(self, stage: int, found: Boundary) -> Boundary:
+        others = {0: SUM} if stage else dict.fromkeys(range(1, len(self.own.job.plan.stages)), SUM)
+        return replace(found, added={**found.added, "K": others})
 
     def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
         self.mailboxes.update(mailboxes)

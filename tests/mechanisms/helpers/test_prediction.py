@@ -12,8 +12,9 @@ from gpp.cluster import Link
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.helpers.layerpipe import LayerPipe
+from gpp.mechanisms.helpers.stage import helpers_of
 from gpp.plan.plan import Plan
-from gpp.planners.chains.layerpipe import LayerPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
@@ -62,18 +63,19 @@ def period_of(plan: Plan, seconds: list[tuple[float, float, float]]) -> float:
     for s in reversed(stages):
         for t in plan.successors[s]:
             ways = [2 * (device[s] != device[t])]
-            ways += [(device[s] != device[t]) + 1 + (helper != device[s]) for helper, _ in plan.stages[t].input_share]
+            ways += [(device[s] != device[t]) + 1 + (helper != device[s]) for helper, _ in helpers_of(plan.stages[t]).input_share]
             back[s] = max(back[s], back[t] + max(ways))
     first = {s: sum(device[i] != device[i + 1] for i in range(s)) for s in stages}
     tasks = defaultdict(list)
     for s, stage in enumerate(plan.stages):
-        parts = [(device[s], 1.0 - sum(share for _, share in stage.input_share), 0), *((d, x, 1) for d, x in stage.input_share)]
+        shares = helpers_of(stage).input_share
+        parts = [(device[s], 1.0 - sum(share for _, share in shares), 0), *((d, x, 1) for d, x in shares)]
         for m in range(MICROBATCHES):
             tasks[device[s]].append((m + first[s], 0, s, m, ("F", s, m), took[s][0]))
             for number, (where, share, lag) in enumerate(parts):
                 at = m + first[s] + back[s] + lag
                 tasks[where].append((at, 1, -s, m, ("I", s, m, number), share * took[s][1]))
-            helper = device[s] if stage.weight_device is None else stage.weight_device
+            (helper,) = stage.adding or (device[s],)
             at = m + first[s] + back[s] + (helper != device[s])
             tasks[helper].append((at, 2, -s, m, ("W", s, m), took[s][2]))
     end: dict[tuple, float] = {}
@@ -89,7 +91,7 @@ def period_of(plan: Plan, seconds: list[tuple[float, float, float]]) -> float:
                 if kind == "F" and m >= plan.stages[s].in_flight:
                     needs.append(("W", s, m - plan.stages[s].in_flight))
                 for t in plan.successors[s] if kind != "F" else ():
-                    needs += [("I", t, m, number) for number in range(1 + len(plan.stages[t].input_share))]
+                    needs += [("I", t, m, number) for number in range(1 + len(helpers_of(plan.stages[t]).input_share))]
                 if any(need not in end for need in needs):
                     break
                 free[where] = end[key] = max([free[where], *(end[need] for need in needs)]) + lasts
@@ -108,7 +110,7 @@ def test_a_run_of_all_tasks_at_the_stated_delays_takes_the_predicted_period(intr
         problem = Problem(graph=layers(seconds), cluster=cluster(rng.randint(2, 6)), cost=Constant(), minibatch_size=1)
         of = strategy(intra)
         plan = of.plan(problem)
-        if plan.helped:
+        if plan.periodic:
             seen += 1
             assert period_of(plan, seconds) == pytest.approx(of.predict(plan, problem).metrics.iteration_s, rel=1e-6), plan
     assert seen > 15
@@ -120,7 +122,7 @@ def test_messages_count_where_they_take_longer_than_the_work() -> None:
     of = strategy()
     plan = of.plan(problem)
     slow = replace(problem, cluster=replace(problem.cluster, intra_node=Link(latency_s=0.0, bandwidth_bytes_per_s=0.1)))
-    assert plan.helped and of.predict(plan, problem).metrics.iteration_s == pytest.approx(4.0)
+    assert plan.periodic and of.predict(plan, problem).metrics.iteration_s == pytest.approx(4.0)
     predicted = of.predict(plan, slow).metrics
     # A byte takes ten seconds; a link carries one tensor of one byte and what a helper gets at least.
     assert predicted.iteration_s >= 20.0 and predicted.communication_bytes > 2

@@ -12,11 +12,12 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.planners.chains.layer_line import Layer, Placed, dealt, loads
-from gpp.planners.chains.layerpipe import LayerPipe, layers_of
+from gpp.mechanisms.helpers.layer_line import Layer, Placed, dealt, loads
+from gpp.mechanisms.helpers.layerpipe import LayerPipe, layers_of
+from gpp.mechanisms.helpers.stage import Helpers, helpers_of
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.simulate.test_side_by_side import layers, random_seconds, strategy
+from tests.mechanisms.helpers.test_prediction import layers, random_seconds, strategy
 from tests.support.graphs import chain, cluster, diamond, with_weights
 
 
@@ -129,10 +130,10 @@ def test_a_plan_does_what_the_line_says() -> None:
     seconds = [(1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0)]
     plan = strategy().plan(problem_of(seconds, 2))
     # F1 W1 I2 F2 | W2 I3 F3 W3: the second device makes the weights' gradients of the layer on the border.
-    assert [(stage.ops, stage.devices, stage.weight_device, stage.input_share) for stage in plan.stages] == [
-        ((0,), (0,), None, ()),
-        ((1,), (0,), 1, ()),
-        ((2,), (1,), None, ()),
+    assert [(stage.ops, stage.devices, stage[Helpers]) for stage in plan.stages] == [
+        ((0,), (0,), None),
+        ((1,), (0,), Helpers(weight_device=1)),
+        ((2,), (1,), None),
     ]
     assert [stage.in_flight for stage in plan.stages] == [3, 4, 1]
     assert plan.objective is not None and plan.objective.value_s == pytest.approx(4.0)
@@ -144,12 +145,12 @@ def test_processors_may_outnumber_layers() -> None:
     plan = of.plan(problem)
     assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(1.0) and plan.num_devices == 5
     # One device has the I of the second layer alone: neither layer's forward is there.
-    assert plan.stages[1].input_share == ((2, 1.0),) and plan.stages[1].devices == (3,)
+    assert helpers_of(plan.stages[1]).input_share == ((2, 1.0),) and plan.stages[1].devices == (3,)
 
 
 def test_one_device_has_all_of_it() -> None:
     plan = strategy("anywhere").plan(problem_of([(1.0, 0.0, 1.0), (2.0, 1.0, 1.0)], 1))
-    assert len(plan.stages) == 1 and not plan.helped and plan.stages[0].in_flight == 1
+    assert len(plan.stages) == 1 and not plan.periodic and plan.stages[0].in_flight == 1
 
 
 def test_layers_end_where_weights_begin() -> None:

@@ -5,7 +5,7 @@ Objective (reported in the plan's explanation): seconds of the slowest processor
     max over processors of the sum of F, W and parts of I that it has,
 
 with F, I and W of each layer as the bill of a stage of that layer alone has them. A layer is an operator that trains weights,
-together with those behind it that do not, in the graph's depth-first order. `gpp.planners.chains.layer_line` deals them out, by
+together with those behind it that do not, in the graph's depth-first order. `gpp.mechanisms.helpers.layer_line` deals them out, by
 intervals of the line F1 W1 | I2 | F2 W2 | I3 | ... or anywhere; for intervals the result is the least there is.
 
 Constraints:
@@ -15,7 +15,7 @@ Constraints:
 4. The pipeline does not drain: a helper has its half a period later.
 
 Layers that follow each other are one stage where one device has all of them. Messages are not in the objective; they are in the
-prediction (`gpp.simulate.side_by_side`).
+prediction (`gpp.mechanisms.helpers.prediction`).
 
 Complexity: O(layers) for each of 100 halvings and each b.
 
@@ -32,11 +32,11 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.mechanisms.helpers.layer_line import Intra, Layer, Placed, dealt, loads
+from gpp.mechanisms.helpers.stage import Helpers, delays, helpers_of
 from gpp.plan.build import make_plan
-from gpp.plan.helpers import delays
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.chains.layer_line import Intra, Layer, Placed, dealt, loads
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
@@ -55,7 +55,8 @@ class LayerPipe(AbstractPlanner):
         divide: whether a processor may have parts of the input gradients of another's layer. Linear layers can run so.
     """
 
-    helps: ClassVar[bool] = True
+    mechanisms: ClassVar[tuple[str, ...]] = (Helpers.name,)
+    keeps: ClassVar[bool] = True
 
     intra: Intra = "neighbour"
     divide: bool = True
@@ -87,8 +88,8 @@ class LayerPipe(AbstractPlanner):
         if best is None:
             raise too_large or Infeasible("no plan of LayerPipe's can run", "another strategy")
         objective = Objective(value_s=slowest, scope="a micro-batch for the slowest processor")
-        helped = sum(stage.weight_device is not None for stage in best.stages)
-        divided = sum(bool(stage.input_share) for stage in best.stages)
+        helped = sum(bool(stage.adding) for stage in best.stages)
+        divided = sum(bool(helpers_of(stage).input_share) for stage in best.stages)
         lines = (
             f"own objective: {objective}; {balanced:.6g} s if all had equally much to do",
             f"{len(layers)} layers in {len(best.stages)} stages; helpers make the gradients of the weights of {helped}, and "
@@ -102,7 +103,7 @@ class LayerPipe(AbstractPlanner):
         """The processors of the layers, and the plan of it."""
         placed = dealt(seconds, problem.cluster.num_devices, self.intra, divide=self.divide)
         plan = staged(problem, layers, placed, microbatch_size)
-        if plan.shares_devices and not plan.helped:
+        if plan.shares_devices and not plan.periodic:
             # Layers went to processors as wholes and in no order, which only helpers would be worth: stages of one device would
             # have to interleave their updates.
             placed = dealt(seconds, problem.cluster.num_devices, "neighbour", divide=self.divide)
@@ -141,7 +142,7 @@ def staged(problem: Problem, layers: Sequence[tuple[int, ...]], placed: Sequence
     plan = make_plan(problem, "layerpipe", sized, microbatch_size, ordered=True, placement=devices)
     stages = tuple(_with_helpers(stage, placed[number]) for stage, number in zip(plan.stages, first, strict=True))
     plan = replace(plan, stages=stages)
-    if not plan.helped:
+    if not plan.periodic:
         return plan
     return replace(
         plan,
@@ -154,7 +155,8 @@ def staged(problem: Problem, layers: Sequence[tuple[int, ...]], placed: Sequence
 
 def _with_helpers(stage: Stage, where: Placed) -> Stage:
     others = tuple((processor, share) for processor, share in where.inputs if processor != where.forward)
-    return replace(stage, weight_device=where.weight if where.weight != where.forward else None, input_share=others)
+    value = Helpers(weight_device=where.weight if where.weight != where.forward else None, input_share=others)
+    return stage.having(value) if value.beside else stage
 
 
 def _seconds(problem: Problem, layer: tuple[int, ...], microbatch_size: int) -> Layer:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from baselines.reference.reference import Reference
-from gpp.app.helped import check_helped
+from gpp.app.given import check_engine
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, UnsupportedPlan
+from gpp.cost.stage import beside_bytes
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, UnsupportedPlan
+from gpp.mechanisms.helpers.layerpipe import LayerPipe
+from gpp.mechanisms.helpers.stage import Helpers, columns, delays
 from gpp.memory.policy import Recompute
 from gpp.plan.build import make_plan
-from gpp.plan.helpers import columns, delays, helping_bytes
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
-from gpp.planners.chains.layerpipe import LayerPipe
 from gpp.program.steady_state import check_stream
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.emulate import Emulate
@@ -29,7 +31,7 @@ from gpp.weights.corrections.gap_aware import GapAware
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive
 from gpp.weights.stash import Stash
-from tests.simulate.test_side_by_side import layers
+from tests.mechanisms.helpers.test_prediction import layers
 from tests.support.graphs import cluster
 
 GRAPH = layers([(1.0, 0.0, 1.0)] + 3 * [(1.0, 1.0, 1.0)])
@@ -40,7 +42,9 @@ PLAIN = make_plan(PROBLEM, "hand", [(1 << op, 1) for op in range(4)], 2)
 
 def helped(**of_stage: object) -> Plan:
     """Four stages of one layer on devices 0 to 3, the second with helpers."""
-    return delayed(replace(PLAIN, stages=tuple(replace(s, **of_stage) if n == 1 else s for n, s in enumerate(PLAIN.stages))))
+    value = Helpers(**{name: of_stage.pop(name) for name in Helpers.earlier if name in of_stage})  # pyright: ignore[reportArgumentType]
+    stages = (replace(s, **of_stage).having(value) if n == 1 else s for n, s in enumerate(PLAIN.stages))
+    return delayed(replace(PLAIN, stages=tuple(stages)))
 
 
 def delayed(plan: Plan) -> Plan:
@@ -57,6 +61,26 @@ def test_files_of_plans_without_helpers_are_as_they_were() -> None:
     assert "weight_device" not in to_json(PLAIN) and "input_share" not in to_json(PLAIN)
     for plan in (PLAIN, helped(weight_device=4), helped(input_share=((0, 0.25), (4, 0.5)))):
         assert from_json(Plan, to_json(plan)) == plan
+
+
+def test_files_of_earlier_versions_have_the_fields_in_the_stage() -> None:
+    for plan in (
+        helped(weight_device=0),
+        helped(input_share=((0, 0.25), (4, 0.5))),
+        helped(weight_device=4, input_share=((0, 1.0),)),
+    ):
+        content = json.loads(to_json(plan))
+        stage = content["stages"][1]
+        stage |= {"weight_device": None, "input_share": [], **stage.pop("mechanisms")["helpers"]}
+        assert from_json(Plan, json.dumps(content)) == plan
+    for wrong in (3, {"helpers": 3}):
+        content["stages"][1]["mechanisms"] = wrong
+        with pytest.raises(InvalidFile, match=r"stages\[1\]"):
+            from_json(Plan, json.dumps(content))
+    del content["stages"][1]["mechanisms"]
+    content["stages"][1]["weight_device"] = "4"
+    with pytest.raises(InvalidFile, match=r"stages\[1\]\.mechanisms.*'helpers'.*weight_device"):
+        from_json(Plan, json.dumps(content))
 
 
 def test_side_by_side_a_stage_is_late_by_twice_the_stages_behind_it() -> None:
@@ -92,14 +116,14 @@ def test_versions_follow_the_delay() -> None:
 def test_helpers_hold_what_they_are_sent() -> None:
     # The sum of the gradients, and two micro-batches of two samples, each of which is made of two bytes.
     trained = PROBLEM.trainable_bytes((1,))
-    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM)) == [(4, trained + 2 * 2 * 2.0)]
+    assert list(beside_bytes(PROBLEM, helped(weight_device=4).stages[1])) == [(4, trained + 2 * 2 * 2.0)]
     # Half of the weights, which come with every micro-batch, the gradients of the outputs, and half of those of the inputs.
-    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM))
+    found = dict(beside_bytes(PROBLEM, helped(input_share=((0, 0.5),)).stages[1]))
     assert found == {0: trained / 2 * 2 + 2 * 2 * 1.5}
     small = replace(PROBLEM, cluster=cluster(6, memory_bytes=90.0))
     heavy = replace(GRAPH, ops=tuple(replace(op, late_bytes=50.0) for op in GRAPH.ops))
     STREAM.check(helped(weight_device=4), small)
-    with pytest.raises(Infeasible, match="a helper, device 4, needs"):
+    with pytest.raises(Infeasible, match="device 4, which works for stages of others, needs"):
         plan = replace(helped(weight_device=4), graph_fingerprint=heavy.fingerprint)
         STREAM.check(plan, replace(small, graph=heavy))
 
@@ -141,12 +165,12 @@ def test_a_pipeline_that_drains_has_no_helpers() -> None:
 def test_engines_refuse_helpers_before_anything_starts() -> None:
     whole, weights = replace(STREAM, planner=LayerPipe(divide=False)), helped(weight_device=4)
     for engine in (Distributed(), Reference()):
-        check_helped(engine, whole, None)
-        check_helped(engine, STREAM, weights)
-    for refuses in (lambda: check_helped(Emulate(), whole, None), lambda: check_helped(Emulate(), STREAM, weights)):
+        check_engine(engine, whole, None)
+        check_engine(engine, STREAM, weights)
+    for refuses in (lambda: check_engine(Emulate(), whole, None), lambda: check_engine(Emulate(), STREAM, weights)):
         with pytest.raises(InvalidConfig, match=r"engine=emulate: does not have devices make .* Fix: use engine=distributed"):
             refuses()
-    check_helped(Distributed(), STREAM, PLAIN)
+    check_engine(Distributed(), STREAM, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +200,7 @@ def test_a_helper_without_work_is_refused() -> None:
 
 
 def test_memory_policies_are_refused_by_the_settings() -> None:
-    with pytest.raises(InvalidConfig, match=r"strategy\.memory=recompute: .* helpers, .* Fix: set strategy/memory=keep"):
+    with pytest.raises(InvalidConfig, match=r"strategy\.memory=recompute: .*=layerpipe, which keep all. Fix: .*=keep"):
         replace(STREAM, memory=Recompute())
 
 
@@ -184,4 +208,4 @@ def test_columns_follow_the_shares() -> None:
     stage = helped(input_share=((0, 0.25), (4, 0.5))).stages[1]
     assert columns(stage, 8) == ((1, 0, 2), (0, 2, 4), (4, 4, 8))
     assert columns(stage, 3) == ((1, 0, 1), (0, 1, 2), (4, 2, 3))
-    assert columns(replace(stage, input_share=((4, 1.0),)), 5) == ((1, 0, 0), (4, 0, 5))
+    assert columns(stage.having(Helpers(input_share=((4, 1.0),))), 5) == ((1, 0, 0), (4, 0, 5))

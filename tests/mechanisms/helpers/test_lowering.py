@@ -13,20 +13,22 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, MalformedProgram, UnsupportedPlan
+from gpp.mechanisms.helpers.job import JOB
+from gpp.mechanisms.helpers.kinds import HELPED_WEIGHTS
+from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.optimizers import SGD
 from gpp.plan.plan import Plan
-from gpp.planners.chains.layerpipe import LayerPipe
-from gpp.program.kinds import HELPED_WEIGHTS, UPDATES
+from gpp.program.added import prove
+from gpp.program.kinds import UPDATES
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
-from gpp.runtime.halves import check_helped
 from gpp.runtime.job_fit import check_work
 from gpp.schedules.no_flush import NoFlush
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests.plan.test_helpers import PROBLEM, STREAM, delayed, helped
-from tests.simulate.test_side_by_side import layers, random_seconds
+from tests.mechanisms.helpers.test_prediction import layers, random_seconds
+from tests.mechanisms.helpers.test_stage import PROBLEM, STREAM, delayed, helped
 from tests.support.asynchronous import make_job
 from tests.support.graphs import cluster
 
@@ -46,7 +48,7 @@ def test_a_run_of_the_program_takes_the_longest_load() -> None:
     rng, seen = random.Random(3), 0
     for _ in range(14):
         strategy, problem, plan = _random(rng)
-        if not plan.helped:
+        if not plan.periodic:
             continue
         seen += 1
         program = strategy.lower(plan, problem)
@@ -98,7 +100,7 @@ def test_a_helper_that_is_sent_nothing_is_refused() -> None:
     for old in ("s1.SW0>s1.d4[0:2]@d1 ", "s1.RW0<s1.d1[0:2]@d4 "):
         text = text.replace(old, "")
     with pytest.raises(MalformedProgram, match=r"s1\.HW0@d4 helps a stage of another device, and is not sent what"):
-        check_program(Program.from_text(text), reduce_groups(plan, PROBLEM.graph))
+        prove(plan, Program.from_text(text))
 
 
 def test_two_stages_of_a_device_update_each_in_its_own_period() -> None:
@@ -125,8 +127,8 @@ HELPED: dict[str, Any] = {"devices": (0, 1, 2), "helpers": (1, None, None)}
 def test_settings_that_helpers_cannot_be_combined_with(settings: dict[str, Any], message: str) -> None:
     job, _ = make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, **settings)
     with pytest.raises(InvalidConfig, match=message):
-        check_helped(job)
-    check_helped(make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, checkpoint_every=2, checkpoint_drain=True)[0])
+        JOB.refuse(job)
+    JOB.refuse(make_job("Chain", Stash(), SGD(lr=0.1, momentum=0.9), **HELPED, checkpoint_every=2, checkpoint_drain=True)[0])
 
 
 def test_gradients_that_are_no_product_of_one_layer_are_not_divided() -> None:

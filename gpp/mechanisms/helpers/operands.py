@@ -8,7 +8,7 @@ sizes; a helper needs no weights, only their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from gpp.capture.cut import Cut
 from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
 from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
-from gpp.graph.op_graph import OpGraph
-from gpp.plan.helpers import columns
-from gpp.plan.plan import Plan
+from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.runtime.job import Job
+from gpp.runtime.worker.halves import slow_nodes
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -44,16 +44,6 @@ class Operands:
     params: tuple[str, ...]
     forms: tuple[Form, ...]
     make: Callable[[Sequence[Tensor], Sequence[Tensor]], Gradients]
-
-
-def operands_of(names: Sequence[str], node_of: Mapping[str, Node], samples: int) -> tuple[Operands, ...]:
-    """What is sent of the operators that `gpp.capture.halves.halves` splits for a helper.
-
-    Args:
-        names: in the order of the forward.
-        samples: of a micro-batch.
-    """
-    return tuple(_operands(node_of[name], node_of, samples) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,31 +90,48 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
     return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
 
 
-def check_divided(captured: Captured, plan: Plan, graph: OpGraph, whole_ops: Collection[int]) -> None:
-    """Refuse to divide input gradients that are no product with columns of one weight.
+def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
+    """What a stage's own device sends its helper of a micro-batch, as both of them know it."""
+    cut, node_of = Cut(job.captured, nodes_of(job, s), torch.device("meta"), {}), job.captured.node_of
+    names = cut.split(slow_nodes(job, s), formulas=False, elsewhere=True)[0].split
+    return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
-    Args:
-        whole_ops: operators whose backwards are to stay whole.
+
+def head_of_stage(job: Job, s: int) -> Head:
+    """The operator of a stage whose product several devices make, by columns.
+
+    Raises:
+        UnsupportedPlan: there is none.
+    """
+    found = head_of(job.captured, nodes_of(job, s), whole=slow_nodes(job, s))
+    if isinstance(found, str):
+        raise UnsupportedPlan(
+            f"stage {s}: input_share={[list(pair) for pair in helpers_of(job.plan.stages[s]).input_share]} divides gradients of "
+            f"inputs that are not one product of a linear layer: {found}. Fix: plan with strategy.planner.divide=false, or leave "
+            "it out of the plan; mode=plan and mode=compare predict it as it is"
+        )
+    return found
+
+
+def nodes_of(job: Job, s: int) -> list[str]:
+    """The captured nodes of a stage."""
+    return [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+
+
+def check_divided(job: Job) -> None:
+    """Refuse to divide input gradients that are no product with columns of one weight.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
-    for s, stage in enumerate(plan.stages):
-        if not stage.input_share:
+    for s, stage in enumerate(job.plan.stages):
+        if not (shares := helpers_of(stage).input_share):
             continue
-        field = f"stage {s}: input_share={[list(pair) for pair in stage.input_share]}"
-        nodes = [node for op in stage.ops for node in graph.ops[op].nodes]
-        slow = frozenset(node for op in set(stage.ops) & set(whole_ops) for node in graph.ops[op].nodes)
-        head = head_of(captured, nodes, whole=slow)
-        if isinstance(head, str):
+        head, own = head_of_stage(job, s), helpers_of(stage).own_input_share
+        if any(hi == lo for device, lo, hi in columns(stage, head.columns) if device not in stage.devices or own):
             raise UnsupportedPlan(
-                f"{field} divides gradients of inputs that are not one product of a linear layer: {head}. Fix: plan with "
-                "strategy.planner.divide=false, or leave it out of the plan; mode=plan and mode=compare predict it as it is"
-            )
-        if any(hi == lo for device, lo, hi in columns(stage, head.columns) if device not in stage.devices or stage.own_input_share):
-            raise UnsupportedPlan(
-                f"{field} gives a device less than one of the {head.columns} columns of {head.weight}. Fix: give it more, or "
-                "leave it out"
+                f"stage {s}: input_share={[list(pair) for pair in shares]} gives a device less than one of the {head.columns} "
+                f"columns of {head.weight}. Fix: give it more, or leave it out"
             )
 
 

@@ -1,8 +1,8 @@
 """The steady state of a pipeline whose stages have helpers: every device does the same once a period, side by side.
 
-The delays of such a plan (`gpp.plan.helpers`) put the passes that follow each other into different periods, so that no device waits
-for another's work of the same period, and messages travel meanwhile. So a mini-batch takes as long as the longest load of a device
-or of a link:
+The delays of such a plan (`gpp.mechanisms.helpers.stage`) put the passes that follow each other into different periods, so that no
+device waits for another's work of the same period, and messages travel meanwhile. So a mini-batch takes as long as the longest load
+of a device or of a link:
 
 * a device has the forwards of its stages, the parts of I and W that it makes of theirs and of others', the sums of gradients with
   helpers, and its updates;
@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
-from gpp.plan.helpers import gradient_bytes
+from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
+from gpp.mechanisms.helpers.stage import helpers_of, parts_of_inputs
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, INPUT_GRADIENTS, PASS, REDUCE, UPDATE, WEIGHT_GRADIENTS
 from gpp.program.passes import pass_seconds
+from gpp.simulate.added import AbstractPrediction
 from gpp.timeline import Event, Metrics, Timeline
 
 Link = tuple[int, int]
@@ -40,12 +42,14 @@ class Work(NamedTuple):
     seconds: float
 
 
-def side_by_side(plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
-    """One mini-batch of the steady state.
+class Prediction(AbstractPrediction):
+    """One mini-batch of the steady state."""
 
-    Args:
-        record: keep the events.
-    """
+    def predict(self, plan: Plan, problem: Problem, *, record: bool) -> Timeline:
+        return _side_by_side(plan, problem, record=record)
+
+
+def _side_by_side(plan: Plan, problem: Problem, *, record: bool) -> Timeline:
     work = [each for s, bill in enumerate(plan.bills(problem)) for each in _work(plan, problem, s, bill)]
     busy: defaultdict[int, float] = defaultdict(float)
     for each in work:
@@ -75,11 +79,11 @@ def _work(plan: Plan, problem: Problem, s: int, bill: StageCost) -> Iterator[Wor
     own, times = stage.devices[0], plan.position(s).accumulation
     yield Work(own, PASS[FORWARD], s, times, took[PASS[FORWARD]])
     if plan.runs_backward(s, problem.graph):
-        if stage.helpers:
-            for device, share in ((own, stage.own_input_share), *stage.input_share):
+        if stage.beside:
+            for device, share in parts_of_inputs(stage):
                 if share > 0.0:
                     yield Work(device, INPUT_GRADIENTS, s, times, share * took[INPUT_GRADIENTS])
-            helper = own if stage.weight_device is None else stage.weight_device
+            (helper,) = stage.adding or (own,)
             yield Work(helper, WEIGHT_GRADIENTS, s, times, took[WEIGHT_GRADIENTS])
             if helper != own:
                 members = (own, helper)
@@ -99,15 +103,14 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
         out[here, there] += samples * sum(tensor.bytes_per_sample for tensor in tensors)
         if (s, t) in returning:
             size = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
-            for device, share in ((there, plan.stages[t].own_input_share), *plan.stages[t].input_share):
+            for device, share in parts_of_inputs(plan.stages[t]):
                 out[device, here] += samples * share * size
     for stage in plan.stages:
         own, trained = stage.devices[0], problem.trainable_bytes(stage.ops)
-        if stage.weight_device is not None:
-            late = sum(problem.graph.ops[op].late_bytes for op in stage.ops)
-            out[own, stage.weight_device] += samples * late + trained
-            out[stage.weight_device, own] += trained
-        for device, share in stage.input_share:
+        for helper in stage.adding:
+            out[own, helper] += samples * late_bytes(stage, problem.graph) + trained
+            out[helper, own] += trained
+        for device, share in helpers_of(stage).input_share:
             passes = -(-samples // stage.microbatch_size)
             out[own, device] += samples * gradient_bytes(stage, problem.graph)[1] + passes * share * trained
     return {link: size for link, size in out.items() if link[0] != link[1] and size}
@@ -123,3 +126,6 @@ def _events(work: Sequence[Work]) -> Iterator[Event]:
         if seconds > 0.0:
             start, free[device] = free[device], free[device] + seconds
             yield Event(device, kind, stage, microbatch, start, free[device])
+
+
+PREDICTION = Prediction()

@@ -1,6 +1,6 @@
-"""A helper: parts of the backward of a stage that another device has (`gpp.plan.helpers`).
+"""A helper: parts of the backward of a stage that another device has.
 
-It holds no weights. What it makes of a micro-batch is made of what comes in one message (`gpp.capture.operands`): for gradients of
+It holds no weights. What it makes of a micro-batch is made of what comes in one message (`given.py` beside this): for gradients of
 weights what each operator leaves, for gradients of inputs the gradient of the output and the columns of the weight that the
 forward has used. Gradients of weights are added up in memory that the sum with the stage's own device returns, and that the next
 mini-batch finds empty.
@@ -18,14 +18,21 @@ from torch import nn
 from gpp.capture.codec import dtype_of
 from gpp.capture.cut import TensorSpec
 from gpp.capture.late import LateGradients, in_columns
-from gpp.capture.operands import Form
-from gpp.program.kinds import BACKWARD, HELPING, HELPING_INPUTS
+from gpp.mechanisms.helpers.given import Given
+from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS
+from gpp.mechanisms.helpers.operands import Form
+from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import AbstractTransport, Mark
-from gpp.runtime.worker.halves import Given
-from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import Boundary, Layout, by_columns
+from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
+from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import Span
+from gpp.stage import Stage
+
+NOTHING = Layout((), ())
+"""Of a message that is never sent."""
 
 
 @final
@@ -76,13 +83,70 @@ class Helper:
         return start, end
 
 
-def with_helpers(found: Boundary, given: Given | None, job: Job, s: int) -> Boundary:
-    """The boundary of a stage, with what its helpers are sent."""
-    if given is None:
-        return found
-    operands, parts = _layouts(given, job, s)
-    helping = {HELPING: {s: operands}, HELPING_INPUTS: {s: Layout((), ())}}
-    return replace(found, helping=helping, parts=found.parts | {(HELPING_INPUTS, s, device): lay for device, lay in parts.items()})
+class HelperHooks(Hooks):
+    """What a device does for stages of others, and hands to those that help its own.
+
+    Args:
+        own: the device.
+    """
+
+    def __init__(self, own: OwnDevice) -> None:
+        self._job, self.helpers = own.job, _helpers(own)
+        self._given = {s: Given.of(own.job, s) for s in own.modules if own.job.plan.stages[s].beside}
+        for s, given in self._given.items():
+            if late := own.modules[s].late:
+                late.between = given.between
+                if given.head:
+                    _, lo, hi = given.columns[0]
+                    late.own_columns[given.head.node] = lo, hi
+
+    def boundary(self, stage: int, found: Boundary) -> Boundary:
+        plan, out = self._job.plan, found
+        for t in plan.successors[stage]:
+            if helpers_of(plan.stages[t]).input_share:
+                came = by_columns(plan.stages[t], out.returning_in[t])
+                out = replace(out, parts=out.parts | {(BACKWARD, t, device): part for device, part in came.items()})
+        own = plan.stages[stage]
+        if helpers_of(own).input_share:
+            returning = {p: by_columns(own, whole).get(own.devices[0], NOTHING) for p, whole in out.returning_out.items()}
+            out = replace(out, returning_out=returning)
+        if stage not in self._given:
+            return out
+        operands, parts = _layouts(self._given[stage], self._job, stage)
+        added = {**out.added, HELPING: {stage: operands}, HELPING_INPUTS: {stage: NOTHING}}
+        return replace(out, added=added, parts=out.parts | {(HELPING_INPUTS, stage, device): lay for device, lay in parts.items()})
+
+    def mailboxes_of_others(self) -> Mapping[int, Mailbox]:
+        return {s: helper.mailbox for s, helper in self.helpers.items()}
+
+    def params_of_others(self) -> Mapping[int, Mapping[str, nn.Parameter]]:
+        return {s: helper.params for s, helper in self.helpers.items()}
+
+    def runs(self) -> Mapping[str, OwnAction]:
+        return {
+            HELPED_WEIGHTS: lambda stage, microbatch: self.helpers[stage].weight_gradients(microbatch),
+            HELPED_INPUTS: lambda stage, microbatch: self.helpers[stage].input_gradients(microbatch),
+        }
+
+
+class Worker(AbstractWorkerPart):
+    """Helpers on a device, and devices that are helped."""
+
+    def build(self, own: OwnDevice) -> HelperHooks:
+        return HelperHooks(own)
+
+
+def by_columns(stage: Stage, whole: Layout) -> dict[int, Layout]:
+    """Device -> the message of the columns that it makes of a stage's input gradients, in the order of the columns.
+
+    Args:
+        whole: the message of all of them.
+    """
+    (spec,) = whole.specs
+    *rest, count = spec.shape
+    return {
+        device: Layout(whole.names, (replace(spec, shape=(*rest, hi - lo)),)) for device, lo, hi in columns(stage, count) if hi > lo
+    }
 
 
 def _layouts(given: Given, job: Job, s: int) -> tuple[Layout, dict[int, Layout]]:
@@ -102,39 +166,33 @@ def _layout(forms: Mapping[str, Form]) -> Layout:
     return Layout(tuple(forms), tuple(specs), whole=True)
 
 
-def build_helpers(
-    job: Job, device_id: int, device: torch.device, transport: AbstractTransport, now: Callable[[], Mark], handover: Handover
-) -> dict[int, Helper]:
-    """What a device does for stages of others.
-
-    Args:
-        handover: of the device.
-    """
-    out = {}
+def _helpers(own: OwnDevice) -> dict[int, Helper]:
+    """What a device does for stages of others."""
+    job, out = own.job, dict[int, Helper]()
     for s, stage in enumerate(job.plan.stages):
-        if device_id not in stage.helpers:
+        if own.device_id not in stage.beside:
             continue
         given = Given.of(job, s)
         operands, parts = _layouts(given, job, s)
-        helping = {HELPING: {s: operands}, HELPING_INPUTS: {s: parts.get(device_id, Layout((), ()))}}
-        boundary, made = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={}, helping=helping), None
-        if given.head and device_id in parts:
+        added = {HELPING: {s: operands}, HELPING_INPUTS: {s: parts.get(own.device_id, NOTHING)}}
+        boundary, made = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={}, added=added), None
+        if given.head and own.device_id in parts:
             _, (shape, dtype) = given.head.forms(job.captured.node_of, stage.microbatch_size)
             whole = Layout((given.head.data,), (TensorSpec(shape=shape[1:], batch_dim=0, dtype=dtype, differentiable=True),))
-            own = by_columns(stage, whole)[device_id]
-            made = (shape[0], *own.specs[0].shape)
-            boundary.returning_out.update(dict.fromkeys(job.plan.predecessors[s], own))
+            part = by_columns(stage, whole)[own.device_id]
+            made = (shape[0], *part.specs[0].shape)
+            boundary.returning_out.update(dict.fromkeys(job.plan.predecessors[s], part))
         mailbox = Mailbox(
             stage=s,
-            device_id=device_id,
-            transport=transport,
-            device=device,
+            device_id=own.device_id,
+            transport=own.transport,
+            device=own.device,
             boundary=boundary,
-            handover=handover,
+            handover=own.handover,
             sends=(BACKWARD,),
         )
-        params = _placeholders(job, s, device) if stage.weight_device == device_id else {}
-        out[s] = Helper(given, made, stage.microbatch_size, params, mailbox, now)
+        params = _placeholders(job, s, own.device) if own.device_id in stage.adding else {}
+        out[s] = Helper(given, made, stage.microbatch_size, params, mailbox, own.now)
     return out
 
 
@@ -146,3 +204,6 @@ def _placeholders(job: Job, s: int, device: torch.device) -> dict[str, nn.Parame
             one = torch.zeros((), dtype=dtype_of(node.dtype or "float32"), device=device)
             out[node.target] = nn.Parameter(one.expand([int(size) for size in node.shape or ()]))
     return out
+
+
+WORKER = Worker()

@@ -1,0 +1,1 @@
+"""Parts of a stage's backward on other devices (LayerPipe)."""

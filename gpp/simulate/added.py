@@ -1,0 +1,28 @@
+"""Plans whose steps a mechanism predicts itself, because no simulation of their program would say what a step takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from gpp.cost.problem import Problem
+from gpp.mechanism import found
+from gpp.plan.plan import Plan
+from gpp.timeline import Timeline
+
+
+class AbstractPrediction(ABC):
+    """What a step of the plans of a mechanism takes."""
+
+    @abstractmethod
+    def predict(self, plan: Plan, problem: Problem, *, record: bool) -> Timeline:
+        """One mini-batch of the steady state.
+
+        Args:
+            record: keep the events.
+        """
+
+
+def own_prediction(plan: Plan, problem: Problem, *, record: bool) -> Timeline | None:
+    """What the first mechanism of a plan that predicts it says; None where a simulation does."""
+    parts = found("prediction", "PREDICTION", AbstractPrediction).items()
+    return next((part.predict(plan, problem, record=record) for name, part in parts if name in plan.mechanisms), None)
