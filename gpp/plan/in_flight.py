@@ -1,4 +1,13 @@
-"""How many samples a stage holds between forward and backward: as many as keep the stages behind it busy."""
+"""How many samples a stage holds between forward and backward: as many as keep the stages behind it busy.
+
+The number follows from the successors, from the sinks to the sources:
+
+    micro-batches of 1        2 before 1           3 replicas that take turns
+
+    3 -> 2 ---> 1             6 -> 2 -> 1          7 -> 6 -> 1
+                ^
+         2 -----+             b=2  b=1  b=1        R=1  R=3  R=1
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,18 @@ A stage that has a copy on a device copies every micro-batch there and back. At 
 then in the memory of the device. A forward needs the copy out of the micro-batch before, so one goes at most. Beside it one comes
 or is in use; a second may come only while none goes: its fetch waits for the last copy out, and no forward follows before a
 backward has made room.
+
+The first of three stages under 1F1B, where a copy takes as long as a backward; `here` has the micro-batches whose copies are in
+the device's memory:
+
+    pass    F0 .  .  F1 .  .  F2 B0 -- F3 .  B1 -- F4 .  B2 -- .  .  B3 -- B4 --
+    out     .  O0 -- .  O1 -- .  O2 -- .  O3 -- .  .  O4 --
+    in      .  .  .  .  P0 -- .  .  .  P1 -- .  .  P2 -- .  .  P3 -- P4 --
+    here    0  0  0  1  1  1  2  2  2  3  3  3  1  4  4  4  2  3  3  3  3  4  4
+                        0  0  0  0  0  1  1  1     2  2  2           4  4
+
+F1 waits for O0, so that micro-batches 0 and 1 never go at once. P4 comes beside micro-batch 3, because nothing
+goes any more.
 """
 
 from __future__ import annotations

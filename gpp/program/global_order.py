@@ -10,6 +10,14 @@ at the head of both queues, so something always moves.
 In this run everything happens as late as the last pass allows: a stage that is faster than its reader makes its messages just in
 time, and no buffer waits for longer than it must. A message goes as soon as the pass that makes it is over.
 
+Two stages under 1F1B. Posted two passes ahead, RB0 would stand at the head of d0 and RF0 at the head of d1, and nobody would ever
+send. In the run from left to right both ends of a message have one place:
+
+    d0   F0  SF0      F1      SF1  RB0  B0      F2  SF2  RB1  B1      F3  SF3  RB2  B2
+              |                |    ^                |    ^                |    ^
+              v                v    |                v    |                v    |
+    d1       RF0  F0      B0  RF1  SB0  F1      B1  RF2  SB1  F2      B2  RF3  SB2  F3
+
 A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch, and its time moves on by
 the period with every mini-batch. The times of all classes solve a system of difference constraints, one for each wait. It has a
 solution for every period that is at least the largest ratio of seconds to mini-batches on a cycle of waits (Reiter, "Scheduling

@@ -180,15 +180,27 @@ def _interleave(
         updates: what ends a mini-batch, by the pass that it follows.
         copies: what goes to the host and comes back, by the pass that it follows.
     """
+    # The first of two stages under 1F1B with four micro-batches. Each column is a round of the loop below:
+    #
+    #     pass         F0     F1       B0        F2       B1        F3     B2    B3
+    #
+    #     posted [1]   RB0             RB1                RB2       RB3
+    #     done   [2]   F0     F1       B0        F2       B1        F3     B2    B3
+    #     sent   [3]   SF0    SF1                SF2                SF3
+    #     ended  [4]                                                             U0
+    #
+    # RB0 belongs to B0, two passes later; so does every receive, whatever the passes between are. The line that is written:
+    #
+    #     RB0 F0 SF0  F1 SF1  RB1 B0  F2 SF2  RB2 B1  RB3 F3 SF3  B2  B3 U0
     out: list[Action] = []
     passes = [(device, (stage, KINDS[kind].direction, microbatch)) for stage, kind, microbatch in order]
     for what in passes[:POSTED_AHEAD]:
         out += before.get(what, ())
     for i, (task, what) in enumerate(zip(order, passes, strict=True)):
         if i + POSTED_AHEAD < len(order):
-            out += before.get(passes[i + POSTED_AHEAD], ())
-        out.append(tuple.__new__(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))
-        out += after.get(what, ())
+            out += before.get(passes[i + POSTED_AHEAD], ())  # [1]
+        out.append(tuple.__new__(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))  # [2]
+        out += after.get(what, ())  # [3]
         out += copies.get(task, ())
-        out += updates.get(task, ())
+        out += updates.get(task, ())  # [4]
     return out

@@ -3,6 +3,16 @@
 Once the pipeline is full, a device does the same for every mini-batch, with other numbers: micro-batches, samples and updates
 move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer stretch
 repeats its middle, a shorter one leaves out what belongs to mini-batches that do not come.
+
+The passes of the first of three stages, with two micro-batches a mini-batch and a window of 12:
+
+             fill             steady                   the middle                       drain
+    12       F0 F1 B0 F2 B1 U0 | F3 B2 F4 B3 U1 | ... | F15 B14 F16 B15 U7 | ... U10 | F23 B22 B23 U11
+
+    14       the same up to U7 | F17 B16 F18 B17 U8 | F19 B18 F20 B19 U9 | what follows, 2 mini-batches later: ... U12 | F27 ...
+                                 the middle, 1 and 2 mini-batches later
+
+     3       F0 F1 B0 F2 B1 U0 | F3 B2 F4 B3 U1 | F5 B4 B5 U2       F6 is left out: it is of the fourth mini-batch
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""The graph of waits: who waits for whom in a program.
+"""The graph of waits: who waits for whom in a program. Two stages, two micro-batches, all forwards first:
 
-Nodes are actions, numbered device by device. What a row of the table of kinds says is turned into waits here and nowhere else:
+    d0         F0 ---> F1 ---> B0 ---> B1 ---> U0      Nodes are actions, numbered device by device.
+               |       |       ^       ^
+    channels   SF0 --> SF1     SB0 --> SB1             An arrow goes from what must be over to what waits for it.
+               v       v       |       |
+    d1         F0 ---> F1 ---> B0 ---> B1 ---> U0      A receive takes no time: it says at which pass a message's arrow ends.
 
-* What occupies a resource waits for what occupied it before (`gpp.program.kinds.Resource`).
-* A pass waits for the messages whose receives were posted for it. Receives pair with sends in the order of their channel, first
-  in, first out.
-* A send waits for the pass before it on its device, which has made the message or runs after the one that did.
+What a row of the table of kinds says is turned into waits here and nowhere else:
+
+* Along a row: an action waits for the one before it on the same resource (`gpp.program.kinds.Resource`).
+* Into a channel: a send waits for the pass before it on its device, which has made the message or runs after the one that did.
+* Out of a channel: a pass waits for the messages whose receives were posted for it. The n-th receive pairs with the n-th send.
 * An action waits for what its kind needs of the same stage, which stands before it on its device (`gpp.program.kinds.Need`): so a
-  backward waits for its forward, like the receives that it needs, and a pass for copies (`gpp.program.copies`).
-* A copy begins no sooner than the device has come to it, and the device goes on at once.
-* A sum is a meeting: it waits for all its members, and they for it.
+  backward waits for its forward, and a pass for copies (`gpp.program.copies`).
+* A copy begins when the device has come to it, and the device goes on at once. The members of a sum wait for each other.
 
 So a program runs to its end if and only if the graph has a topological order, and its times are a longest path in that order:
 validation, simulation and hang diagnosis all ask this graph.
@@ -267,11 +271,7 @@ class Waits:
             check_halves(device, self.actions[device])
 
     def _advance(self, resource: int, node: int, ready: list[int]) -> int:
-        """Run one device until it waits; returns the node where it does, or its end.
-
-        Args:
-            ready: devices that can go on; those that waited for what it sends are added.
-        """
+        """Run one device until it waits, and add to `ready` those that waited for it; returns the node it waits at, or its end."""
         device = self.devices[resource]
         passes, posted, channels, order = self._passes[resource], self._posted[resource], self.channels, self.order
         rows, labels, base, copies = _ROWS, self._label_of, self.first[device], self._copies[resource]

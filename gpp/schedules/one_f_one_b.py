@@ -3,6 +3,13 @@
 A stage runs as many forwards ahead as its in-flight samples allow (its distance to the sink for equal
 micro-batches), then alternates k backwards and k forwards, then drains. Source: PipeDream-flush
 (Narayanan et al. 2021) for chains; GraphPipe, section 6, for DAGs.
+
+Three stages with 3, 2 and 1 samples in flight, five micro-batches of one sample, k = 1. A backward takes twice a forward's time:
+
+    s0   F0 F1 F2 .  .  .  .  B0 -- F3 B1 -- F4 B2 -- .  B3 -- .  B4 --
+    s1   .  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- F4 B3 -- .  B4 --
+    s2   .  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- F4 B4 --
+    s0:  ahead              | steady          | drain
 """
 
 from __future__ import annotations

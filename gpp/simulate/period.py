@@ -12,6 +12,15 @@ When the resources (devices and channels) are free after a step is a max-plus li
   is so in the very first step: it begins and ends on its first device.
 * Else the next step follows from the state that this one left, until the end grows by the same twice in a row, or, after `MOST`
   steps, on average over the last half of them.
+
+Two stages before a common one, one micro-batch, two steps. A step alone takes 8 seconds, and the period is 6:
+
+    second   0  1  2  3  4  5  6  7  8  9  10 11 12 13
+    d0       F  -  -  .  .  B| F  -  -  .  .  B|              x - f of the first step: 6,  of the second: 12 -  6 = 6
+    d1       F  .  .  .  .  B  -  -| F  .  .  B  -  -|                                 8,                 14 -  8 = 6
+    d2       .  .  .  F  B|             F  B|                                          2,                 11 -  9 = 2
+
+The first step says 6 to 8: d0 and d1 were both free at 0. Before the second, d1 was free at 8, and did not make d0 wait: 6 to 6.
 """
 
 from __future__ import annotations

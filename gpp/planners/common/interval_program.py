@@ -32,6 +32,18 @@ LONGEST_LINE = 600
 def cheapest_cuts(places: Sequence[np.ndarray], costs: Sequence[np.ndarray]) -> list[int] | None:
     """Where to cut a line into a given number of stages so that the sum of their costs is least; None if every cut costs infinity.
 
+    Three stages of six operators, whose boundaries may move by one place (`.`: not allowed):
+
+        seconds           3   2   1   4   1   1         time of a stage from ... to ...
+        place           0   1   2   3   4   5   6
+                                                        0 to 1 2 3    1 2 3 to 3 4 5    3 4 5 to 6
+        stage 0 ends        x   x   x
+        stage 1 ends                x   x   x                3 5 6    1:       3 7 8    3: 6
+                                                                      2:       1 5 6    4: 2
+        best            0       2       4       6                     3:       . 4 5    5: 1
+
+    The sum of the times' eighth powers is least for the stages of 5, 5 and 2 seconds: `[0, 2, 4, 6]`.
+
     Args:
         places: [stages + 1] positions where each stage may begin, and where the last one may end.
         costs: [stages] of each stage that begins at places[s][i] and ends at places[s + 1][j]; infinite: not allowed.

@@ -167,6 +167,17 @@ class PartitionSearch:
     def chain(self, chain: Chain, lanes: np.ndarray, after: np.ndarray) -> Solved:
         """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
         replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
+        # One lane: a limit of 5 seconds, and pieces that take 6, 4, 2 and 8 seconds on one device, half of that on two.
+        #
+        #     i   ends[r=1][i]   ends[r=2][i]        devices[i]   h = 0   1   2   3
+        #
+        #     0   0 (none)       2                                    -   -   4   4    2 + devices[2][h - 1]
+        #     1   2              3                                    -   -   3   3    1 + devices[2][h - 1]
+        #     2   3              4                                    -   2   2   2    2 + devices[4][h - 1]
+        #     3   3 (none)       4                                    -   2   2   2    2 + devices[4][h - 1]
+        #     4                                      = after[h]       0   0   0   0
+        #
+        # Rows are filled from the last to the first. Read from the first: pieces 0 and 1 on two devices, 2 and 3 on two.
         k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
         ends: list[np.ndarray] = []
         whole = np.zeros(len(lanes), bool)
