@@ -42,6 +42,11 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
     Args:
         devices: devices of the R replicas.
         round_robin: whether replica j mod R has all of micro-batch j; else every replica has a part of each.
+
+    >>> [tuple(piece) for piece in pieces([4, 5], microbatch_size=4, num_samples=6)]
+    [(4, 0, 0, 2), (5, 0, 2, 4), (4, 1, 4, 5), (5, 1, 5, 6)]
+    >>> [tuple(piece) for piece in pieces([4, 5], microbatch_size=4, num_samples=6, round_robin=True)]
+    [(4, 0, 0, 4), (5, 1, 4, 6)]
     """
     out, n = list[Piece](), len(devices)
     for m, start in enumerate(range(0, num_samples, microbatch_size)):
@@ -61,13 +66,18 @@ def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
 
     Every receiver gets it once, and the senders take turns; those that are too many send nothing.
 
-    Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`, and `copies((4, 5), (0,))` gives `[(4, 0)]`.
+    >>> copies((0, 1), (4, 5, 6, 7)), copies((4, 5), (0,))
+    ([(0, 4), (1, 5), (0, 6), (1, 7)], [(4, 0)])
     """
     return [(src[i % len(src)], device) for i, device in enumerate(dst)]
 
 
 def messages(src: list[Piece], dst: list[Piece]) -> list[Message]:
-    """All non-empty intersections, in sample order; both lists cover the same samples in order."""
+    """All non-empty intersections, in sample order; both lists cover the same samples in order.
+
+    >>> [tuple(message) for message in messages(pieces([0], 2, 4), pieces([4, 5], 4, 4))]
+    [(0, 0, 4, 0, 0, 2), (0, 1, 5, 0, 2, 4)]
+    """
     out, i, j = list[Message](), 0, 0
     while i < len(src) and j < len(dst):
         maker, made, a_lo, a_hi = src[i]

@@ -21,7 +21,11 @@ Edges = Sequence[tuple[int, int]]
 
 
 def neighbours(edges: Iterable[tuple[int, int]], count: int) -> tuple[tuple[int, ...], ...]:
-    """For each of `count` stages the other ends of the edges that begin there, in the edges' order."""
+    """For each of `count` stages the other ends of the edges that begin there, in the edges' order.
+
+    >>> neighbours([(0, 1), (0, 2), (1, 2)], 3)
+    ((1, 2), (2,), ())
+    """
     out: list[list[int]] = [[] for _ in range(count)]
     for s, t in edges:
         out[s].append(t)
@@ -245,6 +249,10 @@ class Stage:
         return self.in_flight // (self.microbatch_size * self.round_robin_degree)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """Who holds which samples of a pass over so many: pieces on the first device of each replica."""
+        """The samples that each replica has in a pass over `num_samples`: pieces on its first device.
+
+        >>> [tuple(piece) for piece in plan.stages[1].pieces(2)]
+        [(1, 0, 0, 1), (1, 1, 1, 2)]
+        """
         leaders = self.devices[:: self.tensor_parallel]
         return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)

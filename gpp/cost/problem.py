@@ -93,6 +93,10 @@ class Problem:
         regime: what the strategy says of time and memory.
         refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
+
+    >>> cluster = flat(num_devices=2, bandwidth_bytes_per_s=1e9, memory_bytes=1e12)
+    >>> Problem(graph=equal_chain(2), cluster=cluster, cost=Constant(), minibatch_size=8).microbatch_sizes()
+    (1, 2, 4, 8)
     """
 
     graph: OpGraph

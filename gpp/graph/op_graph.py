@@ -194,7 +194,11 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The set bits of a mask, ascending."""
+    """The set bits of a mask, ascending.
+
+    >>> list(bits(0b1101)), mask_of([0, 2, 3])
+    ([0, 2, 3], 13)
+    """
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -216,6 +220,9 @@ class OpGraph:
     Raises:
         InvalidGraph: an edge does not go forward, an operator is unknown, two operators have one name, or one reads a
             parameter or an input that is not listed.
+
+    >>> graph.num_ops, graph.ops[1].name, [t.consumers for t in graph.tensors], list(bits(graph.successors[0]))
+    (2, 'op1', [(1,)], [1])
     """
 
     name: str

@@ -276,6 +276,9 @@ def branches(graph: OpGraph) -> tuple[int | None, ...]:
 
     Branches are numbered in the order of their parallel blocks, then of their smallest operator. A
     graph that is not series-parallel is read with the dependencies of `to_series_parallel` added.
+
+    >>> branches(equal_towers(5, num_branches=2))
+    (0, 0, 1, 1, None)
     """
     weights = [op.forward_flops + op.backward_flops for op in graph.ops]
     tree, _ = to_series_parallel(graph, weights)

@@ -40,6 +40,12 @@ def make_plan(
 
     Raises:
         InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
+
+    >>> print(make_plan(problem, "mine", [(0b01, 1), (0b10, 1)], microbatch_size=1))
+    mine: depth 2, mini-batch 4
+    stage  operators  devices  micro-batch  in flight  next
+    s0     1          d0       1            2          s1
+    s1     1          d1       1            1
     """
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)

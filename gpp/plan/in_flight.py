@@ -52,6 +52,11 @@ def in_flight_samples(
         shapes: (b, k, degree of round robin) of the stages, in a topological order.
         total: samples between two drains; None: any number.
         holds: as many as it asks for, in place of the smallest number: all, or so many times what a stage has beyond its own k.
+
+    >>> in_flight_samples([(1, 1, 1)] * 4, [(0, 1), (1, 3), (2, 3)], None, Holding())
+    [3, 2, 2, 1]
+    >>> in_flight_samples([(2, 1, 1), (1, 1, 1), (1, 1, 1)], [(0, 1), (1, 2)], None, Holding())
+    [6, 2, 1]
     """
     needs, out, successors = [0] * len(shapes), [0] * len(shapes), [list[int]() for _ in shapes]
     for s, t in edges:

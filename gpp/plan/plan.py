@@ -55,6 +55,9 @@ class Plan:
         explanation: lines for the user: what the planner did, and what it may have cost.
         edge_bits: of a floating-point value in a message, for each edge; 0 for one whose values travel as they are. Empty: all.
         edge_clip, edge_auto: whether values are clipped before; whether senders change the bits with the speed of their links.
+
+    >>> plan.depth, plan.edges, plan.stages_of_device, plan.stages[0].in_flight
+    (2, ((0, 1),), {0: (0,), 1: (1,)}, 2)
     """
 
     planner: str
@@ -228,10 +231,7 @@ class Plan:
         return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
 
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
-        """Edges with messages backwards: gradients of their tensors.
-
-        An order-only edge is an order in both directions, if both ends run backwards.
-        """
+        """Edges with messages backwards; an order-only edge has them too, if both of its ends run backwards."""
         return {
             (s, t)
             for (s, t), tensors in self.edge_tensors(graph).items()

@@ -16,11 +16,11 @@ def table(head: str, stages: Sequence[Stage], successors: Sequence[Sequence[int]
         head: what the first line begins with.
         successors: stages that follow each stage.
 
-    Example:
-        sequential: depth 2, mini-batch 16
-        stage  operators  devices  micro-batch  in flight  next
-        s0     4          d0       4            8          s1
-        s1     3          d1       4            4
+    >>> print(table("mine: depth 2", plan.stages, plan.successors))
+    mine: depth 2
+    stage  operators  devices  micro-batch  in flight  next
+    s0     1          d0       1            2          s1
+    s1     1          d1       1            1
     """
     rows: list[tuple[str, ...]] = [HEADINGS]
     for s, stage in enumerate(stages):

@@ -99,6 +99,9 @@ class AbstractPlanner(ABC):
         Raises:
             Infeasible: no plan in this planner's space fits the memory; names the tightest constraint.
             InvalidConfig: the problem is not for this planner.
+
+        >>> strategy.planner.plan(problem, predict).planner
+        'even'
         """
 
 

@@ -65,6 +65,10 @@ def order_peak(order: Iterable[Task | Action], memories: Mapping[int, StageBytes
 
     Args:
         memories: of each of the device's stages.
+
+    >>> one = StageBytes(static=10.0, versions=0.0, microbatch=3.0, transient=0.0)
+    >>> order_peak([Task(0, "F", 0), Task(0, "F", 1), Task(0, "B", 0)], {0: one})
+    16.0
     """
     tasks = list(order)
     meter = Meter(sorted(memories), {task.stage for task in tasks if KINDS[task.kind].returns})

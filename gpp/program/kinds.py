@@ -210,6 +210,9 @@ def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
 
     Raises:
         MalformedProgram: `word` is none; names it.
+
+    >>> read("s0.SF2>s1.d3[8:12]@d1")
+    (1, ('SF', 0, 2, 1, 3, 8, 12))
     """
     match = _ACTION.fullmatch(word)
     if not match or match[2] not in KINDS:

@@ -62,6 +62,12 @@ def lower(
 
     Raises:
         UnsupportedPlan: it has a form that no engine runs.
+
+    >>> forwards = lower(plan, graph, {0: [Task(0, "F", 0)], 1: [Task(1, "F", 0)]}, num_samples=1)
+    >>> print(forwards.to_text(), end="")
+    samples 1 minibatches 1
+    s0.F0@d0 s0.SF0>s1.d1[0:1]@d0
+    s1.RF0<s0.d0[0:1]@d1 s1.F0@d1
     """
     check_form(plan)
     before, after = communication(plan, graph, num_samples)

@@ -41,6 +41,12 @@ class Program:
 
     Args:
         minibatches: how many those are; above 1, the pipeline does not drain between their updates (`gpp.program.steady_state`).
+
+    >>> waits = program.waits
+    >>> [waits.text(node) for node in waits.needs[waits.first[1] + 2]]  # what the first pass of device 1 waits for
+    ['s0.SF0>s1.d1[0:1]@d0']
+    >>> waits.times([1.0] * len(waits.labels), [0.0] * len(waits.channels)).free_s[:2]  # every action takes a second
+    [15.0, 13.0]
     """
 
     num_samples: int
@@ -57,7 +63,14 @@ class Program:
         return Waits(self.actions)
 
     def to_text(self) -> str:
-        """One line a device; `from_text` reads it back equal."""
+        """One line a device; `from_text` reads it back equal.
+
+        >>> passes = (Action("F", 0, 0), Action("B", 0, 0))
+        >>> print(Program(num_samples=1, actions={0: passes, 1: ()}).to_text(), end="")
+        samples 1 minibatches 1
+        s0.F0@d0 s0.B0@d0
+        idle@d1
+        """
         lines = [f"samples {self.num_samples} minibatches {self.minibatches}"]
         lines += [
             " ".join(a.text(device) for a in actions) or f"idle@d{device}" for device, actions in sorted(self.actions.items())
@@ -71,6 +84,11 @@ class Program:
         Raises:
             MalformedProgram: a word that is no action, actions of several devices in a line, or two lines of one device; names the
                 line.
+
+        >>> Program.from_text("samples 1 minibatches 1\\ns0.F0@d0 s0.B0@d0 s0.U0@d0\\n").actions[0][1]
+        Action(kind='B', stage=0, microbatch=0, peer_stage=-1, peer_device=-1, lo=0, hi=0)
+        >>> Program.from_text(program.to_text()) == program
+        True
         """
         first, *lines = text.rstrip("\n").split("\n")
         head = _HEAD.fullmatch(first)
@@ -118,7 +136,12 @@ class ReduceGroup(NamedTuple):
 
 
 def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
-    """Who sums which gradients: trainable parameters by the set of devices that hold them, if several."""
+    """Who sums which gradients: trainable parameters by the set of devices that hold them, if several.
+
+    >>> replicated = make_plan(problem, "mine", [(0b11, 2)], microbatch_size=2)
+    >>> reduce_groups(replicated, graph)[0][:2], reduce_groups(plan, graph)
+    (((0, 1), ('op0.weight', 'op1.weight')), ())
+    """
     if plan.periodic:
         return tuple(_group_of_stage(plan.stages[s], graph) for s in summed_stages(plan))
     holders: dict[str, set[int]] = defaultdict(set)
@@ -194,6 +217,13 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
 
     Raises:
         MalformedProgram: names the blocked actions and prints the grid around them.
+
+    >>> check_program(program, reduce_groups(plan, graph))
+    >>> check_program(Program.from_text("samples 1 minibatches 1\\ns0.B0@d0 s0.F0@d0\\n"))
+    Traceback (most recent call last):
+        ...
+    gpp.errors.MalformedProgram: the program cannot run to its end; blocked: s0.B0@d0
+      d0: >>s0.B0@d0<<  s0.F0@d0
     """
     waits = program.waits
     members = {g: group.devices for g, group in enumerate(groups)}

@@ -43,6 +43,11 @@ class OneFOneB(StageSchedule):
         return min(stage.ahead, num_microbatches)
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        """The passes of one stage.
+
+        >>> " ".join(f"{kind}{m}" for kind, m in OneFOneB().order(plan, 0, 4))
+        'F0 F1 B0 F2 B1 F3 B2 B3'
+        """
         s = plan.stages[stage]
         forward = self._ahead(s, num_microbatches)
         out: list[Pass] = [(PASS[FORWARD], m) for m in range(forward)]

@@ -53,6 +53,9 @@ def spans(start: Iterable[float], first: Iterable[float], free: Iterable[float],
 
     Args:
         start, first, free: of each resource: free before the step, first used in it (infinity: never), free after it.
+
+    >>> spans(start=[0, 0, 0], first=[0, 0, 3], free=[6, 8, 5], end_s=8)
+    Spans(low=6, high=8, end_s=8)
     """
     low, high = float("inf"), 0.0
     for s, f, x in zip(start, first, free, strict=True):
@@ -66,7 +69,12 @@ def spans(start: Iterable[float], first: Iterable[float], free: Iterable[float],
 
 @final
 class Period:
-    """Finds the period from successive steps."""
+    """Finds the period from successive steps.
+
+    >>> period = Period()
+    >>> period.after(Spans(low=6, high=8, end_s=8)), period.after(Spans(low=6, high=6, end_s=14))
+    (None, 6)
+    """
 
     def __init__(self) -> None:
         self.ends: list[float] = []

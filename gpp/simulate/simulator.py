@@ -53,6 +53,10 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 
     Raises:
         MalformedProgram: the program cannot run to its end.
+
+    >>> timeline = simulate(program, plan, problem)
+    >>> round(timeline.metrics.iteration_s, 3), round(timeline.metrics.bubble_fraction, 3), len(timeline.events)
+    (15.0, 0.2, 26)
     """
     waits, count = program.waits, program.minibatches
     costs = Costs.of(program, plan, problem)

@@ -32,6 +32,11 @@ class DataParallel(AbstractPlanner):
     """One stage, all devices."""
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """One stage on all devices.
+
+        >>> [stage.devices for stage in DataParallel().plan(replace(problem, microbatch_size=2), predict).stages]
+        [(0, 1)]
+        """
         devices = problem.cluster.num_devices
         b = problem.microbatch_size or problem.minibatch_size
         if b % devices:

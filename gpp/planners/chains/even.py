@@ -39,6 +39,11 @@ class Even(AbstractPlanner):
     fills: ClassVar[bool] = True
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """A plan with the best micro-batch size.
+
+        >>> [stage.ops for stage in Even().plan(problem, predict).stages]
+        [(0,), (1,)]
+        """
         devices = problem.cluster.num_devices
         incumbent = Incumbent(Assessor(StageCosts(problem, replication=False)), "even", predict)
         candidates = even_candidates(incumbent.assessor)
@@ -66,7 +71,8 @@ def even_candidates(assessor: Assessor) -> list[Candidate]:
 def even_cut(weights: list[float], parts: int) -> list[tuple[int, int]]:
     """Cut a list into `parts` non-empty intervals, each cut at the place nearest to its share of the total.
 
-    Example: `even_cut([1, 1, 1, 1], 2)` gives `[(0, 2), (2, 4)]`.
+    >>> even_cut([1, 1, 1, 1], 2), even_cut([3, 1, 1, 1], 2)
+    ([(0, 2), (2, 4)], [(0, 1), (1, 4)])
     """
     prefix = [0.0, *accumulate(weights)]
     cuts = [0]

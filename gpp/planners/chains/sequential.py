@@ -69,6 +69,11 @@ class Sequential(AbstractPlanner):
     patience: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """The best chain that the search finds.
+
+        >>> [stage.devices for stage in Sequential().plan(problem, predict).stages]
+        [(0,), (1,)]
+        """
         climbed = best_chains(
             problem, predict, "sequential", replication=self.replication, patience=in_vain(problem, self.patience)
         )

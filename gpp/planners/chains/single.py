@@ -26,4 +26,9 @@ class Single(AbstractPlanner):
     """One stage, one device."""
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """The whole model on device 0.
+
+        >>> str(Single().plan(problem, predict)).splitlines()[0]
+        'single: depth 1, mini-batch 4'
+        """
         return whole_model(problem, "single", 1)

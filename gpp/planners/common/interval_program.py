@@ -50,6 +50,10 @@ def cheapest_cuts(places: Sequence[np.ndarray], costs: Sequence[np.ndarray]) -> 
 
     Returns:
         A position for every element of `places`; ties go to the first.
+
+    >>> seconds = np.array([[3, 5, 6]]), np.array([[3, 7, 8], [1, 5, 6], [np.inf, 4, 5]]), np.array([[6], [2], [1]])
+    >>> cheapest_cuts([np.array(p) for p in ([0], [1, 2, 3], [3, 4, 5], [6])], [s**8 for s in seconds])
+    [0, 2, 4, 6]
     """
     value, choices = np.zeros(len(places[0])), []
     for cost in costs:

@@ -16,6 +16,9 @@ def depth_first_order(graph: OpGraph) -> tuple[int, ...]:
     """A topological order in which a branch is finished before the next one is begun.
 
     Of the operators that became ready last, the smallest goes first.
+
+    >>> depth_first_order(equal_towers(5, num_branches=2))
+    (0, 1, 2, 3, 4)
     """
     missing = [mask.bit_count() for mask in graph.predecessors]
     stack = [op for op in reversed(range(graph.num_ops)) if not missing[op]]

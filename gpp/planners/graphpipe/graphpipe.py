@@ -149,6 +149,11 @@ class GraphPipe(AbstractPlanner):
         return self.per_stage
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """The best plan of all searches.
+
+        >>> [(stage.ops, stage.devices) for stage in GraphPipe().plan(problem, predict).stages]
+        [((0,), (0,)), ((1,), (1,))]
+        """
         if self.colocate == "always" and not problem.regime.weights.flushes:
             rule = "a pipeline that does not drain before its updates has one stage a device"
             raise InvalidConfig("strategy.planner.colocate", "always", rule, "set strategy.planner.colocate=auto")
