@@ -53,7 +53,7 @@ class StageBytes(NamedTuple):
 
     @property
     def _moves_nothing(self) -> bool:
-        """Whether nothing goes to the host, told without a walk over arrays."""
+        """Whether surely nothing goes to the host. It does not walk over arrays."""
         return isinstance(self.moved, float) and not self.moved
 
     def depth(self, limit_bytes: float, otherwise: Any) -> np.ndarray:
@@ -73,14 +73,14 @@ class StageBytes(NamedTuple):
         return np.where(room >= 0, np.where(many >= RESIDENT_COPIES, many, np.minimum(few, RESIDENT_COPIES)), 0)
 
     def _times(self, room: Any, otherwise: Any) -> np.ndarray:
-        """How often the bytes of a micro-batch go into so many bytes."""
+        """The number of micro-batches whose bytes fit into so many bytes."""
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.floor(room / self.microbatch + 1e-9)
         return np.where(self.microbatch > 0, fits, otherwise)
 
 
 class Amounts(NamedTuple):
-    """What the bytes of a stage are made of; numbers, or arrays of one element for each stage.
+    """The parts of a stage's bytes: numbers, or arrays of one element for each stage.
 
     Args:
         trainable: bytes of trainable parameters, one copy.
@@ -112,7 +112,7 @@ class Amounts(NamedTuple):
         )
 
     def served(self, buffers: int, rows: Any) -> Amounts:
-        """Those of a stage that serves requests: nothing is held between passes but messages.
+        """The amounts of a stage that serves requests: it holds nothing between passes but messages.
 
         A pass takes its messages, those that come in and those that it sends, beside its rows and its temporaries; every edge has
         room for some more.
@@ -124,7 +124,7 @@ class Amounts(NamedTuple):
         return self._replace(kept=0.0 * self.kept, once=self.once + rows + (1 + buffers) * self.kept, late=0.0)
 
     def take(self, index: Any) -> Amounts:
-        """Those of some stages, where the amounts are arrays."""
+        """The amounts of some stages, where they are arrays."""
         return Amounts(*(amount[index] if np.ndim(amount) else amount for amount in self))
 
 

@@ -51,7 +51,7 @@ def most_bits(bytes_of: Callable[[int], float], room: float) -> int:
 @final
 @settings("strategy.edges")
 class Edges:
-    """What messages between stages are, while serving.
+    """The form of messages between stages, while serving.
 
     Args:
         bits: of a floating-point value in a message; `auto`: the most with which the links keep up with `target_rate`; None: values
@@ -91,7 +91,7 @@ ANNOUNCE_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What senders keep under `auto`.
+    """The pace that senders keep under `auto`.
 
     Args:
         sample_s: seconds in which every link carries a sample.
@@ -158,7 +158,7 @@ def check_bits(
 
 
 class Work(NamedTuple):
-    """What a codec does with a message: bytes read and written in a device's own memory, and kernels launched."""
+    """The work of a codec on a message: bytes read and written in a device's own memory, and kernels launched."""
 
     moved: float = 0.0
     kernels: int = 0
@@ -190,7 +190,7 @@ def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, 
 
 
 def decoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int) -> Work:
-    """The work of decoding them."""
+    """The work of decoding a message's tensors."""
     total = Work()
     for tensor in tensors if bits else ():
         if coded(tensor):
@@ -202,7 +202,7 @@ def decoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int) -> 
 
 
 class _Sizes(NamedTuple):
-    """Of a tensor of a message.
+    """The sizes of a tensor in a message.
 
     Args:
         values: of all samples.
@@ -228,7 +228,7 @@ class _Sizes(NamedTuple):
 
 @cache
 def clip_factor(bits: int) -> float:
-    """By how many scales of a Laplace distribution values are clipped: W(3 x 4^bits), Lambert's function.
+    """The clipping range of values, in scales of a Laplace distribution: W(3 x 4^bits), Lambert's function.
 
     What clipping at alpha loses, 2 b^2 exp(-alpha / b), and what rounding loses, alpha^2 / (3 x 4^bits), are least together there.
     """

@@ -1,4 +1,4 @@
-"""What a stage holds of its micro-batches under a schedule, by where it stands in the pipeline.
+"""The micro-batches that a stage holds under a schedule, given its place in the pipeline.
 
 A micro-batch is held in full from its forward to its backward; where the backward is split, from the forward to the gradients of
 the stage's inputs, and from there on *late*, until those of its weights are made: only what these need.
@@ -22,7 +22,7 @@ class Held(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What stages hold just after a forward, in the midst of a mini-batch.
+    """The micro-batches that stages hold just after a forward, in the midst of a mini-batch.
 
     `distance` counts the stages on the longest path from a stage to a sink, itself included; `depth` is the largest distance of
     the plan, `count` the micro-batches between two drains.

@@ -1,4 +1,4 @@
-"""What a stage takes less than the sum of the amounts that planners tabulate, once all of it is known.
+"""Bytes that a stage takes less than the sum of the amounts that planners tabulate, once all of the stage is known.
 
 * The transients of a stage that keeps everything are one line for any number of samples (`gpp.graph.transients`); with the number
   that it has they may be less.

@@ -1,4 +1,4 @@
-"""How busy this machine is with other programs: what a measurement was taken under."""
+"""The load of this machine by other programs while a measurement is taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 @final
 class Load:
-    """What other programs take of this machine's processors, from here on.
+    """The share of this machine's processors that other programs take, from now on.
 
     Args:
         own: ids of the processes that do not count as others, beside this one.

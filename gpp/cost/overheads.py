@@ -1,4 +1,4 @@
-"""What a runtime takes beside the operators: seconds of a device's processor, as measured on a machine.
+"""The seconds that a runtime takes beside the operators, on a device's processor, as measured on a machine.
 
 `gpp.runtime.rehearsal.machine` measures them. On a machine that was not measured they are zero.
 """
@@ -41,7 +41,7 @@ class Overheads:
     answer_s_per_byte: NotNegative = 0.0
 
     def with_messages(self, factor: float) -> Overheads:
-        """The same with messages that take so many times as long at either end."""
+        """The overheads with messages that take `factor` times as long at either end."""
         return replace(
             self,
             message_s=self.message_s * factor,
@@ -52,11 +52,11 @@ class Overheads:
         )
 
     def send_s(self, num_bytes: float, num_tensors: int) -> float:
-        """Seconds that a message takes its sender."""
+        """The sender's seconds for a message."""
         return self.message_s + num_bytes * self.send_s_per_byte + max(num_tensors - 1, 0) * self.send_s_per_tensor
 
     def receive_s(self, num_bytes: float, num_tensors: int) -> float:
-        """Seconds that a message takes its receiver."""
+        """The receiver's seconds for a message."""
         return self.message_s + num_bytes * self.receive_s_per_byte + max(num_tensors - 1, 0) * self.receive_s_per_tensor
 
 

@@ -32,7 +32,7 @@ ENDLESS = 1e18
 
 
 def divisors(number: int) -> list[int]:
-    """Those of a positive integer, ascending."""
+    """The divisors of a positive integer, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
@@ -56,7 +56,7 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
 
 
 def _nothing(plan: object) -> None:
-    """Refuse no plan."""
+    """The check of an engine that runs every plan."""
 
 
 K = TypeVar("K", bound=Hashable)
@@ -79,7 +79,7 @@ class Remembered(Generic[K, V]):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be planned.
+    """A planning problem.
 
     Args:
         minibatch_size: samples between two optimizer steps (B in the paper).
@@ -143,12 +143,12 @@ class Problem:
 
     @cached_property
     def type_of_device(self) -> tuple[int, ...]:
-        """For each device the first one that equals it."""
+        """Device -> the first device that equals it."""
         devices = self.cluster.devices
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
     def first_of_each_type(self, devices: tuple[int, ...]) -> list[int]:
-        """One device for each type among some, ascending."""
+        """The first device of each type among `devices`, ascending."""
         return sorted({self.type_of_device[d] for d in devices})
 
     def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
@@ -204,7 +204,7 @@ class Problem:
         round_robin_degree: int = 1,
         boundaries: tuple[int, ...] = (),
     ) -> tuple[float, float, float]:
-        """As `stage_times`; and of the backward's seconds, those of the gradients of the weights."""
+        """As `stage_times`, with the backward's seconds for the gradients of the weights as the last value."""
         samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
         index = list(ops)
         found, exchange = list[tuple[float, float, float]](), (0.0, 0.0)
@@ -261,7 +261,7 @@ class Problem:
         return sums.trainable, sums.frozen
 
     def sums(self, mask: int) -> SetSums:
-        """What a set of operators keeps, holds and sends."""
+        """The sums over a set of operators: what it keeps, holds and sends."""
         if mask not in self._known:
             self._known[mask] = self._sums.of(mask)
         return self._known[mask]
@@ -273,7 +273,7 @@ class Problem:
         return samples * sums.outgoing_back + max(self._sums.transient(mask, samples), samples * sums.incoming_back)
 
     def amounts(self, mask: int) -> Amounts:
-        """What the bytes of a stage are made of, its operators neither recomputed nor split."""
+        """The parts of a stage's bytes, its operators neither recomputed nor split."""
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
@@ -341,7 +341,7 @@ class Problem:
 
     @property
     def memory_limit_bytes(self) -> float:
-        """Of the smallest device: what a plan that may land anywhere can rely on."""
+        """The memory of the smallest device. A plan that may land anywhere can rely on no more."""
         return min(device.memory_bytes for device in self.cluster.devices)
 
     @cached_property
@@ -351,7 +351,7 @@ class Problem:
         return replace(self, cluster=replace(self.cluster, devices=devices))
 
     def total_s(self, microbatch_size: int) -> float:
-        """Forward plus backward of the whole graph for one micro-batch on the fastest device."""
+        """Seconds of a forward and a backward of the whole graph for one micro-batch on the fastest device."""
         best = max(range(self.cluster.num_devices), key=lambda d: self.cluster.devices[d].speed_factor)
         times = self.op_times(microbatch_size, best)
         return float(np.sum(times.forward_s) + np.sum(times.backward_s))

@@ -1,4 +1,4 @@
-"""What a strategy says of time and memory, beside the problem that it is asked to solve."""
+"""The rules of a strategy about time and memory. A problem carries them to whoever plans or judges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpp.weights.flush import Flush
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Under which rules plans are made and judged.
+    """The rules under which plans are made and judged.
 
     Args:
         holds: micro-batches that a stage holds at a time, as the schedule has it.
@@ -41,7 +41,7 @@ class Regime:
 
     @property
     def serves(self) -> bool:
-        """Whether requests are answered, and nothing is trained."""
+        """Whether the pipeline answers requests and trains nothing."""
         return self.buffers is not None
 
     @property

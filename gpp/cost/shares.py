@@ -1,4 +1,4 @@
-"""Who of a stage's replicas keeps the optimizer's state of which parameter, where they share it (ZeRO's first stage).
+"""The replica that keeps the optimizer's state of each parameter, where a stage's replicas share it (ZeRO's first stage).
 
 Whole parameters are dealt out, the largest first, each to the replica that has least so far; torch's
 `ZeroRedundancyOptimizer` deals them out alike. So a norm, an update and a checkpoint see the very tensors that they see
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def share_out(sizes: Mapping[str, float], count: int) -> dict[str, int]:
-    """Name -> number of its replica, in 0..count-1.
+    """Name of a parameter -> number of its replica, in 0..count-1.
 
     Args:
         sizes: name -> bytes.

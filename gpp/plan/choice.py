@@ -1,4 +1,4 @@
-"""What a strategy asks of a mechanism: which stages of a planner's plan get its value."""
+"""A strategy's choice of a mechanism: it says which stages of a planner's plan get the mechanism's value."""
 
 from __future__ import annotations
 

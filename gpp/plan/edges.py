@@ -1,4 +1,4 @@
-"""The bits of a plan's messages, as the strategy's edges have it."""
+"""The bits of a plan's messages, as the strategy's `edges` ask for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def slowest_stage_s(plan: Plan, problem: Problem) -> float:
 
 
 def kept(plan: Plan, problem: Problem) -> Kept | None:
-    """What the senders of a plan keep; None where bits do not change."""
+    """The pace and bits that senders keep to; None where bits do not change."""
     edges = problem.regime.edges
     if not plan.edge_auto:
         return None

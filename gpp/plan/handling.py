@@ -1,4 +1,4 @@
-"""What the devices of a plan do with messages: seconds at either end."""
+"""The seconds that devices spend on messages, at either end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 
 class Edges(Protocol):
-    """What a plan says of its edges, each by its two stages."""
+    """The edges of a plan, each by its two stages."""
 
     @property
     def edge_clip(self) -> bool: ...
@@ -105,7 +105,7 @@ def handling_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: i
 
 
 def sending_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> float:
-    """Seconds that all messages of a mini-batch take their senders."""
+    """The senders' seconds for all messages of a mini-batch."""
     return sum(end.seconds for end in ends(stages, edges, minibatch_size, problem) if end.sends)
 
 

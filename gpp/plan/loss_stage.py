@@ -85,7 +85,7 @@ def _whole(stage: Stage, plan: Plan) -> bool:
 
 
 def _device(plan: Plan, problem: Problem, part: int, home: int) -> int:
-    """Where a part of the loss runs; `home` is the first stage of the plan that holds some of it."""
+    """The device of a part of the loss. `home` is the first stage of the plan that holds some of it."""
     devices = plan.stages[home].devices
     if not mask_of(plan.stages[home].ops) & ~problem.minibatch_ops:
         return devices[0]
@@ -99,7 +99,7 @@ def _device(plan: Plan, problem: Problem, part: int, home: int) -> int:
 
 
 def _all_in_flight(stages: list[Stage], edges: set[tuple[int, int]], minibatch_size: int, first: int) -> list[Stage]:
-    """The stages, those before a stage from number `first` on with room for every micro-batch."""
+    """The stages. Those that lead to stage `first` or a later one have room for every micro-batch."""
     waits = set(range(first, len(stages)))
     for a, b in sorted(edges, reverse=True):
         if b in waits:

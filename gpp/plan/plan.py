@@ -27,7 +27,7 @@ from gpp.weights.base import PipelinePosition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The value that a planner minimised by its own reckoning.
+    """The value that a planner minimised, by the planner's own formula.
 
     Args:
         value_s: seconds.
@@ -130,7 +130,7 @@ class Plan:
         return max(s.in_flight for s in self.stages) if turns else None
 
     def position(self, stage: int) -> PipelinePosition:
-        """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
+        """A stage's place in the pipeline, for weight policies, in micro-batches of one of its replicas.
 
         Where replicas take turns, or devices run in periods, other numbers of micro-batches are in flight than there are stages:
         the depth is what enters meanwhile.
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def keeping(self) -> Plan:
-        """The plan, every operator keeping what it makes."""
+        """The plan in which every operator keeps what it makes."""
         if not any(stage.recompute or stage.offload for stage in self.stages):
             return self
         return replace(self, stages=tuple(stage.unmarked for stage in self.stages))
@@ -205,7 +205,7 @@ class Plan:
         return {edge: tuple(tensors) for edge, tensors in out.items()}
 
     def shared_weights(self, graph: OpGraph) -> list[tuple[str, list[int]]]:
-        """Trainable parameters that several stages read, and which."""
+        """Trainable parameters that several stages read, and those stages."""
         holders: dict[str, set[int]] = {}
         for s, stage in enumerate(self.stages):
             for op in stage.ops:
@@ -214,7 +214,7 @@ class Plan:
         return [(name, sorted(stages)) for name, stages in sorted(holders.items()) if len(stages) > 1]
 
     def runs_backward(self, stage: int, graph: OpGraph) -> bool:
-        """Whether a stage has backward passes: none where it and everything before it is frozen."""
+        """Whether a stage has backward passes. It has none if it and everything before it is frozen."""
         return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
 
     def late(self, stage: int, holds: Holding) -> int:
@@ -227,7 +227,7 @@ class Plan:
         return (most - own.in_flight) // (own.microbatch_size * own.round_robin_degree) if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
-        """Whether a stage's backward makes gradients of weights: without any, there is nothing that could be split off it."""
+        """Whether a stage's backward makes gradients of weights. Without any, it cannot be split."""
         return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
 
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
@@ -351,7 +351,7 @@ class Plan:
             )
 
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:
-        """What every stage costs, in order; its messages and its share of a step's fixed costs included."""
+        """The bill of every stage, in order, with its messages and its share of a step's fixed costs."""
         if problem.regime.weights.flushes:
             bills = tuple(StageCost.of(problem, stage) for stage in self.stages)
         else:
@@ -365,7 +365,7 @@ class Plan:
         return tuple(bill.plus(forward, backward, step) for bill, (forward, backward), step in found)
 
     def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
-        """Seconds of a forward and of a backward of each stage that are none of its operators': fixed costs and messages."""
+        """Seconds of each stage's forward and backward beside its operators: fixed costs and messages."""
         fixed = problem.overheads
         if fixed == NOTHING and not self.edge_bits:
             return [(0.0, 0.0)] * len(self.stages)
@@ -383,7 +383,7 @@ class Plan:
         return known[key]
 
     def sending_s(self, problem: Problem) -> float:
-        """Seconds that all messages of a mini-batch take their senders."""
+        """The senders' seconds for all messages of a mini-batch."""
         return sending_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:

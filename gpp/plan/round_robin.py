@@ -37,7 +37,7 @@ def check_turns(problem: Problem, size: int | None) -> None:
 
 
 def in_turn(plan: Plan, problem: Problem) -> Plan:
-    """The plan with replicas taking whole micro-batches in turn; its explanation says where they do not.
+    """The plan in which replicas take whole micro-batches in turn. Its explanation says where they do not.
 
     They do where their number divides the micro-batches of a mini-batch, and nowhere if whole micro-batches do not fit the memory.
     """

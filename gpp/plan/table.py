@@ -1,4 +1,4 @@
-"""A plan as a table of text; that with names, seconds and bytes, for which a plan is not enough, is `gpp.report.run.terminal`'s."""
+"""A plan as a table of text. `gpp.report.run.terminal` has the one with names, seconds and bytes: it needs more than a plan."""
 
 from __future__ import annotations
 

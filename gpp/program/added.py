@@ -112,11 +112,11 @@ class AbstractLowering(ABC):
         return ()
 
     def rates(self, plan: Plan, graph: OpGraph) -> Rates:
-        """The sizes of its messages."""
+        """The sizes of the mechanism's messages."""
         return {}
 
     def prove(self, plan: Plan, program: Program) -> None:
-        """Prove what must hold beside the graph of waits.
+        """Prove the mechanism's own rules, which the graph of waits does not know.
 
         Raises:
             MalformedProgram: names the action.

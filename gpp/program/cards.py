@@ -44,7 +44,7 @@ class Queues(Enum):
     """Which queues a card has."""
 
     ONE = "one"
-    """A single one for everything: no two operations of a card overlap."""
+    """The card has one queue for everything: no two of its operations overlap."""
     COMMUNICATORS = "communicators"
     """One for passes and updates, and one for each communicator that the card is in (`gpp.program.communicators`)."""
     CHANNELS = "channels"
@@ -74,7 +74,7 @@ OVERLAPPED: Final = Path(queues=Queues.COMMUNICATORS, pending=0)
 STRICTEST: Final = Path(queues=Queues.ONE)
 
 PATHS: Final = (STRICTEST,)
-"""What every program must be able to run on. Whatever runs there runs on the runtime's path, which only overlaps more."""
+"""Every program must run on these paths. What runs there runs on the runtime's path too, which only overlaps more."""
 
 
 def check_cards(
@@ -105,7 +105,7 @@ def check_cards(
 
 
 _QUEUE, _HOST, _NEEDS, _ISSUED = range(4)
-"""Why a node waits for another one: it stands behind it in a queue, its host issues it later, it needs it, it is a wait for it."""
+"""Why a node waits for another: place in a queue, the host's order, a need, or the host's own wait for it."""
 
 _About = tuple[Channel, int, int]
 """Channel and samples of a message. Of a sum, its kind and group in place of a channel."""
@@ -113,7 +113,7 @@ _About = tuple[Channel, int, int]
 
 @final
 class _Line:
-    """Operations that meet in the order of their issue, because there are no tags: the n-th of every end."""
+    """The operations of one connection. There are no tags, so the n-th operation of one end meets the n-th of the others."""
 
     __slots__ = ("about", "came", "nodes")
 
@@ -150,7 +150,7 @@ class _Operations:
             self._issue(device, program.actions[device])
 
     def check(self) -> None:
-        """Find an order of all nodes.
+        """Find an order in which all nodes can run.
 
         Raises:
             MalformedProgram: there is none.
@@ -175,7 +175,7 @@ class _Operations:
             raise MalformedProgram(self._circle(left))
 
     def _issue(self, device: int, actions: Sequence[Action]) -> None:
-        """Add what the host of a device issues, in its order."""
+        """Add the operations that the host of a device issues, in its order."""
         path, one = self.path, self.path.queues is Queues.ONE
         owner, waiting, waits = self.owner, self.waiting, self.waits
         tails: dict[object, int] = {}
@@ -240,7 +240,7 @@ class _Operations:
                 host = self._wait(device, position, host, list(tails.values()))
 
     def _connection(self, channel: Channel) -> tuple[object, Channel, _Line]:
-        """The queue of a channel's messages and what meets on it."""
+        """The queue of a channel's messages, and the line of operations that meet on it."""
         pair = channel[3:]
         on: object = channel if self.path.queues is Queues.CHANNELS else self._on[pair]
         return on, channel, self._lines.setdefault((on, pair), _Line(pair))
@@ -253,7 +253,7 @@ class _Operations:
         return node, device if self.path.queues is Queues.ONE else found.name
 
     def _pass(self, device: int, position: int, team: tuple[int, ...], what: tuple[str, int, int]) -> int:
-        """The node of a pass in whose midst several devices meet: one for all of them."""
+        """The node of a pass in which several devices meet. They share one node."""
         kind, stage, microbatch = what
         line = self._lines.setdefault(("pass", team), _Line(team))
         return self._meet(line, device, position, ((kind, stage, -1, -1, -1), microbatch, 0))
@@ -287,14 +287,14 @@ class _Operations:
         return node
 
     def _text(self, node: int) -> str:
-        """A node in words."""
+        """The words for a node in a message."""
         device, position = self.owner[node]
         if position < 0:
             return f"the wait of the host of device {device} after {self.program.actions[device][-1 - position].text(device)}"
         return self.program.actions[device][position].text(device)
 
     def _circle(self, left: Sequence[int]) -> str:
-        """A circle among the nodes of which some wait is left."""
+        """A circle of nodes that wait for each other."""
         node = next(node for node, count in enumerate(left) if count)
         through = {user: wait for user, wait in zip(self.waiting, self.waits, strict=True) if left[wait >> 2]}
         seen: dict[int, int] = {}
@@ -318,7 +318,7 @@ _WHY: Final = ("stands behind", "is issued after", "needs", "is about")
 
 
 class _Roles(dict[str, tuple[Role, str]]):
-    """Role and direction of each kind; an unknown one is refused."""
+    """The role and direction of each kind. An unknown kind is refused."""
 
     def __missing__(self, kind: str) -> tuple[Role, str]:
         row = KINDS[kind]

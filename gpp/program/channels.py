@@ -32,7 +32,7 @@ class Ends:
 
 
 def both_ends(actions: Mapping[int, Sequence[Action]]) -> tuple[Messages, Messages]:
-    """What every channel sends and receives, by the lists of the devices alone."""
+    """The messages at both ends of every channel, as the devices' lists have them."""
     sent: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     received: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     for device in sorted(actions):
@@ -45,7 +45,7 @@ def both_ends(actions: Mapping[int, Sequence[Action]]) -> tuple[Messages, Messag
 
 
 def check_channels(sent: Messages, received: Messages) -> None:
-    """Refuse channels whose ends list other messages, or in another order.
+    """Refuse channels whose two ends list different messages, or the same in another order.
 
     Raises:
         MalformedProgram: names the channel and the first difference.

@@ -86,7 +86,7 @@ def _pairs(program: Program) -> set[Pair]:
 
 
 def _colours(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """The pairs in groups in which no device is twice: at most twice as many as a device has pairs, mostly just as many.
+    """Pairs in groups, no device twice in a group. Groups are at most twice as many as a device's pairs, mostly just as many.
 
     The pair with the fewest colours left is coloured next, with the first that is free (DSATUR, Brélaz 1979).
     """

@@ -35,7 +35,7 @@ _FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs and not ro
 
 @final
 class Copies:
-    """The copies of a device, and all that they need or that needs them.
+    """The copies of a device, with the actions that they need and those that need them.
 
     Args:
         device: whose actions they are.
@@ -75,11 +75,11 @@ class Copies:
         return tuple(out)
 
     def _is_third(self, row: Kind, stage: int) -> bool:
-        """Whether an action would bring the copies of one micro-batch too many into the memory of the device."""
+        """Whether an action would bring a third micro-batch's copies into the device's memory."""
         return self._here[stage] >= RESIDENT_COPIES and (row.holds or row.occupies is Resource.COPY_IN)
 
     def why(self, action: Action) -> str | None:
-        """What an action lacks, in words; None if that is no copy's business."""
+        """What an action lacks, in words; None if copies have nothing to do with it."""
         kind, stage, microbatch = action[:3]
         if stage not in self.stages or kind not in _FOLLOWED:
             return None
@@ -93,7 +93,7 @@ class Copies:
         return None
 
     def check(self) -> None:
-        """Refuse what was copied and is not used, or the other way round.
+        """Refuse a copy that nothing uses, and a pass without its copies.
 
         Raises:
             MalformedProgram: a micro-batch lacks an action of some kind; names it.

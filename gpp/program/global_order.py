@@ -45,7 +45,7 @@ TICK_S = 1e-9
 """Times are whole numbers of these, so that rounding cannot order two actions differently in another mini-batch."""
 
 _Wait = tuple[int, int, int]
-"""A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
+"""A class that waits, the mini-batches by which it is later, and the least ticks between both beginnings."""
 
 _Entry = tuple[int, int, int, int, Action]
 """Where an action stands in the run: half ticks (a message goes just before the end of its pass), class of the pass, sum or update
@@ -170,7 +170,7 @@ def check_any_length(program: Program, plan: Plan) -> None:
 
 
 def _ticks(waits: Waits, seconds: Sequence[float]) -> list[int]:
-    """By node, ticks that it occupies its device, at least one."""
+    """Node -> the ticks for which it occupies its device, at least one."""
     ticks = [round(took / TICK_S) for took in seconds]
     took = [1] * waits.num_nodes
     for does, node, _, label, needs, _ in waits.order:
@@ -191,7 +191,7 @@ def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
 
 
 def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
-    """By node of a block, its class, and its mini-batch (0 in a program that drains).
+    """Node of a block -> its class; and -> its mini-batch (0 in a program that drains).
 
     All members of a sum are one class. So are the devices of a replica that share its passes: they meet in the midst of each.
     """
@@ -223,7 +223,7 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
 
 
 def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
-    """The blocks of a device that every mini-batch of the steady state repeats; of a program that drains, all."""
+    """The range of a device's blocks that every mini-batch of the steady state repeats. A program that drains repeats all."""
     if program.minibatches == 1:
         return 0, len(own)
     ends = [i + 1 for i, block in enumerate(own) if program.waits.action(block.node).kind in UPDATES]
@@ -234,7 +234,7 @@ def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
 
 
 def _sweep(waits: Waits, class_of: Sequence[int]) -> list[int]:
-    """Classes (by node, -1 for none) in an order in which most of them come before those that they wait for: the last one first."""
+    """Classes from the last of the program to the first, so that most come after those that wait for them."""
     return [number for number in dict.fromkeys(class_of[step[1]] for step in reversed(waits.order)) if number >= 0]
 
 

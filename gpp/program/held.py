@@ -1,4 +1,4 @@
-"""What a device holds over its order of passes: the peak that the simulator, the checks of a plan, the emulator and reports say."""
+"""The bytes that a device holds over its order of passes. Simulator, plan checks, emulator and reports take their peak here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Meter:
         self._seen: set[tuple[Held, ...]] = set()
 
     def take(self, kind: str, stage: int) -> None:
-        """A pass: what a forward makes is there while it runs, and what a backward uses until it is over."""
+        """Note a pass. A forward's results count while it runs, and what a backward uses counts until it is over."""
         row, place, now = KINDS[kind], self._place[stage], self._now
         full, late = now[place]
         if row.holds:
@@ -46,7 +46,7 @@ class Meter:
                 self._seen.add(tuple(now))
 
     def begin(self) -> None:
-        """Nothing is held any more."""
+        """Forget everything that is held."""
         self._now = [Held()] * len(self._place)
 
     def peak_bytes(self, memories: Mapping[int, StageBytes]) -> float:

@@ -21,7 +21,7 @@ class Resource(Enum):
 
     DEVICE = "device"
     CHANNEL = "channel"
-    """That of its messages: direction, both stages, both devices."""
+    """The channel of a message: direction, both stages, both devices."""
     MEMBERS = "members"
     """The devices of all members of a sum. Each waits until all have come to it."""
     COPY_OUT = "copy out"
@@ -29,7 +29,7 @@ class Resource(Enum):
     COPY_IN = "copy in"
     """The device's channel from the host."""
     NOTHING = "nothing"
-    """It is over at once."""
+    """The action is over at once."""
 
 
 class Role(Enum):
@@ -50,7 +50,7 @@ class Role(Enum):
 
 
 class Need(NamedTuple):
-    """What an action waits for on its device, of its stage.
+    """An action of the same stage and device that must come first.
 
     Args:
         kind: text of the kind. A copy is needed only in a stage that has copies, and there by every micro-batch.
@@ -73,10 +73,10 @@ class Kind:
         needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
             not the one of its direction.
         direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
-        holds: whether a micro-batch's activations are held from its end on.
-        frees: whether they are freed at its end.
-        returns: whether it makes the gradients of a stage's inputs.
-        finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
+        holds: whether the stage holds a micro-batch's activations after this pass.
+        frees: whether the stage frees them after this pass.
+        returns: whether this pass makes the gradients of the stage's inputs.
+        finishes: whether a micro-batch's weight gradients are complete after this pass.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
         part_of: the kind of pass of which a device makes a part for a stage of another: it takes that pass's seconds, by the part.
         of_minibatch: whether its number is that of a mini-batch, as an update's, and not of a micro-batch of its stage.
@@ -102,5 +102,5 @@ class Kind:
 
     @property
     def transfers(self) -> bool:
-        """Whether it is one end of a message, and so names a peer and samples."""
+        """Whether an action of this kind sends or receives, and so names a peer and samples."""
         return self.role in (Role.SEND, Role.RECEIVE)

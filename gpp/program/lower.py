@@ -30,7 +30,7 @@ DevicePass = tuple[int, tuple[int, str, int]]
 """A device, and a pass as in `gpp.program.program.Task`."""
 
 Slots = Mapping[tuple[int, tuple[int, Direction, int]], Sequence[Action]]
-"""The messages around each pass: of a device, by stage, direction and micro-batch."""
+"""(device, (stage, direction, micro-batch)) -> the messages before or after that pass."""
 
 POSTED_AHEAD = 2
 """Passes before the one that needs a message at which its receive is posted.
@@ -98,14 +98,14 @@ def lower(
 
 
 def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:
-    """What a device does last for a mini-batch, so many before the pass's last; with several, it runs one stage."""
+    """A device's last pass for the mini-batch that is `before` mini-batches from the end. Such a device runs one stage."""
     stage, kind, microbatch = order[-1]
     count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
     return Task(stage, kind, microbatch - before * count)
 
 
 def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, Slots]:
-    """Receives to post before, and sends to start after, every pass over so many samples."""
+    """The receives before each pass and the sends after it, over `num_samples` samples."""
     before: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     after: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     cut = [stage.pieces(num_samples) for stage in plan.stages]
@@ -139,7 +139,7 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
 
 
 def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -> dict[Task, list[Action]]:
-    """The copies behind each pass.
+    """The copies to start behind each pass.
 
     What a forward made goes at once. It comes back while the pass in front of its backward runs, as far as two micro-batches'
     copies at a time allow it (`gpp.program.copies`): a fetch stands behind the last backward of its stage and behind its own copy
@@ -158,7 +158,7 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -
     latest: dict[int, int] = {}
     """Stage -> the place of its last forward."""
     used: dict[int, list[int]] = defaultdict(list)
-    """Stage -> the places of its backwards, or of the halves that use what came back."""
+    """Stage -> the places of its passes that use what came back: backwards, or their first halves."""
     for place, task in enumerate(order):
         stage, kind, microbatch = task
         if stage in copying and KINDS[kind].holds:

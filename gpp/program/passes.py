@@ -1,4 +1,4 @@
-"""What each kind of pass takes, by the bill of its stage."""
+"""The seconds of each kind of pass, from the bill of its stage."""
 
 from __future__ import annotations
 

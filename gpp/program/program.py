@@ -55,7 +55,7 @@ class Program:
 
     @cached_property
     def waits(self) -> Waits:
-        """Who waits for whom.
+        """The graph of who waits for whom.
 
         Raises:
             MalformedProgram: the program cannot run to its end.
@@ -63,7 +63,7 @@ class Program:
         return Waits(self.actions)
 
     def to_text(self) -> str:
-        """One line a device; `from_text` reads it back equal.
+        """The program as text, one line a device. `from_text` reads it back equal.
 
         >>> passes = (Action("F", 0, 0), Action("B", 0, 0))
         >>> print(Program(num_samples=1, actions={0: passes, 1: ()}).to_text(), end="")
@@ -113,7 +113,7 @@ _IDLE = re.compile(f"idle@d{NUMBER}")
 
 
 def _read_line(line: str) -> tuple[int, tuple[Action, ...]]:
-    """A device and its actions."""
+    """The device of a line, and its actions."""
     if idle := _IDLE.fullmatch(line):
         return int(idle[1]), ()
     parsed = [read(word) for word in line.split(" ")]
@@ -128,7 +128,7 @@ class ReduceGroup(NamedTuple):
     devices: tuple[int, ...]
     params: tuple[str, ...]
     share: float = 1.0
-    """Of the parameters' bytes: below 1 where a tensor-parallel stage splits them."""
+    """The share of the parameters' bytes that a member holds: below 1 where a tensor-parallel stage splits them."""
 
     def num_bytes(self, graph: OpGraph) -> float:
         """Bytes that each member holds."""
@@ -136,7 +136,7 @@ class ReduceGroup(NamedTuple):
 
 
 def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
-    """Who sums which gradients: trainable parameters by the set of devices that hold them, if several.
+    """The groups of devices that sum gradients, each with the trainable parameters that all of its devices hold.
 
     >>> replicated = make_plan(problem, "mine", [(0b11, 2)], microbatch_size=2)
     >>> reduce_groups(replicated, graph)[0][:2], reduce_groups(plan, graph)
@@ -182,7 +182,7 @@ def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -
 
 
 def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
-    """Of a tensor-parallel stage: its n-th devices in all replicas sum the n-th part of each gradient."""
+    """The groups of a tensor-parallel stage: the n-th devices of all replicas sum the n-th part of each gradient."""
     if len(stage.replicas) < 2:
         return []
     held: dict[str, float] = {}
@@ -201,7 +201,7 @@ def teams(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def channel_of(action: Action, device: int) -> Channel:
-    """What the send and the receive of a message have in common: direction, both stages, both devices."""
+    """The channel of a send or a receive: direction, both stages, both devices. Both ends of a message have the same."""
     row = KINDS[action.kind]
     if action.kind in SENDS:
         return row.direction, action.stage, action.peer_stage, device, action.peer_device

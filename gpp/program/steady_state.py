@@ -33,11 +33,11 @@ SETTLE = 8
 
 
 DEEPEST = 4
-"""Micro-batches in flight for each stage of a pipeline that no plan has use for: the program of a stretch grows with them."""
+"""Micro-batches in flight for each stage, at most. No plan has use for more, and the program of a stretch grows with them."""
 
 
 def window(plan: Plan, ahead: int) -> int:
-    """Mini-batches of a program whose middle repeats.
+    """The least number of mini-batches of a program whose middle repeats.
 
     Args:
         ahead: compute actions by which receives are posted ahead.
@@ -82,7 +82,7 @@ def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> It
 def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: int) -> list[Action]:
     out: list[Action] = []
     sums: list[int] = []
-    """Places of those that belong to the update that follows. Receives may stand between them."""
+    """Places of the sums that belong to the next update. Receives may stand between them."""
     for action in actions:
         if action.kind in SUMS:
             sums.append(len(out))
@@ -171,7 +171,7 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
 
 
 def _check_versions(plan: Plan, weights: AbstractWeights) -> None:
-    """Refuse versions that are not there yet, and several for one sample where the policy promises one.
+    """Refuse weights that do not exist yet, and several versions for one sample where the policy promises one.
 
     Raises:
         InvalidConfig: names the stages.

@@ -92,7 +92,7 @@ def stream_of(
 
 
 def places(actions: Sequence[Action], request: Sequence[Action], counts: Mapping[int, int]) -> list[int]:
-    """Where in the program's list each action of a request in the stream stands, and its end.
+    """The place in the program's list of each action of a request, and the place of its end.
 
     A receive that is posted ahead stands with the pass before which it is posted: nobody waits in it.
 

@@ -126,7 +126,7 @@ class Waits:
 
     @cached_property
     def label_of(self) -> list[int]:
-        """By node, its place in `labels`; -1 for receives."""
+        """Node -> its place in `labels`; -1 for receives."""
         out = [-1] * self.num_nodes
         for does, first, _, label, needs, _ in self.order:
             for node in needs if does == MEET else (first,):
@@ -199,7 +199,7 @@ class Waits:
 
     @cached_property
     def _opening(self) -> list[int | None]:
-        """By resource, the first node that occupies it, if any does."""
+        """Resource -> the first node that occupies it, or None."""
         out: list[int | None] = []
         for device in self.devices:
             begin = enumerate(self.actions[device], start=self.first[device])
@@ -208,7 +208,7 @@ class Waits:
         return out + [own.sends[0] for own in ends]
 
     def _survey(self) -> dict[int, tuple[int, ...]]:
-        """Find who copies, and the meetings."""
+        """Find the devices that copy, and the meetings."""
         meetings: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(dict)
         for device in self.devices:
             copied: list[Action] = []
@@ -233,7 +233,7 @@ class Waits:
         return out
 
     def _run(self) -> None:
-        """Find the order: every device as far as it goes, then whoever waited for it.
+        """Find the order: run each device as far as it goes, then those that waited for it.
 
         Raises:
             MalformedProgram: a device does not come to its end.

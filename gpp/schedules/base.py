@@ -1,4 +1,4 @@
-"""What a schedule promises: the order of every device's passes, and nothing else."""
+"""The promise of a schedule: the order of every device's passes, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Pass = tuple[str, int]
 """Kind of a pass, and micro-batch."""
 
 SIMULATED = 3
-"""Orders of a `RankedSchedule` that are simulated."""
+"""The number of orders of a `RankedSchedule` that are simulated."""
 
 
 class AbstractSchedule(ABC):
     """Emits passes only; `gpp.program.lower` adds communication, reduction, update."""
 
     holds: ClassVar[Holding]
-    """What a stage holds under this order; planners reckon memory with it."""
+    """The samples that a stage holds under this order. Planners reckon memory with it."""
     needs_bills: ClassVar[bool] = False
     """Whether an order depends on seconds or bytes, so that `orders` must be given bills and limits."""
     overlaps_steps: ClassVar[bool] = False
     """Whether a device must begin a step before others have ended the last one, for the schedule to gain anything."""
     drains: ClassVar[bool] = True
-    """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
+    """Whether the pipeline is empty after each mini-batch, so that a program is one of them; else it may be any number."""
 
     @property
     def name(self) -> str:
@@ -43,12 +43,12 @@ class AbstractSchedule(ABC):
 
     @property
     def per_device(self) -> int:
-        """Stages of a device. A plan is made for so many times the devices; then its stages are put together (`arranged`)."""
+        """Stages of each device. A plan is made for that many times the devices; then `arranged` puts its stages together."""
         return 1
 
     @property
     def draft(self) -> AbstractSchedule:
-        """The schedule by which a planner's candidates are judged: one that is quickly asked, and holds as much."""
+        """The schedule that judges a planner's candidates: a quick one that holds as much as this."""
         return self
 
     def unfolded(self, cluster: Cluster) -> Cluster:
@@ -89,7 +89,7 @@ class AbstractSchedule(ABC):
         """
 
     def flow(self, work: Work) -> Flow:
-        """The passes that it puts in order, and the room that it keeps to."""
+        """The passes that the schedule puts in order, and the memory that it keeps to."""
         return flow_of(work, splits=self.holds.splits)
 
     def choices(self, work: Work) -> list[dict[int, list[Task]]]:

@@ -42,7 +42,7 @@ Aim = Literal["period", "end"]
 
 
 class Proven(NamedTuple):
-    """What a search has found and proven.
+    """The order that a search has found, and the bound that it has proven.
 
     Args:
         by_lane: the best order.
@@ -172,7 +172,7 @@ class _Cuts:
         self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
 
     def _ends_of(self, lane: int) -> _Ends | None:
-        """None for a lane of several stages, and for one without backwards."""
+        """The ends of a lane's passes; None for a lane of several stages, and for one without backwards."""
         flow = self.flow
         queues = {kind: queue for (_, kind), queue in flow.queues[lane].items()}
         back = next((kind for kind in queues if KINDS[kind].returns), None)
@@ -258,7 +258,7 @@ class _Cuts:
         return self.ways_s(a)[b]
 
     def ways_s(self, a: int) -> dict[int, float]:
-        """The same of all tasks that wait for a task, by their number."""
+        """`way_s` for all tasks that wait for a task: their number -> seconds."""
         if a in self._ways:
             return self._ways[a]
         flow, far, todo = self.flow, {a: 0.0}, [a]
@@ -274,7 +274,7 @@ class _Cuts:
 
 
 class _Model:
-    """The model; times in units, rounded down."""
+    """The model for the solver. Its times are whole units, rounded down."""
 
     def __init__(self, cp_model: Any, flow: Flow, aim: Aim, hint: Sequence[Sequence[int]], best_s: float, least_s: float) -> None:
         self.cp, self.flow, self.aim = cp_model, flow, aim
@@ -299,7 +299,7 @@ class _Model:
         return math.floor(seconds / self.unit * (1 + HAIR))
 
     def starts(self) -> None:
-        """Constraints 1 and 2."""
+        """Add constraints 1 and 2."""
         flow, m = self.flow, self.model
         heads, tails = _heads(flow), _tails(flow)
         ends = [self.horizon - self.floor(tail * (1 - HAIR)) for tail in tails]
@@ -316,7 +316,7 @@ class _Model:
                     m.add(self.start[b] >= self.start[a] + self.took[a])
 
     def memory(self) -> None:
-        """Constraint 3."""
+        """Add constraint 3."""
         flow, m = self.flow, self.model
         for lane, queues in enumerate(flow.queues):
             held = {s: (h.full, h.late) for s in flow.stages[lane] for h in (flow.held[s],) if h.full or h.late}
@@ -347,7 +347,7 @@ class _Model:
             m.add_cumulative(intervals, demands, 1_000_000)
 
     def cuts(self) -> None:
-        """What a lane can run before its first pass backwards, and behind its last forward."""
+        """Add cuts: what a lane can run before its first pass backwards, and behind its last forward."""
         m, cuts = self.model, _Cuts(self.flow)
         self.idle: list[list[Any]] = [[] for _ in self.flow.lanes]
         """By lane, sums of idle time that do not overlap."""
@@ -363,7 +363,7 @@ class _Model:
                     self.idle[lane].append(idle)
 
     def aims(self) -> None:
-        """The objective, and for each lane that it has to run all its passes meanwhile."""
+        """Add the objective, and that each lane runs all its passes within it."""
         m, flow = self.model, self.flow
         for lane, queues in enumerate(flow.queues):
             stages = {s for s, _ in queues}

@@ -1,4 +1,4 @@
-"""The passes of a step as whoever puts them in order sees them: where each runs, what it takes, waits for and holds.
+"""The passes of a step for whoever puts them in order: where each runs, how long, what it waits for, what it holds.
 
 Devices that run the same passes are one *lane*. A pass waits for messages; each arrives as long after the end of the pass that
 makes it as an empty link takes. Where replicas split a micro-batch, their messages differ, and the quickest counts: what is
@@ -29,7 +29,7 @@ from gpp.simulate.period import Period, spans
 @final
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a schedule is asked to put in order: the passes of a plan over some samples.
+    """The work that a schedule puts in order: the passes of a plan over some samples.
 
     Args:
         num_samples: all of them; micro-batches follow from each stage's size.
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def costs(self) -> Sequence[StageCost]:
-        """The bills, for an order that depends on them.
+        """The stages' bills. An order that depends on them must have been given some.
 
         Raises:
             ValueError: there are none.
@@ -113,7 +113,7 @@ class Flow:
 
     @cached_property
     def users(self) -> tuple[tuple[Wait, ...], ...]:
-        """The tasks that wait for each, and for how long."""
+        """Task -> the tasks that wait for it, and for how long."""
         out: list[list[Wait]] = [[] for _ in self.tasks]
         for task, waits in enumerate(self.needs):
             for need, seconds in waits:
@@ -122,7 +122,7 @@ class Flow:
 
     @cached_property
     def queues(self) -> tuple[dict[tuple[int, str], tuple[int, ...]], ...]:
-        """By lane: stage and kind -> its tasks, in order."""
+        """Lane -> stage and kind -> its tasks, in order."""
         out: list[dict[tuple[int, str], list[int]]] = [defaultdict(list) for _ in self.lanes]
         for i, task in enumerate(self.tasks):
             out[self.lane[i]][task.stage, task.kind].append(i)
@@ -138,7 +138,7 @@ class Flow:
 
     @cached_property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """Of each lane, those nearest to the sink first."""
+        """Lane -> its stages, the one nearest to the sink first."""
         found = [sorted({stage for stage, _ in queues}) for queues in self.queues]
         return tuple(tuple(sorted(stages, key=lambda s: (self.distance[s], s))) for stages in found)
 
@@ -217,11 +217,11 @@ class Flow:
                 return found
 
     def end_s(self, starts: Sequence[float]) -> float:
-        """When the last update is over."""
+        """The time at which the last update is over."""
         return max(start + self.seconds[i] + self.update_s[self.lane[i]] for i, start in enumerate(starts))
 
     def with_room(self, room: Sequence[float]) -> Flow:
-        """The flow with other room."""
+        """The flow with another limit of memory."""
         return replace(self, room=tuple(room))
 
 
@@ -269,7 +269,7 @@ def _resident(plan: Plan, bills: Sequence[StageCost], device: int) -> float:
 
 
 def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], dict[int, int]]:
-    """(stage, turn) of each lane -> its devices; device -> lane."""
+    """Two maps: (stage, turn) of each lane -> its devices; device -> its lane."""
     out: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for device, stages in sorted(plan.stages_of_device.items()):
         out[tuple((s, _turn(plan, s, device)) for s in stages)].append(device)
@@ -277,7 +277,7 @@ def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], di
 
 
 def _turn(plan: Plan, s: int, device: int) -> int:
-    """Which of the replicas that take turns a device belongs to; 0 where they split micro-batches."""
+    """The turn of a device's replica, where replicas take turns; 0 where they split micro-batches."""
     stage = plan.stages[s]
     return stage.devices.index(device) // stage.tensor_parallel if stage.round_robin_degree > 1 else 0
 
@@ -307,7 +307,7 @@ DevicePass = tuple[int, int, Direction, int]
 
 
 def _messages(work: Work) -> Iterator[tuple[DevicePass, DevicePass, float]]:
-    """Who needs whose message, and what it takes."""
+    """The messages between tasks: which task waits for which, and for how many seconds."""
     plan, graph, cluster = work.plan, work.graph, work.cluster
     cut = [stage.pieces(work.num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]

@@ -22,7 +22,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a device does when several passes are possible, or none.
+    """The rule by which a device chooses among several possible passes, or waits.
 
     Args:
         ahead: by stage, micro-batches between a forward and the first half of the backward; None: as many as fit.
@@ -56,7 +56,7 @@ class _Lane:
         return queue[place] if place < len(queue) else None
 
     def take(self, task: int) -> None:
-        """A task begins."""
+        """Note that a task begins."""
         s, kind, _ = self.flow.tasks[task]
         row = KINDS[kind]
         self.place[s, kind] += 1
@@ -78,7 +78,7 @@ class _Lane:
         return need <= self.cap
 
     def choice(self, now: float, arrived: Sequence[float], missing: Sequence[int]) -> int | None:
-        """What to run now, if anything."""
+        """The task to run now; None to wait."""
         soon = float("inf")
         for key in self.returning:
             task = self.head(key)
@@ -139,5 +139,5 @@ def greedy(flow: Flow, rule: Rule) -> list[list[int]] | None:
 
 
 def _rounded(arrival: float, end: float) -> float:
-    """An arrival, which is the end of the pass itself where only rounding is between them."""
+    """The time of an arrival. If only rounding lies between it and the end of a pass, it is that end."""
     return end if arrival - end <= ROUNDING * end else arrival

@@ -103,7 +103,7 @@ def _numbered(plan: Plan, orders: Sequence[Mapping[int, Sequence[Task]]]) -> tup
 def _users(
     plan: Plan, graph: OpGraph, num_samples: int, orders: Sequence[Mapping[int, Sequence[Task]]], number_of: Numbers
 ) -> tuple[list[list[int]], list[int]]:
-    """Of each pass, those that need a message of its, where no device has an order yet; and how many messages it needs itself."""
+    """Pass -> the passes that need its messages, before any device has an order; and -> the number of messages that it needs."""
     count = sum(len(passes) for own in number_of for passes in own.values())
     users, missing = [list[int]() for _ in range(count)], [0] * count
 

@@ -72,5 +72,5 @@ def check_size(flow: Flow, most: int) -> None:
 
 @lru_cache(maxsize=8)
 def proven(flow: Flow, hint: tuple[tuple[int, ...], ...], aim: Aim, limit: float) -> Proven:
-    """`prove`, once for a flow: a run asks for the same order several times."""
+    """The result of `prove`, kept for each flow, because a run asks for the same order several times."""
     return prove(flow, hint, aim, limit)

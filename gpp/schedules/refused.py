@@ -18,7 +18,7 @@ DRAINING, HALF_AS_FAR = "strategy/schedule=1f1b strategy/weights=flush", "strate
 def check_schedule(
     schedule: AbstractSchedule, problem: Problem, planner: AbstractPlanner, weights: AbstractWeights, memory: AbstractMemory
 ) -> None:
-    """Refuse a problem, and a planner, that a schedule is not for, and a memory policy beside a planner that marks stages itself.
+    """Refuse a problem or planner that a schedule does not fit, and a memory policy beside a planner that marks stages itself.
 
     Raises:
         InvalidConfig: a loss on whole mini-batches, a norm over all stages, a k above 1, or a proof for other schedules.
@@ -68,7 +68,7 @@ def _check_norm(schedule: AbstractSchedule, problem: Problem, weights: AbstractW
 
 
 def check_count(schedule: AbstractSchedule, problem: Problem, planner: AbstractPlanner) -> None:
-    """Refuse to plan more stages than there are operators: for one device, or for all of them where the planner uses all.
+    """Refuse more stages than operators: those of one device, or of all devices if the planner uses all.
 
     Raises:
         InvalidConfig: names the schedule, or the number of devices.

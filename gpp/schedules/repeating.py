@@ -21,7 +21,7 @@ BLOCK = 6
 
 
 class Steps(NamedTuple):
-    """Slots from a pass to that of the next stage.
+    """The slots from a pass to the same pass of the next stage.
 
     Args:
         down, up: of forwards, on the first and on the second half of the V.

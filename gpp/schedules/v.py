@@ -89,7 +89,7 @@ class AbstractV(RankedSchedule, ABC):
         return [flow.orders(by_lane) for by_lane in found]
 
     def _why_unpublished(self, plan: Plan) -> tuple[str, str] | None:
-        """Why there is no order for a plan whatever its devices have, and a fix, where the published one is all there is."""
+        """Why a plan cannot have the published order, if the schedule has no other one, and a fix; else None."""
         if self.share:
             return None
         name, other = f"strategy.schedule={self.name}", "strategy/schedule=zero_bubble_v"
@@ -142,7 +142,7 @@ class AbstractV(RankedSchedule, ABC):
 
 
 def _held(order: Sequence[Task]) -> dict[int, int]:
-    """Most micro-batches in full at each stage of a device."""
+    """The most micro-batches that each stage of a device holds in full."""
     now, most = dict[int, int](), dict[int, int]()
     for s, kind, _ in order:
         now[s] = now.get(s, 0) + KINDS[kind].holds - KINDS[kind].returns
@@ -161,7 +161,7 @@ class Writer:
         """Second halves that are put off, in order."""
 
     def add(self, kind: str, stage: int) -> None:
-        """The next pass of a kind, if one is left."""
+        """Add the next pass of a kind, if one is left."""
         m = self.next.get((stage, kind), 0)
         if m < self.place.passes:
             self.next[stage, kind] = m + 1
@@ -171,7 +171,7 @@ class Writer:
         return self.place.passes - self.next.get((stage, kind), 0)
 
     def backward(self, stage: int, *, later: bool = False) -> None:
-        """Both halves of a backward, or the first one, the second put off."""
+        """Add both halves of a backward, or the first one and put the second off."""
         self.add(BACK, stage)
         if later:
             self.waiting.append(Task(stage, LATE, self.next[stage, BACK] - 1))
@@ -179,5 +179,5 @@ class Writer:
             self.add(LATE, stage)
 
     def put_off(self) -> None:
-        """The second half that has waited longest."""
+        """Add the second half that has waited longest."""
         self.add(LATE, self.waiting.pop(0).stage)

@@ -24,7 +24,7 @@ from gpp.simulate.messages import message_rates
 
 
 class CopyCost(NamedTuple):
-    """What one copy of a stage takes on its slowest device, and the bytes that it moves on each; the same of the last one."""
+    """The cost of one copy of a stage: seconds on its slowest device, bytes on each device; the same for the last micro-batch."""
 
     seconds: float
     num_bytes: float
@@ -37,7 +37,7 @@ class CopyCost(NamedTuple):
 
 
 def copy_costs(plan: Plan, graph: OpGraph, cluster: Cluster, bills: Sequence[StageCost]) -> dict[tuple[str, int], CopyCost]:
-    """(kind of a copy, stage) -> what it takes; nothing for stages that keep all on their devices.
+    """(kind of a copy, stage) -> its cost. Stages that keep all on their devices are left out.
 
     Raises:
         InvalidConfig: a device has no link to its host.

@@ -17,7 +17,7 @@ ORDER_BYTES = 1
 
 
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
-    """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
+    """(direction, source stage, destination stage) -> bytes of each sample and bytes of each message beside them."""
     out = {}
     tensors, announces = plan.edge_tensors(graph), announcing(plan, graph)
     for (s, t), (forward, backward) in plan.message_bytes(graph).items():

@@ -29,14 +29,14 @@ from collections.abc import Iterable
 from typing import NamedTuple, final
 
 MOST = 8
-"""Steps after which the mean growth is taken."""
+"""The number of steps after which the mean growth is the period."""
 
 SAME = 1e-9
-"""Share of a period by which rounding may part two that are equal."""
+"""Relative difference up to which two periods are equal, because of rounding."""
 
 
 class Spans(NamedTuple):
-    """What one step shows of the period.
+    """Bounds on the period, from one step.
 
     Args:
         low, high: bounds on it.

@@ -144,7 +144,7 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
 
 
 def _classes(stage_of: list[int], first: list[int], incoming: list[Channels]) -> tuple[list[int], list[tuple[int, Channels]]]:
-    """Devices of equal timelines: the class of each, and each class's stage and channels from classes.
+    """Classes of devices with equal timelines: the class of each device; the stage and the incoming channels of each class.
 
     Devices of one first class are told apart by where their messages come from, until nothing changes. Classes are numbered in
     stage order.
@@ -304,7 +304,7 @@ def _near(step: float, other: float) -> bool:
 def _grew(
     step: float, last: list[float], before: list[float], done: list[list[float]], wires: list[Wire], free_before: list[float]
 ) -> bool:
-    """Whether a round made the whole state later by one step."""
+    """Whether a round made every time of the state later by `step`."""
     return (
         all(_near(step, a - b) for a, b in zip(last, before, strict=True))
         and all(_near(step, mine[-1] - mine[-2]) for mine in done)
@@ -313,11 +313,11 @@ def _grew(
 
 
 Wire = list[Any]
-"""Of a channel: source, seconds on the wire, latency, when the wire is free again."""
+"""A channel: its source, seconds on the wire, latency, and when the wire is free again."""
 
 
 def _wires(incoming: list[Channels], held: list[float]) -> tuple[list[list[Wire]], list[list[Wire]], list[Wire]]:
-    """The channels of forwards and of backwards by class, and all of them; taken until `held` where that is given."""
+    """The channels of forwards and of backwards by class, and all of them. `held` says until when each is taken."""
     into = [[[[src, wire, late, 0.0] for src, wire, late in each[way]] for each in incoming] for way in (FORWARD, BACKWARD)]
     wires = [channel for way in into for channels in way for channel in channels]
     for channel, when in zip(wires, held, strict=False):
@@ -339,7 +339,7 @@ def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
 
 @final
 class _Finish:
-    """What follows the last backward of a step: reductions, the sum of the norm, updates.
+    """The end of a step, after its last backward: reductions, the sum of the norm, updates.
 
     Args:
         class_of: device -> class; those of a class are in the same groups.
@@ -362,7 +362,7 @@ class _Finish:
         self.update_s = {class_of[device]: update[s] for device, s in plan.stage_of_device.items()}
 
     def after(self, clock: Sequence[float]) -> list[float]:
-        """When each class has done all of a step, from when it has done its passes."""
+        """The time at which each class has done all of a step, given when it has done its passes."""
         done = list(clock)
         for members, took in self.sums:
             end = max(done[c] for c in members) + took

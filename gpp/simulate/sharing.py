@@ -27,7 +27,7 @@ FILLING = 2
 def shared_times(
     waits: Waits, seconds: Sequence[float], late: Sequence[float], processors: int, *, repeats: int = STEPS
 ) -> tuple[Times, float]:
-    """The times of the last of `repeats` steps from the beginning of the first on, and the period.
+    """The times of the last of `repeats` steps, counted from the beginning of the first, and the period.
 
     Args:
         seconds: for which each action of a label occupies its resource, alone on its processor.
@@ -68,7 +68,7 @@ class _Run:
         self.events: list[tuple[float, int]] = []  # when a device goes on
 
     def all(self) -> None:
-        """Work off all events."""
+        """Handle all events in the order of time."""
         for device in range(self.num):
             self._advance(device)
         while self.left or self.events:

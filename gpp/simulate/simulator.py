@@ -42,7 +42,7 @@ SHOWN = 3
 """Mini-batches that the timeline of a pipeline which does not drain shows: its pattern may take more than one to repeat."""
 
 STEADY = 1e-9
-"""Share of a period by which rounding may move an event."""
+"""Share of a period by which rounding may move an event's time."""
 
 
 def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
@@ -127,7 +127,7 @@ def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float
 
 
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
-    """Of a pipeline that does not drain: when its last whole mini-batch in the steady state begins, and seconds of one.
+    """A pipeline that does not drain: when its last whole mini-batch of the steady state begins, and the seconds of one.
 
     The slowest stage's, or the slowest round trip's, from the start; the others are ahead of it for a while, by what is in flight.
     Neither are the last mini-batches counted, of which a stage has only backwards left.
@@ -160,7 +160,7 @@ def update_ends(events: Iterable[Event], plan: Plan) -> dict[int, list[float]]:
 
 
 def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
-    """Those that begin in [begin, begin + period), as if `begin` were the zero of time; rounding does not move one out."""
+    """The events that begin in [begin, begin + period), with `begin` as the zero of time. Rounding does not move one out."""
     low, high = begin - STEADY * period, begin + (1.0 - STEADY) * period
     return [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in events if low <= e.start_s < high]
 
@@ -187,7 +187,7 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
 
 
 class Costs(NamedTuple):
-    """What the actions of a program take.
+    """The seconds and bytes of a program's actions.
 
     Args:
         seconds: of each label of its waits.
@@ -254,7 +254,7 @@ class Costs(NamedTuple):
 def _summed(
     program: Program, groups: Sequence[ReduceGroup], problem: Problem, device: int, action: Action
 ) -> tuple[float, tuple[int, ...]]:
-    """Bytes that a sum is about, and its members."""
+    """The bytes that a sum adds up, and its members."""
     if KINDS[action.kind].everyone:
         return NORM_BYTES, program.waits.devices
     if not 0 <= action.microbatch < len(groups):
@@ -278,7 +278,7 @@ def steps_of(program: Program, costs: Costs) -> tuple[Times, float]:
 
 
 def _events(program: Program, costs: Costs, times: Times, zero: float) -> list[Event]:
-    """What happens, as if `zero` were the zero of time; of a pass what is computed, as in a measured timeline."""
+    """The events of a run, with `zero` as the zero of time. A pass's event is its computation, as in a measured timeline."""
     waits, num_bytes = program.waits, [round(size) for size in costs.num_bytes]
     begin, end, labels = times.begin_s, times.end_s, waits.label_of
     out: list[Event] = []

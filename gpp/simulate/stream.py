@@ -64,7 +64,7 @@ class _Pass:
 
 @final
 class Stream:
-    """Requests, one after the other.
+    """A simulated stream of requests, one after the other.
 
     Args:
         slower: factor on the seconds of every pass.
@@ -183,7 +183,7 @@ def period_s(stream: Stream) -> float:
 
 
 def _slower(program: Program, plan: Plan, problem: Problem) -> float:
-    """Factor by which passes take longer because devices share processors, of which each has an equal part."""
+    """The factor by which passes take longer, where devices share processors in equal parts."""
     cores = problem.cluster.processors
     if cores is None or not problem.cluster.crowded(plan.num_devices):
         return 1.0
@@ -217,7 +217,7 @@ def serving_of(came: Sequence[float], ended: Sequence[float], arrivals: Arrivals
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest values, in proportion."""
+    """A quantile, interpolated between the two nearest values."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -247,7 +247,7 @@ def scored(program: Program, plan: Plan, problem: Problem, objective: Objective)
 
 
 def questions(posed: Problem, objective: Objective, ahead: int) -> list[Problem]:
-    """What a planner is asked: for throughput, about so many requests for each device as one, so that filling hardly counts."""
+    """The problems for a planner. For throughput, `ahead` requests for each device are one mini-batch: filling hardly counts."""
     if objective == "latency":
         return [posed]
     count = ahead * posed.cluster.num_devices

@@ -1,4 +1,4 @@
-"""What a cost model promises."""
+"""The promise of a cost model."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ MOST_APART = 1.1
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a measurement depends on beside the graph.
+    """The setting of a measurement: all that it depends on beside the graph.
 
     Args:
         device_kind: `cpu` or `cuda`.
@@ -149,7 +149,7 @@ class Profile:
         return _tables(self)
 
     def update_per_byte(self) -> float | None:
-        """`update_s_per_byte`, or what stages timed in place took."""
+        """The update's seconds for each byte: by stages timed in place, else `update_s_per_byte`."""
         found = update_s_per_byte(self.in_place)
         return self.update_s_per_byte if found is None else found
 
@@ -164,7 +164,7 @@ class Profile:
         return replace(self, in_place=(*kept, *fresh.values()))
 
     def outdated(self, now_s: Sequence[float], others: float) -> bool:
-        """Whether the profile holds no more, and can be taken better now.
+        """Whether the profile is no longer true, and can be taken better now.
 
         Slower operators on a machine that is busier than then say nothing of the machine. Faster ones do wherever it is not busier,
         and slower ones where it is not busier either.
@@ -180,7 +180,7 @@ class Profile:
 
     @property
     def alone(self) -> Profile:
-        """The profile by operators timed alone."""
+        """The profile without stages timed in place: operators were timed alone."""
         return replace(self, in_place=(), messages=1.0)
 
 
@@ -265,13 +265,13 @@ class Profiled(AbstractCostModel):
         return self._fallback(device).move_s(num_bytes, device)
 
     def add(self, profile: Profile) -> Profiled:
-        """The same with one more profile, which replaces an older one of its graph and device."""
+        """The cost model with one more profile, which replaces an older one of its graph and device."""
         key = (profile.graph_fingerprint, profile.setting.device_kind)
         kept = tuple(p for p in self.profiles if (p.graph_fingerprint, p.setting.device_kind) != key)
         return replace(self, profiles=(*kept, profile))
 
     def profile_of(self, graph: OpGraph, device: Device) -> Profile | None:
-        """What was measured of a graph on devices of a kind."""
+        """The profile of a graph on devices of a kind."""
         found = (p for p in self.profiles if p.graph_fingerprint == graph.fingerprint and p.setting.device_kind == device.kind)
         return next(found, None)
 
@@ -289,7 +289,7 @@ class Profiled(AbstractCostModel):
         return keep(self.path(graph, profile.setting), profile)
 
     def path(self, graph: OpGraph, setting: Setting) -> Path:
-        """Where the profile of a graph under a setting is kept: named by the content of both."""
+        """The path of the profile of a graph under a setting. The contents of both make its name."""
         # The word tells profiles that can be checked from those of earlier versions, which cannot.
         digest = hashlib.sha256(f"{to_json(setting)} checked".encode()).hexdigest()[:12]
         return Path(self.cache_dir).expanduser() / f"{graph.fingerprint}-{digest}.json"

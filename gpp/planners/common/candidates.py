@@ -180,7 +180,7 @@ class Assessor:
         return {index[ordered[s]] for s in slow}
 
     def depths(self, parts: Sequence[Part], *, chain: bool) -> list[int]:
-        """Stages on the longest way from each part to the end, itself included; the parts form no cycle."""
+        """Part -> the stages on its longest way to the end, itself included. The parts form no cycle."""
         arranged = self.arranged(parts, chain)
         assert arranged is not None, "a plan has no cycle"
         ordered, _, depth = arranged
@@ -229,7 +229,7 @@ class Assessor:
         return tuple([parts[p] for p in order]), nexts, depth
 
     def _place(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> Placement | None:
-        """Devices of every stage; None if there are not enough."""
+        """The devices of every stage; None if there are not enough."""
         counts = tuple(count for _, count in parts)
         if sum(counts) > self.cluster.num_devices:
             return None
@@ -258,7 +258,7 @@ class Assessor:
         }
 
     def _edges(self, parts: Sequence[Part]) -> list[set[int]]:
-        """The parts that each part sends to."""
+        """Part -> the parts to which it sends."""
         owner, reads = [0] * self.graph.num_ops, []
         for p, (mask, _) in enumerate(parts):
             found = self._ops.get(mask)
@@ -316,7 +316,7 @@ class Assessor:
         return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
 
     def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
-        """Seconds of a forward and of a backward."""
+        """Seconds of a forward and of a backward of a stage."""
         return self.split_s(mask, b, devices)[:2]
 
     def split_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Lines of operators laid over devices of several types: which stage, with how many replicas, on which type.
+"""Lines of operators on devices of several types: the stages, their replicas and their types.
 
 Objective: the slowest stage's time, under a limit on it; then as few stages as possible.
 
@@ -81,7 +81,7 @@ class _Step(NamedTuple):
 
 
 class HeterogeneousChain:
-    """One line of operators.
+    """One line of operators, and all its layouts.
 
     Args:
         costs: of average devices; problem: on the cluster as it is.
@@ -125,7 +125,7 @@ class HeterogeneousChain:
         return sorted(found.values())
 
     def _floor(self, b: int) -> float:
-        """No layout has a faster slowest stage: all devices always busy, and the slowest operator on its best type."""
+        """A lower bound on the slowest stage of all layouts: all devices always busy, the slowest operator on its best type."""
         whole = [self._compute(k, b // r)[-1] * r for k in range(len(self.placer.types)) for r in self.costs.replicas[b]]
         per_type = np.array(whole).reshape(len(self.placer.types), -1).min(axis=1)
         single = [np.diff(self._compute(k, b // r)) for k in range(len(self.placer.types)) for r in self.costs.replicas[b]]
@@ -166,7 +166,7 @@ class HeterogeneousChain:
         return out
 
     def _begins(self, device_type: int, b: int, r: int, limit_s: float) -> np.ndarray:
-        """By depth and end: the first place from which a stage may run up to it; one past the end where none."""
+        """[depth, end] -> the first place from which a stage may run up to the end; one past the end where there is none."""
         places = len(self.at)
         if b % r:
             return np.full((self.max_depth + 1, places + 1), places, np.int16)

@@ -1,4 +1,4 @@
-"""The incumbent of a search: the best plan so far, and those that were simulated on the way."""
+"""The best plan of a search so far, and the plans that were simulated on the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Incumbent:
         self._by_size: dict[int, tuple[Plan, float]] = {}
 
     def worth(self, bound_s: float) -> bool:
-        """Whether something that takes `bound_s` at least could still win."""
+        """Whether a candidate that takes at least `bound_s` could still win."""
         return bound_s < self.best_s * MARGIN
 
     def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
@@ -61,7 +61,7 @@ class Incumbent:
         return plan, seconds
 
     def offer(self, plan: Plan) -> float:
-        """Keep a plan that was made elsewhere if it is the best; its predicted seconds."""
+        """Keep a plan from elsewhere if it is the best; returns its predicted seconds."""
         seconds = self.predict(plan).metrics.iteration_s
         self.num_simulated += 1
         if seconds < self.best_s * MARGIN:
@@ -69,7 +69,7 @@ class Incumbent:
         return seconds
 
     def absorb(self, other: Incumbent) -> bool:
-        """Take over what another search of the same problem has found; whether its best plan is the best one now.
+        """Take over the findings of another search of the same problem; returns whether its best plan is the best now.
 
         Neither search's best plan is lost, so this one ends with none that is worse than either.
         """

@@ -28,7 +28,7 @@ PRECISION, MARKED_PRECISION = 1.005, 1.02
 
 
 def explain(problem: Problem, attempt: Attempt) -> Infeasible:
-    """The exception to raise: names the stage that lacks most in the plan that needs least memory, once it is read.
+    """The exception to raise. Once read, it names the stage that lacks most in the plan that needs least memory.
 
     Args:
         attempt: the planner's own test, so that the memory named is one with which it finds a plan.
@@ -110,7 +110,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
 
 
 def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem, float], object | None]) -> str:
-    """So much memory, or a smaller micro-batch with which something is found."""
+    """The words of a remedy: so much memory, or a smaller micro-batch with which a plan is found."""
     named = _rounded_up(memory_bytes)
     remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
     # A model that runs at one batch size only has no other one.
@@ -121,13 +121,13 @@ def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem, f
 
 
 def _with_memory(problem: Problem, memory_bytes: float) -> Problem:
-    """The same with at least so much memory on every device."""
+    """The problem with at least so much memory on every device."""
     devices = tuple(replace(device, memory_bytes=max(device.memory_bytes, memory_bytes)) for device in problem.cluster.devices)
     return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
 
 def _rounded_up(amount: float) -> float:
-    """To `DIGITS` digits."""
+    """The number, rounded up to `DIGITS` digits."""
     unit = 10.0 ** (math.floor(math.log10(amount)) + 1 - DIGITS)
     return math.ceil(amount / unit) * unit
 

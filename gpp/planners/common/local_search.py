@@ -1,4 +1,4 @@
-"""One local search for all planners: from a plan to its best neighbour, as long as predictions fall.
+"""The local search of all planners: from a plan to its best neighbour, as long as predictions fall.
 
 Objective: the predicted iteration time. A *hill* says which neighbours a state has, with a lower bound on the time of each, and
 what a state takes; `climb` simulates the neighbours by ascending bound until none can win or patience is at its end, goes to
@@ -59,12 +59,12 @@ PATIENCE_IF_LARGE = 2
 
 
 def is_large(problem: Problem) -> bool:
-    """Whether a simulation takes so long that few are made."""
+    """Whether a problem is so large that only few simulations are made."""
     return problem.graph.num_ops * problem.cluster.num_devices >= LARGE
 
 
 def in_vain(problem: Problem, patience: int) -> int:
-    """Simulations without a better plan that end a step of a search."""
+    """The number of simulations without a better plan after which a step of a search ends."""
     return min(patience, PATIENCE_IF_LARGE) if is_large(problem) else patience
 
 
@@ -184,7 +184,7 @@ class EqualMicrobatches(Hill[Candidate]):
         return None if found is None else found[1]
 
     def start(self, plan: Plan) -> Candidate:
-        """A plan as a state."""
+        """The state of a plan."""
         graph = self.incumbent.assessor.graph
         point = Point.of(plan, graph)
         assert point.devices is not None

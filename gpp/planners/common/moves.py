@@ -29,7 +29,7 @@ EIGHTHS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A plan as the moves see it.
+    """A plan in the form that moves work on.
 
     Args:
         parts: operators and number of devices of each stage, in stage order.
@@ -84,7 +84,7 @@ def is_chain(plan: Plan, graph: OpGraph) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a move may look at beside the point.
+    """Everything that a move may look at beside the point.
 
     Args:
         hot: stages that hold the iteration up; others are changed only together with one of these.
@@ -193,7 +193,7 @@ def splits(around: Around, point: Point) -> Iterator[Point]:
 
 
 def splits_alike(around: Around, point: Point) -> Iterator[Point]:
-    """All stages that are equally long, cut in two at once, on their own devices and idle ones.
+    """All equally long stages cut in two at once, on their own devices and idle ones.
 
     Equal branches hold an iteration up together: cut one by one, they gain nothing until the last one is cut.
     """
@@ -343,7 +343,7 @@ def _interval_boundary(order: Sequence[int], point: Point, p: int) -> Iterator[P
 
 
 def _moved(point: Point, p: int, q: int, chunk: int) -> Point:
-    """Operators of either stage in the other one."""
+    """The point with operators of one stage moved to the other."""
     (first, r), (second, s) = point.parts[p], point.parts[q]
     parts = list(point.parts)
     parts[p], parts[q] = (first ^ chunk, r), (second ^ chunk, s)

@@ -30,7 +30,7 @@ _BACKWARD = ": _engine_run_backward"
 
 
 class Heard(NamedTuple):
-    """What was heard last, at the moment of an allocation that failed.
+    """The last events before an allocation that failed.
 
     Args:
         held_bytes: of the tensors that there were.
@@ -65,7 +65,7 @@ class MemoryEvents:
         """Autograd's number of an operator -> where it was called."""
 
     def begin(self, held: Iterable[torch.Tensor]) -> None:
-        """Listen to this thread from now on.
+        """Listen to this thread's allocations from now on.
 
         Args:
             held: the tensors that exist already and stay.
@@ -107,7 +107,7 @@ class MemoryEvents:
                 self._note(event)
 
     def _note(self, event: Any) -> None:
-        """An operator begins."""
+        """Note that an operator begins."""
         number, frames = event.sequence_nr(), event.stack()
         place, backward = place_of(frames), any(frame.endswith(_BACKWARD) for frame in frames)
         if int(event.scope()) == _DIFFERENTIATED:

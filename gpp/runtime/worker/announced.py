@@ -1,4 +1,4 @@
-"""Where the controller leaves the job of a plan that is to take over, and workers look for it. Free of torch."""
+"""The place where the controller leaves the job of the next plan, and workers look for it. This module is free of torch."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Buckets:
         self._next = 0
 
     def arm(self) -> None:
-        """The next backward is the last that adds to these gradients."""
+        """Announce that the next backward is the last that adds to these gradients."""
         self._missing, self._next = list(self._sizes), 0
 
     def finish(self) -> None:

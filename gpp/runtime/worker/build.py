@@ -37,7 +37,7 @@ from gpp.runtime.worker.team import Teams
 
 
 def slower(job: Job, device: int) -> float:
-    """How often longer passes take on a device than on the fastest one, where workers are to take that long (`engine.paced`)."""
+    """The factor by which passes take longer on a device than on the fastest, where workers keep to it (`engine.paced`)."""
     if not job.settings.paced:
         return 1.0
     speeds = [job.cluster.devices[d].speed_factor for d in job.plan.work_of_device]
@@ -109,7 +109,7 @@ def build_optimizers(
 
 
 def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
-    """Numbers of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
+    """The probes of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
     return Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, stage))
 
 

@@ -1,4 +1,4 @@
-"""When a worker's operations begin and end: on its processor the host's clock says it, on a card events in its stream do."""
+"""The times at which operations begin and end: by the host's clock on a processor, by events in the stream on a card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers exchange between two plans: a decision that all of them take alike, and tensors from any of them to any other."""
+"""The exchange of workers between two plans: a decision that all take alike, and tensors from any to any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AbstractExchange(ABC):
 
     @abstractmethod
     def agree(self, own: bool) -> bool:
-        """What the first rank says."""
+        """The value of the first rank, on every rank."""
 
     @abstractmethod
     def send(self, device: int, message: torch.Tensor) -> None:
@@ -35,7 +35,7 @@ class AbstractExchange(ABC):
 
 @final
 class TorchExchange(AbstractExchange):
-    """Over the process group of all ranks, with gloo.
+    """The exchange over the process group of all ranks, with gloo.
 
     Args:
         job: under any of the plans, which all use the same devices.

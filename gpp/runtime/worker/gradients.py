@@ -84,7 +84,7 @@ class Gradients:
         return bool(self._buckets)
 
     def arm(self, groups: Sequence[int]) -> None:
-        """The next backward is the last that adds to the gradients of these groups, whose sums follow it at once."""
+        """Announce that the next backward is the last that adds to these groups' gradients. Their sums follow it at once."""
         for group in groups:
             self._buckets[group].arm()
 
@@ -107,7 +107,7 @@ class Gradients:
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
 
     def settle(self) -> None:
-        """Let what is computed from now on find the sums."""
+        """Make sure that later computations see the sums."""
         for handle in self._sums:
             handle.wait()
         self._sums.clear()
@@ -165,11 +165,11 @@ class Gradients:
 
     @property
     def told(self) -> dict[str, float]:
-        """What the record of a step says of them: their norm before it was clipped, where it was taken."""
+        """The gradients' entries in the record of a step: their norm before it was clipped, where it was taken."""
         return {} if self.norm is None else {GRADIENT_NORM: self.norm.item()}
 
     def clear(self, names: Collection[str] | None = None) -> None:
-        """After the update: nothing is left of this step's gradients.
+        """Forget this step's gradients, after the update.
 
         Args:
             names: the parameters that are meant; those of a gradient group all or none. None: all.

@@ -57,7 +57,7 @@ class Handout:
             self._parts.append((g, in_parts(params, dealt, flat), group.devices.index(device_id)))
 
     def __call__(self) -> None:
-        """After the update: all replicas have all weights again."""
+        """Hand the weights out after the update, so that all replicas have all of them again."""
         for group, parts, own in self._parts:
             self._status.waiting(True)
             self._transport.hand_out(group, parts, own).wait()

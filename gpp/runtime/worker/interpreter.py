@@ -1,4 +1,4 @@
-"""Walks one device's list of actions: one handler for each kind, and a clock around it."""
+"""The walk over one device's list of actions: one handler for each kind, and a clock around it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Runner(Protocol):
     def weight_gradients(self, microbatch: int) -> Span | None: ...
 
     def copy_out(self, microbatch: int) -> Span | None:
-        """Begin to copy to the host what the forward has left for it; the next forward waits until that is done."""
+        """Begin to copy to the host what the forward has left for it. The next forward waits until that is done."""
         ...
 
     def fetch(self, microbatch: int) -> Span | None:
-        """Begin to bring it back; its backward waits until it is there.
+        """Begin to bring the copy back. Its backward waits until it is there.
 
         If what another micro-batch has fetched is still in use, this begins when all that goes to the host has gone: at most two
         micro-batches' copies are on the device (`gpp.program.copies`).
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class _Handler(NamedTuple):
-    """How the actions of a kind are run.
+    """The handler of a kind: how its actions are run.
 
     Args:
         call: runs one; returns what its event says, None for no event.
@@ -82,7 +82,7 @@ class _Handler(NamedTuple):
 
 
 class _Handlers(dict[str, _Handler]):
-    """Who runs the actions of a kind, by its text; found once for each kind."""
+    """Text of a kind -> the handler of its actions, found once for each kind."""
 
     def __init__(self, find: Callable[[Kind], Callable[[Action, bool], int | Span | None]]) -> None:
         self._find = find
@@ -186,7 +186,7 @@ class Interpreter(Generic[R]):
         return ((action, last, self.handlers[action.kind]) for action, last in _flagged(actions))
 
     def _handler(self, kind: Kind) -> Callable[[Action, bool], int | Span | None]:
-        """Who runs actions of a kind.
+        """The handler of a kind's actions.
 
         Raises:
             MalformedProgram: nobody.
@@ -318,7 +318,7 @@ class Interpreter(Generic[R]):
 
 
 def _summed(actions: Sequence[Action]) -> dict[Action, list[int]]:
-    """Passes that sums of gradient groups follow at once, and the groups."""
+    """Passes -> the gradient groups whose sums follow them at once."""
     out: dict[Action, list[int]] = {}
     latest: Action | None = None
     for action in actions:

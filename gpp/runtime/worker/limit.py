@@ -61,7 +61,7 @@ def data_bytes() -> int:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot bound a process; None if it can."""
+    """The reason why this machine cannot bound a process; None if it can."""
     try:
         data_bytes()
     except (OSError, StopIteration):
@@ -230,7 +230,7 @@ class Limit(AbstractStatus):
             raise OutOfMemory(self._said(error)) from error
 
     def _said(self, error: Exception) -> str:
-        """What was done when an allocation failed, and what the device held."""
+        """The words for what was done when an allocation failed, and for what the device held."""
         heard = self._worker.memory.last if self._worker and self._hears else None
         stage, doing = self._doing()
         where = self._operator(stage, raised_at(error.__traceback__) or (heard.place if heard else None))

@@ -37,7 +37,7 @@ class LossScale:
         return self.state[0].item()
 
     def agree(self, finite: bool) -> None:
-        """Take in whether all gradients of a step were finite; every device says the same."""
+        """Note whether all gradients of a step were finite. Every device notes the same."""
         scale, done = self.state.tolist()
         if not finite:
             self._skipped()

@@ -175,7 +175,7 @@ class Mailbox(AbstractMailbox):
         return list(zip(lay.names, tensors, strict=False))
 
     def _joined(self, direction: str, messages: list[Posted]) -> list[tuple[str, torch.Tensor]]:
-        """Those of several messages; the ranges of samples that one neighbour's devices have sent are joined."""
+        """The tensors of several messages. The ranges of samples that one neighbour's devices have sent are joined."""
         parts: dict[int, list[Posted]] = {}
         for message in messages:
             parts.setdefault(message.peer_stage, []).append(message)
@@ -248,7 +248,7 @@ class Mailbox(AbstractMailbox):
     def _changing(
         self, changing: Changing, channel: Channel, tensors: list[torch.Tensor], samples: int
     ) -> tuple[torch.Tensor, int]:
-        """As `_message`, where the bits follow the link."""
+        """The message of a channel whose bits follow the link; otherwise as `_message`."""
         rate = self._rates.get(channel)
         if rate is None:
             rate = self._rates[channel] = changing.sender(channel[3:])

@@ -52,7 +52,7 @@ class Layout:
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """The tensors as they travel."""
+        """Find the form of the tensors as they travel."""
         self.travelling = self.specs
         if self.quantisers:
             pairs = zip(self.quantisers, self.specs, strict=True)
@@ -99,7 +99,7 @@ class Layout:
         return [q.encode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
     def decoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What travelled, as tensors of a stage, batch first."""
+        """The tensors of a stage, batch first, from what travelled."""
         if not self.quantisers:
             return tensors
         return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
@@ -136,14 +136,14 @@ class Changing:
         return ANNOUNCE_BYTES + self.layouts[bits].num_bytes(samples)
 
     def most_bytes(self, samples: int) -> int:
-        """Of the largest one."""
+        """Bytes of the largest message."""
         return max(self.num_bytes(bits, samples) for bits in self.layouts)
 
     def form(self, bits: int, samples: int, device: torch.device) -> Form:
         return Form((self.num_bytes(bits, samples),), torch.uint8, device)
 
     def sender(self, ends: tuple[int, int]) -> KeptRate:
-        """What a sender keeps of a channel."""
+        """The state that a sender keeps for a channel."""
         # Of so many samples nothing is padded.
         sizes = {bits: layout.num_bytes(ALIGN) / ALIGN for bits, layout in self.layouts.items()}
         return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)

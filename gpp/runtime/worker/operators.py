@@ -1,4 +1,4 @@
-"""Which of the user's operators a line of a stage's generated code is: for messages about what went wrong there."""
+"""The user's operator behind a line of a stage's generated code, for messages about what went wrong there."""
 
 from __future__ import annotations
 

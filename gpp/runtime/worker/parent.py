@@ -1,4 +1,4 @@
-"""Whether the processes that a worker belongs to are alive, from its first instant on. Free of torch.
+"""A check that the processes of a worker's family are alive, from its first instant on. This module is free of torch.
 
 A worker ends with whoever started it. The kernel is asked to see to that; but it can be asked only once Python runs, and
 a starter that died before is one that the worker has never seen: its parent is then a stranger that took it over. So
@@ -55,7 +55,7 @@ def identity() -> str:
 
 
 def _place() -> tuple[str, str]:
-    """What a process id means: the boot of the machine, and the namespace; empty where the kernel does not say."""
+    """The scope of a process id: the boot of the machine and the namespace; empty where the kernel does not say."""
     try:
         boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
         return boot, os.readlink(_PROC / "self" / "ns" / "pid")
@@ -64,7 +64,7 @@ def _place() -> tuple[str, str]:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in ticks since the boot; None if it has ended or cannot be seen."""
+    """The start of a process, in ticks since the boot; None if it has ended or cannot be seen."""
     try:
         words = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -90,7 +90,7 @@ class Family:
     said: tuple[str, ...]
 
     def alive(self) -> bool:
-        """Whether all of them live."""
+        """Whether all processes of the family live."""
         return os.getppid() == self.parent and all(map(_lives, self.said))
 
 

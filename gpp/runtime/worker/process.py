@@ -1,4 +1,4 @@
-"""One worker process: how it begins, connects, writes down what happens, and ends.
+"""The process of one worker: it begins, connects, writes down what happens, and ends.
 
 ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
       rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (its connection to another rank), `ended` (SIGTERM)
@@ -79,7 +79,7 @@ class Lines:
         self._held: dict[str, Any] | None = None
 
     def step(self, record: dict[str, Any]) -> None:
-        """A line that may be held; the one held before is written."""
+        """Take a line that may be held back, and write the one that was."""
         self.flush()
         if self._holds:
             self._held = record
@@ -87,12 +87,12 @@ class Lines:
             write_line(self._out, record)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line, written at once."""
+        """Write a line at once."""
         self.flush()
         write_line(self._out, record)
 
     def flush(self) -> None:
-        """Write the line that is held."""
+        """Write the line that was held back."""
         if self._held is not None:
             held, self._held = self._held, None
             write_line(self._out, held)
@@ -101,7 +101,7 @@ class Lines:
 def write_device(
     run_dir: Path, device: int, peak_bytes: int, steps: Iterable[dict[str, Any]], weights: Mapping[int, AbstractStageWeights]
 ) -> None:
-    """Write down what a device has measured, for the timeline of the run.
+    """Write a device's measurements down, for the timeline of the run.
 
     Args:
         steps: records of its last steps, with their events.
@@ -218,7 +218,7 @@ def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any)
 
 
 def kind_of(error: BaseException) -> str:
-    """Whether an error is this rank's own, or what the end of another rank looks like from here.
+    """The kind of an error: this rank's own, or the trace that another rank's end leaves here.
 
     torch has a class for what its own backends raise; gloo raises a bare `RuntimeError` that begins with its line.
     """
@@ -252,7 +252,7 @@ def check_world(job: Job, world: int) -> None:
 def enter(
     job: Job, run_dir: Path, rank: int, world: int, card: AbstractCard | None = None, store: Store | None = None
 ) -> tuple[int, AbstractTransport, AbstractStatus]:
-    """Beginning of a worker of the project's own runtime: its device of the plan, its transport, its status.
+    """Begin a worker of the project's own runtime: find its device of the plan, its transport and its status.
 
     Args:
         card: what the worker computes on; None for a processor.

@@ -131,7 +131,7 @@ class Rows:
 
 @dataclass(slots=True)
 class _Sent:
-    """Rows on their way to a card."""
+    """Rows of data on their way to a card."""
 
     pinned: dict[str, torch.Tensor]
     rows: dict[str, torch.Tensor]

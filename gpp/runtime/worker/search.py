@@ -56,7 +56,7 @@ class Search:
         self._over.set()
 
     def told(self, *, train: bool, late: bool) -> OnNonFinite:
-        """Who is told of a loss that is not finite.
+        """The function to call with a loss that is not finite.
 
         Args:
             late: the losses of a step are read at its end, when the update is over and nothing of the passes is left.
@@ -64,19 +64,19 @@ class Search:
         return (self.late if late else self.training) if train else self.held_out
 
     def training(self, seen: Seen, lo: int, hi: int) -> None:
-        """A loss of the training is not finite: that of the samples [lo, hi) of the pass."""
+        """Answer to a training loss that is not finite: that of the samples [lo, hi) of the pass."""
         if not self._told:
             answer = self.ask(lo, hi)
             findings, silent = answer or (self._look(lo, hi), ())
             self._end(told(seen, findings, silent=silent, first_step=self._settings.first_step), answer is not None)
 
     def late(self, seen: Seen, lo: int, hi: int) -> None:
-        """A loss of the training was not finite, and the step that it belongs to is over."""
+        """Answer to a training loss that was not finite, after its step is over."""
         if not self._told:
             self._end(f"{seen}; where it began is not known on a card. Fix: engine=reference finds it")
 
     def held_out(self, seen: Seen, lo: int, hi: int) -> None:
-        """A loss of an evaluation is not finite."""
+        """Answer to a loss of an evaluation that is not finite."""
         if not self._told:
             self._end(seen.held_out())
 
@@ -88,7 +88,7 @@ class Search:
             self._end(told_of_weights(answer[0] if answer else findings, step=step), answer is not None)
 
     def _end(self, text: str, first: bool = True) -> None:
-        """Fail, or say it and go on.
+        """Fail, or warn and go on.
 
         Args:
             first: whether no other worker has asked before; one that has knows as much, and is to fail first.

@@ -35,7 +35,7 @@ Span = tuple[Mark, Mark]
 
 
 class _Edge(NamedTuple):
-    """Where the gradient of an output comes in, if one does; and the output itself, as long as somebody holds it."""
+    """The place where an output's gradient comes in, if one does, and the output itself, as long as somebody holds it."""
 
     requires_grad: bool
     root: GradientEdge | None
@@ -43,7 +43,7 @@ class _Edge(NamedTuple):
     form: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
     def tensor(self) -> torch.Tensor | None:
-        """The output; None if it is gone."""
+        """The output; None if nobody holds it any more."""
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
@@ -63,13 +63,13 @@ def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
 
 
 def _seen(outputs: Mapping[str, torch.Tensor | _Edge]) -> dict[str, torch.Tensor]:
-    """Outputs that are still there."""
+    """The outputs that somebody still holds."""
     found = {name: value.tensor() if isinstance(value, _Edge) else value for name, value in outputs.items()}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 class _Loss(NamedTuple):
-    """Where a backward begins, and the loss in memory of its own.
+    """A loss: the tensor where the backward begins, and its value in memory of its own.
 
     The tensor that the pass has made is let go of: PyTorch makes the mean of squared errors, of one number, in the memory of all of
     them.
@@ -265,7 +265,7 @@ class StageRunner:
                 return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
-        """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
+        """The values that are not finite: weights, and micro-batches in flight with samples in [lo, hi) of the pass."""
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         weights, backward = nonfinite(own), self.probes.first() if self.probes else None
         found = [Finding(stage=self.stage, weights=weights, backward=backward)]
@@ -304,7 +304,7 @@ class StageRunner:
         results[name] = results[name] + value if name in results else value
 
     def _loss_seed(self, loss: torch.Tensor, share: float) -> torch.Tensor:
-        """What a backward begins with at a loss: its share of the mini-batch, and the loss scale."""
+        """The gradient with which a backward begins at a loss: its share of the mini-batch, times the loss scale."""
         key = loss.dtype, share * (self.scale.value if self.scale else 1.0)
         if key not in self._loss_seeds:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
@@ -318,7 +318,7 @@ class StageRunner:
         return self.keeper.copy_out(microbatch) if self.keeper else None
 
     def fetch(self, microbatch: int) -> Span | None:
-        """Begin to bring it back; the backward of the micro-batch waits until that is done."""
+        """Begin to bring the copy back. The backward of the micro-batch waits until that is done."""
         return self.keeper.fetch(microbatch) if self.keeper else None
 
     def backward(self, microbatch: int) -> Span | None:
@@ -326,12 +326,12 @@ class StageRunner:
         return self._backward(microbatch, None)
 
     def input_gradients(self, microbatch: int) -> Span | None:
-        """Run the first half of it, for which the stages before wait. What the second half needs stays, and nothing else."""
+        """Run the first half of a backward, for which the stages before wait. Only what the second half needs stays."""
         assert self._late is not None, "the module's backward is not split"
         return self._backward(microbatch, self._late)
 
     def weight_gradients(self, microbatch: int) -> Span | None:
-        """Run the second half: the gradients of the weights."""
+        """Run the second half of a backward: the gradients of the weights."""
         piece = self._piece(microbatch)
         if piece is None:
             return None
@@ -342,7 +342,7 @@ class StageRunner:
         return start, self.now()
 
     def _note(self, microbatch: int, piece: tuple[int, int]) -> None:
-        """Let the probe see what a backward has given."""
+        """Let the probe see the result of a backward."""
         if self.probes and self._probed is not None:
             self.probes.note(self._place(microbatch, *piece), self._probed.grad)
 
@@ -381,7 +381,7 @@ class StageRunner:
         return start, end
 
     def _roots(self, done: _Pass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:
-        """Where the gradients of a micro-batch come in, and these."""
+        """The tensors at which the gradients of a micro-batch come in, and these gradients."""
         gradients: dict[str, torch.Tensor] = {}
         for name, grad in self.mailbox.take(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad

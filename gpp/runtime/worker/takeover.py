@@ -1,4 +1,4 @@
-"""From one plan to the next between two steps, in the same process: the controller has announced it, and layers change workers.
+"""The way from one plan to the next between two steps, in the same process: the controller announces, layers change workers.
 
 All workers take the first rank's word for whether there is a next plan. Each reads its job, which is proved to fit together as at
 the start of a run. The tensors that a device lacks come from the device that would have saved them in a checkpoint
@@ -63,7 +63,7 @@ class Takeover:
 
 
 def carried(worker: Worker, job: Job, exchange: AbstractExchange) -> tuple[dict[str, torch.Tensor], int]:
-    """What a device begins with under the next plan, by the names of a checkpoint, and the bytes of it that others have sent."""
+    """The tensors with which a device begins the next plan, by the names of a checkpoint, and the bytes that others have sent."""
     state, received = {key: tensor for key, _, tensor in worker.checkpoints.held()}, 0
     for move in moves(worker.job, job):
         # In one order on all devices, each message taken before the next: so no two wait for each other.

@@ -69,11 +69,11 @@ class Teams:
                 self.shards[s] = Shards(sharding=found[degree], team=team, captured=job.captured)
 
     def _leads(self, stage: int) -> bool:
-        """Whether the worker is the one of its replica that reports what all its members have."""
+        """Whether this worker reports for its replica what all members have."""
         return stage not in self._teams or not self._teams[stage].member
 
     def led(self, of_stage: Mapping[int, T]) -> list[T]:
-        """Of the values of the worker's stages, those of stages whose replica it leads."""
+        """The values of those stages whose replica this worker leads."""
         return [value for s, value in of_stage.items() if self._leads(s)]
 
     def save(self, run_dir: Path, modules: Mapping[int, StageModule]) -> None:
@@ -84,7 +84,7 @@ class Teams:
                 save_final(run_dir, s, state)
 
     def join(self, modules: Mapping[int, StageModule]) -> None:
-        """Find out, once the modules of the stages are there, what of their weights is a share."""
+        """Find out which weights of the stages' modules are shares. The modules must be there."""
         self.split = SplitWeights(
             {
                 name: (self.shards[s], team.saves)

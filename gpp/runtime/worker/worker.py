@@ -257,7 +257,7 @@ class Worker:
             self.gradients.clear()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
-        """One stretch: so many optimizer steps from `first` on, drained at its end.
+        """Train for one stretch: so many optimizer steps from `first` on, drained at its end.
 
         Args:
             log: gets a record of each step: step, start and end (seconds), loss where it is known.
@@ -383,7 +383,7 @@ class Worker:
         return self._results(self.evaluation, 0)
 
     def listen(self, out: TextIO) -> Lines:
-        """Before the first step: where the worker's lines go, one JSON object each."""
+        """Take the place for the worker's lines, one JSON object each, before the first step."""
         actions = self.job.program.actions[self.device_id]
         waits = self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in actions)
         lines = self._lines = Lines(out, holds=waits)
@@ -396,13 +396,13 @@ class Worker:
         return lines
 
     def _idle(self) -> None:
-        """What is due, done while a message is waited for."""
+        """Do what is due while a message is waited for."""
         self.rows.ahead()
         if self._lines:
             self._lines.flush()
 
     def finish(self) -> None:
-        """What is written at the end: the last steps' events, the most memory held, the final weights."""
+        """Write what belongs to the end: the last steps' events, the most memory held, the final weights."""
         self.memory.end()
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()

@@ -68,7 +68,7 @@ def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def _beside(master: Tensor, tensor: Tensor) -> Tensor:
-    """A copy where a weight lies."""
+    """A copy on the device of its weight."""
     with torch.no_grad():
         return torch.empty_like(master, requires_grad=False).copy_(tensor)
 
@@ -123,7 +123,7 @@ class AbstractStageWeights(ABC):
 
     @property
     def copies(self) -> int:
-        """Copies of the weights held at most so far."""
+        """The most copies of the weights that were held so far."""
         return 1 + self.most
 
     def rate(self, update: int) -> float:
@@ -138,7 +138,7 @@ class AbstractStageWeights(ABC):
         return self._predict(self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
     def begin(self, first: int, start: int | None = None, remembered: Mapping[str, list[Tensor]] | None = None) -> None:
-        """A pass begins with mini-batch number `first`.
+        """Begin a pass with mini-batch number `first`.
 
         Args:
             start: updates made when the pipeline was last empty; None: it is empty now.
@@ -163,11 +163,11 @@ class AbstractStageWeights(ABC):
         return self.first * self.position.accumulation + microbatch
 
     def settle(self) -> None:
-        """The pipeline is empty: the module computes with the real weights again."""
+        """Let the module compute with the real weights again, as the pipeline is empty."""
         self.parameters.install(self.masters)
 
     def update(self) -> None:
-        """The optimizer's step."""
+        """Make the optimizer's step."""
         self.make_room()
         corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
         drifting = drift_kept(self.optimizer, self.masters, self._drift_memory) if self._drift_memory else nullcontext()
@@ -177,7 +177,7 @@ class AbstractStageWeights(ABC):
         self.version += 1
 
     def forward(self, microbatch: int) -> None:
-        """Before the forward of a micro-batch of the pass: give the module the weights that it is to use."""
+        """Give the module the weights that the forward of a micro-batch of the pass is to use."""
         minibatch, within = divmod(self.number(microbatch), self.position.accumulation)
         if not within and self.position.warmup and self.saved_at(minibatch):
             # Whoever goes on from that checkpoint repeats this forward, which may move running statistics.
@@ -187,7 +187,7 @@ class AbstractStageWeights(ABC):
             self.log.append((FORWARD, self.number(microbatch), version))
 
     def backward(self, microbatch: int) -> None:
-        """Before its backward, whole or the first half of it."""
+        """Give the module the weights for the micro-batch's backward, whole or its first half."""
         version = self.prepare(microbatch)
         if not self.splits:
             self.late(microbatch)
@@ -195,12 +195,12 @@ class AbstractStageWeights(ABC):
             self.log.append((BACKWARD, self.number(microbatch), version))
 
     def late(self, microbatch: int) -> None:
-        """Before the gradients of the weights are made: let the leaves add into what the masters have accumulated."""
+        """Let the leaves add into what the masters have accumulated, before the gradients of the weights are made."""
         for master, leaf in zip(self.masters, self.leaves(microbatch), strict=True):
             leaf.grad = master.grad
 
     def done(self, microbatch: int) -> None:
-        """After its backward: the gradients are the masters'."""
+        """Give the gradients to the masters, after the micro-batch's backward."""
         leaves = self.leaves(microbatch)
         self._corrections.damp(leaves, self.masters, self.version)
         for master, leaf in zip(self.masters, leaves, strict=True):
@@ -219,7 +219,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def scratch(self) -> list[list[Tensor]]:
-        """The copies beside the optimizer's own that are held now."""
+        """The copies of the weights that are held now beside the optimizer's own."""
 
     @abstractmethod
     def history(self) -> dict[str, list[Tensor]]:
@@ -229,7 +229,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def make_room(self) -> None:
-        """Before an update, which is made in place: save what a pass still needs of the version that it replaces."""
+        """Save what a pass still needs of the version that the next update replaces in place."""
 
     @abstractmethod
     def ready(self, microbatch: int) -> int:
@@ -237,12 +237,12 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def prepare(self, microbatch: int) -> int:
-        """The same for its backward, whose graph refers to the forward's leaves."""
+        """Install the weights of the backward, whose graph refers to the forward's leaves."""
 
     @abstractmethod
     def leaves(self, microbatch: int) -> Sequence[Tensor]:
-        """What the module's parameters were in its forward."""
+        """The module's parameters as they were in the micro-batch's forward."""
 
     @abstractmethod
     def release(self, microbatch: int) -> None:
-        """Its gradients have been taken: let go of what was kept for it."""
+        """Let go of what was kept for a micro-batch, once its gradients have been taken."""

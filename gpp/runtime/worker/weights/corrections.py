@@ -1,4 +1,4 @@
-"""What a weight policy's correction does on a worker, around a backward and an update."""
+"""The corrections of a weight policy on a worker, around a backward and an update."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Corrections:
         self._direction = correction.direction(spec.momentum_factor, delay) if correction else None
 
     def factor(self, update: int) -> float:
-        """Of the learning rate of an update."""
+        """The factor on the learning rate of an update."""
         return self._correction.rate(self._delay, update) if self._correction else 1.0
 
     def around(self, params: Sequence[Tensor], updates: int, rate: float) -> AbstractContextManager[None]:
-        """Context of the optimizer's step.
+        """The context of the optimizer's step.
 
         Args:
             updates: made before it.
@@ -79,7 +79,7 @@ class Corrections:
             foreach._foreach_addcmul_(means, changes, changes, value=1.0 - damping.memory)
 
     def damp(self, leaves: Sequence[Tensor], masters: Sequence[Tensor], updates: int) -> None:
-        """After the backward of a whole update: divide the gradients that its leaves have.
+        """Divide the gradients of the leaves, after the backward of a whole update.
 
         Args:
             leaves: hold the weights of the forward.

@@ -20,7 +20,7 @@ DRIFT = "drift"
 
 @contextmanager
 def drift_kept(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], memory: float) -> Iterator[None]:
-    """Around an update: take it into the mean, in which the past has the weight `memory`."""
+    """Take an update into the mean, in which the past has the weight `memory`. This is a context around the update."""
     moved = [param for param in params if param.grad is not None]
     before = copied([param.data for param in moved])
     yield

@@ -87,7 +87,7 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, rule: P
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Their values in memory of their own."""
+    """The values of tensors, in memory of their own."""
     out = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     if out:
         foreach._foreach_copy_(out, list(tensors))
@@ -269,7 +269,7 @@ def _nadam_runs_out(spec: NAdam, rule: Predictor) -> Rule:
 
 @contextmanager
 def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Iterator[None]:
-    """Around an update whose state does not tell where it goes: keep that, for predictions."""
+    """Keep the direction of an update whose state does not tell it, for predictions. This is a context around the update."""
     moved = [param for param in params if param.grad is not None]
     if not moved:
         yield

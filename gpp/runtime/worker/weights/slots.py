@@ -17,7 +17,7 @@ from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
 class _View(NamedTuple):
-    """In place of a tensor that shares memory with weight number `weight`."""
+    """The stand-in for a tensor that shares memory with weight number `weight`."""
 
     weight: int
     size: tuple[int, ...]
@@ -117,5 +117,5 @@ class Slots(AbstractStageWeights):
 
 
 def _memory(tensor: Tensor) -> int:
-    """Which memory a tensor is in: not its address, which tensors without elements share."""
+    """The identity of a tensor's memory. Its address would not do, as tensors without elements share one."""
     return tensor.untyped_storage()._cdata
