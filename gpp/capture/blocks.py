@@ -296,7 +296,7 @@ def _measure(
 
 
 def _run(block: Block, module: nn.Module, values: list[Tensor], grads: list[bool]) -> tuple[list[Tensor], Facts]:
-    """Outputs (on the meta device) of a block, and its forward and backward counted; its tensors stay as they are."""
+    """A block's outputs on the meta device, and the counts of its forward and backward. Its tensors stay as they are."""
     args = [torch.zeros(value.shape, dtype=value.dtype) for value in values]
     for argument, grad in zip(args, grads, strict=True):
         argument.requires_grad_(grad)

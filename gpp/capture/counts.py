@@ -36,11 +36,11 @@ class Counts:
         self.reads: tuple[str, ...] = module.inputs
 
     def lacks(self, values: Mapping[str, Tensor]) -> bool:
-        """Whether values that a stage is given lack the numbers."""
+        """Whether a stage's given values lack the numbers of items."""
         return self.items[0].name not in values
 
     def empty(self, values: Mapping[str, Tensor]) -> frozenset[str]:
-        """The losses that count for nothing, because the samples have none of their items: their gradients are no numbers."""
+        """Losses that count for nothing, because the samples have none of their items: their gradients would be no numbers."""
         shares = [item for item in self.items if item.kind == "share"]
         return frozenset(item.of for item in shares if not bool(values[item.name][0]))
 

@@ -202,7 +202,7 @@ def _smaller(node: Node, sizes: Mapping[int, int]) -> Node:
 
 
 def _cut_to(tensor: torch.Tensor, node: Node, size: int) -> torch.Tensor:
-    """The first elements of a run's own rows, as many as a smaller node has; integers stay below the smallest stand-in."""
+    """The first elements of a run's own rows, as many as a smaller node has. Integers stay below the smallest stand-in."""
     shape = [int(evaluate(extent, size)) for extent in node.shape or ()]
     cut = tensor[tuple(slice(extent) for extent in shape)]
     return cut if cut.is_floating_point() or cut.dtype == torch.bool else cut.clamp(max=_FIRST - 1)
@@ -211,10 +211,10 @@ def _cut_to(tensor: torch.Tensor, node: Node, size: int) -> torch.Tensor:
 def _values(
     module: StageModule, shapes: Mapping[str, tuple[list[int], Node]], size: int, rows: Mapping[str, torch.Tensor], seed: int
 ) -> dict[str, tuple[torch.Tensor, int]]:
-    """Tensors of `size` samples for the loss with their batch dimensions; fills its parameters.
+    """Name -> a tensor of `size` samples for the loss, and the dimension of its samples. The loss's parameters are filled.
 
     Args:
-        rows: those that are not made up, by name.
+        rows: [batch, ...] tensors that are not made up, by name.
     """
     random = torch.Generator("cpu").manual_seed(seed)
     held = [*module.parameters(), *module.buffers(), *(module.counts.module.buffers() if module.counts else ())]

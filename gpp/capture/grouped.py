@@ -21,7 +21,7 @@ _LIBRARY.define("grouped_mm_gradient(Tensor rows, Tensor gradients, Tensor ends)
 
 
 def _stretches(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """The groups that have rows, and these."""
+    """Each group that has rows, and its slice of them. `ends` is [groups]."""
     start = 0
     for group, end in enumerate(ends.tolist()):
         if end > start:
@@ -44,7 +44,7 @@ def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.impl(_LIBRARY, "grouped_mm_forward", "CompositeExplicitAutograd")
 def grouped_mm_forward(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """`grouped_mm` without the gradients."""
+    """[S, n] of rows [S, k] and matrices [groups, k, n]: `grouped_mm` without the gradients."""
     out = rows.new_zeros(rows.shape[0], matrices.shape[2])
     for group, own in _stretches(ends):
         torch.mm(rows[own], matrices[group], out=out[own])

@@ -62,7 +62,7 @@ class Kept:
                     yield value
 
     def value(self, tensor: Tensor) -> Tensor:
-        """What a tensor was."""
+        """The tensor as it was."""
         return self.values[id(tensor)][1]
 
     def changes(self) -> list[Change]:

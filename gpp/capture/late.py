@@ -98,7 +98,7 @@ def _key(target: Target) -> tuple[int, int]:
 
 
 def _accumulate(param: Target, gradient: Tensor, fresh: bool) -> None:
-    """Add to `.grad` what one micro-batch gives, as autograd does."""
+    """Add one micro-batch's gradient to `.grad`, as autograd does. Both have the parameter's shape."""
     if not isinstance(param, Tensor) or not fresh or gradient.is_sparse or getattr(param, "_post_accumulate_grad_hooks", None):
         _run([param], [gradient])
     elif param.grad is not None:
@@ -272,7 +272,7 @@ def in_columns(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _by_columns(matrix: Tensor) -> bool:
-    """Whether autograd takes a matrix for one that lies by columns, and makes a gradient that lies likewise."""
+    """Whether autograd takes a [rows, columns] matrix for one that lies by columns, and makes a gradient that lies likewise."""
     return matrix.stride(0) == 1 and matrix.stride(1) == matrix.size(0)
 
 
@@ -322,11 +322,11 @@ def convolution_gradients(
     none: list[int],
     groups: int,
 ) -> Gradients:
-    """Of a convolution.
+    """The gradients of a convolution's weight and bias.
 
     Args:
-        gradient: of its output.
-        weight: of which the form alone counts.
+        gradient: [batch, out channels, ...] of the output.
+        weight: [out channels, in channels / groups, ...]; only its form counts.
         several: stride, padding and dilation, a number for each dimension; `none` has as many zeros.
     """
     sizes = [weight.shape[0]] if needs[1] else None
@@ -342,7 +342,7 @@ def _embedding(
 
 
 def embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
-    """Of an embedding; `saved` are its indices, the rows of its table, and its options."""
+    """The gradients of an embedding from that of its output, [..., dim]. `saved`: indices, rows of its table, options."""
     return torch.ops.aten.embedding_backward.default(gradient, *saved), None
 
 
@@ -404,7 +404,7 @@ class _Apart(torch.autograd.Function):
 
 
 def _mapped(value: Any, note: Callable[[Tensor], None]) -> Any:
-    """A value in which the class of tensors stands in place of each tensor, which is noted."""
+    """The value with a class in place of each tensor. `note` gets the tensors."""
     if isinstance(value, Tensor):
         note(value)
         return Tensor

@@ -92,7 +92,7 @@ if torch.ops.aten._grouped_mm not in flop_registry:  # torch 2.13 has no formula
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
-    """An entry of `Facts.forms`."""
+    """The entry of `Facts.forms` for a tensor."""
     return (tuple(tensor.shape), tensor.stride(), tensor.dtype), differentiable
 
 

@@ -217,7 +217,7 @@ def _entering(captured: Captured, module: StageModule) -> dict[str, Node]:
 
 
 def _values(captured: Captured, module: StageModule, samples: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Made-up tensors for a stage: normal numbers, index 0, or true."""
+    """Name -> a made-up tensor of `samples` samples for a stage: normal numbers, index 0, or true."""
     out = {}
     for name, node in _entering(captured, module).items():
         shape = [int(evaluate(size, samples)) for size in node.shape or ()]
@@ -238,7 +238,7 @@ def _time_stage(captured: Captured, module: StageModule, samples: int, device: t
 def one_pass(
     captured: Captured, module: StageModule, samples: int, device: torch.device
 ) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
-    """A forward of one group, and gradients for what it returns."""
+    """A forward of one group, and a gradient for each tensor that it returns, in the tensor's shape."""
     values = _values(captured, module, samples, device)
     differentiable = {name for name in module.receives if module.spec(name).differentiable}
 
@@ -272,7 +272,7 @@ def _time_passes(
 def _time_backwards(
     forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float, late: Late | None
 ) -> tuple[float, float]:
-    """The same of the two halves of a backward."""
+    """Medians over repeats of the two halves of a backward."""
     assert late is not None
     kept: list[LateGradients] = []
 

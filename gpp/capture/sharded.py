@@ -44,14 +44,14 @@ class Team(Protocol):
 
 
 def cut(whole: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
-    """A member's share of a whole tensor."""
+    """A member's share of a whole tensor: 1 / degree of it along the shard's dimension."""
     ranges = list(slices(whole.shape[shard.dim], shard, degree, member))
     parts = [whole.narrow(shard.dim, lo, hi - lo) for lo, hi in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
 
 
 def place(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
-    """A whole tensor of zeros but for a member's share."""
+    """A whole tensor, of zeros but for a member's share."""
     shape = list(share.shape)
     shape[shard.dim] *= degree
     whole, at = share.new_zeros(shape), 0
@@ -96,7 +96,7 @@ class Shards:
         return shard.dim, list(slices(extent, shard, self.sharding.degree, self.team.member))
 
     def whole(self, name: str, share: Tensor) -> Tensor:
-        """A split parameter, or a tensor that lies like it, put together; all members call it."""
+        """The whole of a split parameter, or of a tensor that lies like it. All members call it."""
         found = self.ranges(name)
         if found is None:
             return share

@@ -32,7 +32,7 @@ class StageWatcher(Watcher, Protocol):
     """Is told of a stage's training pass."""
 
     def given(self, batch: int, arguments: Sequence[Tensor]) -> None:
-        """The pass begins, on so many samples and the values of `StageModule.arguments`."""
+        """Note that a pass begins, on so many samples and with the values of `StageModule.arguments`."""
 
 
 class StageModule(nn.Module):

@@ -110,7 +110,7 @@ def named_inputs(
 
 
 def example_batch(examples: Mapping[str, Tensor]) -> int:
-    """Batch size of the example tensors.
+    """The batch size of the example tensors, each [batch, ...].
 
     Raises:
         InvalidConfig: the examples have no batch size, differing ones, or a batch of one sample.
@@ -143,7 +143,7 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
 
 
 def resized(tensor: Tensor, batch: int) -> Tensor:
-    """The example with another batch size: cut, or its samples repeated."""
+    """[batch, ...]: the example with another batch size, cut or with its samples repeated."""
     repeats = -(-batch // tensor.shape[0])
     return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:batch] if repeats > 1 else tensor[:batch]
 

@@ -118,7 +118,7 @@ class Transients:
     def _forward(
         self, closure: Sequence[str], outputs: list[str], values: dict[str, Any], last_use: dict[str, int]
     ) -> tuple[list[Any], list[Tensor]]:
-        """Run the nodes; returns where gradients come in, and gradients."""
+        """Run the nodes; returns the tensors at which gradients come in, and gradients of their shapes."""
         for i, name in enumerate(closure):
             draft = self._drafts[name]
             if draft.kind != "call":

@@ -54,11 +54,11 @@ class AbstractPlanner(ABC):
     keeps: ClassVar[bool] = False
     """Whether its stages keep what they make, so that no memory policy is for them."""
     proves: ClassVar[bool] = False
-    """Whether it says how far any other plan's time is from that of its own."""
+    """Whether the planner proves how far its plan's time is from that of any other plan."""
     marks: ClassVar[bool] = False
-    """Whether it decides itself which operators are computed again or on the host, so that no memory policy does."""
+    """Whether the planner itself, and no memory policy, decides which operators are computed again or go to the host."""
     fills: ClassVar[bool] = False
-    """Whether it makes a stage for every device, so that there must be an operator for each."""
+    """Whether the planner makes a stage for every device, so that there must be an operator for each."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class AbstractPlanner(ABC):
 
     @property
     def fits_by(self) -> AbstractMemory | None:
-        """How a planner that marks operators itself makes a stage fit; None where that is the strategy's to say."""
+        """The policy by which a planner that marks operators itself makes a stage fit; None if the strategy chooses one."""
         return None
 
     @property
@@ -81,7 +81,7 @@ class AbstractPlanner(ABC):
         return self
 
     def knows_versions(self, problem: Problem) -> bool:
-        """Whether it bills each stage's versions of the weights by its position, so that none have to be assumed."""
+        """Whether the planner bills each stage's versions of the weights by its position, so that none have to be assumed."""
         return self.marks
 
     @abstractmethod
@@ -133,7 +133,7 @@ def check_released(compatible: bool, released: AbstractReleased | None) -> None:
 
 @final
 class Fits(Exception):
-    """A candidate fits, and any does: the end of a search."""
+    """The end of a search in which any candidate that fits will do: one fits."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -143,12 +143,12 @@ class Fits(Exception):
 @final
 @dataclass(slots=True)
 class Judged:
-    """What the candidates of a search have told.
+    """The findings of a search about its candidates.
 
     Args:
-        first: whether any candidate that fits is the answer, whatever its time.
-        refused: why the engine cannot run some of them.
-        ideal_s: the shortest step of any of them if memory were endless.
+        first: whether the first candidate that fits is the answer, whatever its time.
+        refused: the reasons why the engine cannot run some candidates.
+        ideal_s: the shortest step of any candidate if memory were endless.
     """
 
     first: bool = False

@@ -113,7 +113,7 @@ _About = tuple[Channel, int, int]
 
 @final
 class _Line:
-    """The operations of one connection. There are no tags, so the n-th operation of one end meets the n-th of the others."""
+    """Operations that meet. There are no tags, so the n-th that one end issues meets the n-th of every other end."""
 
     __slots__ = ("about", "came", "nodes")
 

@@ -27,7 +27,7 @@ def total_of(losses: Mapping[str, Tensor]) -> Tensor:
 
 
 def flat(value: Any) -> Iterator[Tensor]:
-    """The tensors of a module's output."""
+    """The tensors of a module's output, however it is nested."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -39,7 +39,7 @@ def flat(value: Any) -> Iterator[Tensor]:
 
 
 def telling(tensor: Tensor) -> Tensor:
-    """Samples that tell something: numbers between 0 and 1 in place of one and the same number."""
+    """Samples that show a difference: numbers between 0 and 1 in place of one and the same number."""
     if not tensor.is_floating_point() or tensor.numel() < 2 or bool((tensor != tensor.flatten()[0]).any()):
         return tensor
     return torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(tensor)
@@ -71,7 +71,7 @@ def off(own: Tensor, other: Tensor, floor: float) -> float:
 
 
 def differing(own: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None], *, joint: bool = True) -> dict[str, float]:
-    """By how much tensors differ, by name; one that is None is one of zeros.
+    """The differences of tensors, by name. None counts as a tensor of zeros.
 
     Args:
         joint: whether all come from one computation: one that is zero but for rounding may then be rounded otherwise, by what

@@ -118,7 +118,7 @@ class Own:
                     parameter.data.add_(gradient.to_dense(), alpha=-UPDATE * float(parameter.norm()) / norm)
 
     def left_alone(self, name: str, now: Tensor) -> Tensor:
-        """What a tensor must be that the graph does not have: as it was before, or as the update has made it."""
+        """The right value of a tensor that the graph does not have: as it was before, or as the update has made it."""
         tensor = self.found(name)
         kept = tensor is not None and not tensor.requires_grad and id(tensor) in self.kept.values
         return self.kept.value(tensor) if kept and tensor is not None else now
@@ -217,7 +217,7 @@ class Graph:
         return [{name: value for name, value in one.items() if is_loss(name)} for one in made]
 
     def watched(self) -> list[Tensor]:
-        """All that the nodes of a training pass read and make."""
+        """All tensors that the nodes of a training pass read and make."""
         watcher = _Watcher()
         self.module.watch(frozenset())
         with torch.no_grad():

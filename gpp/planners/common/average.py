@@ -45,7 +45,7 @@ class _Average(AbstractCostModel):
 
 
 def _mean(each: list[float]) -> float:
-    """Harmonic mean of times: that of speeds."""
+    """The harmonic mean of times, which is the time at the mean speed."""
     return len(each) / sum(1 / s for s in each) if all(each) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""vPipe's moves from a plan that is there: operators go over the borders of its stages, which keep their devices.
+"""vPipe's moves from a given plan: operators go over the borders of its stages, which keep their devices.
 
 Search: a pass makes tentative moves of operators over the borders of the stage graph: the best one over any border, better or not,
 which is locked then, until all borders are. The best prefix of the pass is kept, and passes go on until one gains nothing, as in
@@ -27,7 +27,7 @@ from gpp.planners.common.moves import Point, adjacent, border_moves
 
 
 class _Rank(NamedTuple):
-    """What a partition is judged by: seconds of the busiest device, the sum of squares."""
+    """The rank of a partition: seconds of the busiest device, then the sum of squares."""
 
     busiest: float
     squares: float
@@ -83,7 +83,7 @@ class Borders:
                     yield (p, q), other
 
     def _in_order(self, point: Point) -> bool:
-        """Whether every operator reads from its own stage and those before it; no path then comes back to a stage."""
+        """Whether every operator reads from its own stage and earlier ones. If so, no path comes back to a stage."""
         below = 0
         for mask, _ in point.parts:
             below |= mask

@@ -89,7 +89,7 @@ class Assessor:
         types: Sequence[DeviceTypes] | None = None,
         below_s: float = math.inf,
     ) -> Candidate | Shortage | None:
-        """A candidate; what it lacks, if it does not fit; None if its stages form a cycle or there are too few devices.
+        """A candidate; or its lack of memory, if it does not fit; or None, if its stages form a cycle or devices are too few.
 
         Args:
             parts: in any order, or for a chain in the chain's order.
@@ -126,7 +126,7 @@ class Assessor:
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
 
     def least_s(self, mask: int, num_replicas: int, microbatch_size: int) -> float:
-        """What a stage alone bounds the iteration by, wherever its replicas are, on a cluster of equal devices."""
+        """A lower bound on the iteration by one stage alone, wherever its replicas are, on a cluster of equal devices."""
         key = (mask, num_replicas, microbatch_size)
         found = self._least.get(key)
         if found is None:
@@ -138,7 +138,7 @@ class Assessor:
         return found
 
     def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
-        """What each device has to do in an iteration: the passes and updates of all parts that it holds."""
+        """The seconds of each device in an iteration: the passes and updates of all parts that it holds."""
         out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
         for (mask, _), devices in zip(parts, placement, strict=True):
             took = count * sum(self.stage_s(mask, microbatch_size, devices)) + self.update_s(mask, devices)
@@ -188,7 +188,7 @@ class Assessor:
         return [known[part] for part in parts]
 
     def stage_bounds_s(self, parts: Sequence[Part], microbatch_size: int) -> list[float] | None:
-        """What every stage alone bounds the iteration by, in stage order; None if there is a cycle or a lack of devices."""
+        """Lower bounds on the iteration by each stage alone, in stage order; None if there is a cycle or a lack of devices."""
         walked = self._walk_parts(parts, microbatch_size, False)
         return walked and walked[1][0]
 
@@ -320,7 +320,7 @@ class Assessor:
         return self.split_s(mask, b, devices)[:2]
 
     def split_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float, float]:
-        """As `stage_s`; and of the backward's seconds those of the second half, if the schedule splits it."""
+        """As `stage_s`, with the seconds of the backward's second half as the last value, if the schedule splits it."""
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         found = self._times.get(key)
         if found is None:
@@ -401,5 +401,5 @@ class Assessor:
 
 
 def _shared(parts: Sequence[Part], placement: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a device holds several parts."""
+    """Whether any device holds several parts."""
     return len({device for devices in placement for device in devices}) < sum(count for _, count in parts)

@@ -121,7 +121,7 @@ class MemoryEvents:
 def held_by(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], weights: Iterable[AbstractStageWeights]
 ) -> Iterator[torch.Tensor]:
-    """What a worker holds beside micro-batches: weights, buffers, gradients, optimizer's state, copies of the weights."""
+    """The tensors of a worker beside micro-batches: weights, buffers, gradients, optimizer's state, copies of the weights."""
     for module in modules:
         yield from (*module.parameters(), *module.buffers())
         yield from (param.grad for param in module.parameters() if param.grad is not None)

@@ -1,4 +1,4 @@
-"""Sums of gradients that overlap with the backward which completes them."""
+"""Sums of gradients that overlap with the backward that completes them."""
 
 from __future__ import annotations
 

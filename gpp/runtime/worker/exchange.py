@@ -26,7 +26,7 @@ class AbstractExchange(ABC):
 
     @abstractmethod
     def receive(self, device: int) -> torch.Tensor:
-        """The bytes that a device sends now."""
+        """The bytes that a device sends now: [length], uint8."""
 
     @abstractmethod
     def transport(self, job: Job, device: int) -> AbstractTransport:

@@ -14,7 +14,7 @@ from gpp.runtime.transport.channels import AbstractTransport
 
 
 def in_parts(tensors: Mapping[str, torch.Tensor], parts: Sequence[Sequence[str]], flat: torch.Tensor) -> list[torch.Tensor]:
-    """Views of a flat tensor: one for each part, in which the tensors of its names lie one behind the other.
+    """Views of a flat tensor [elements], one for each part. In it the part's tensors lie one behind the other.
 
     Args:
         tensors: by name, all that `parts` name.

@@ -106,7 +106,7 @@ class AbstractMailbox(ABC):
 
     @abstractmethod
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
-        """The contiguous tensor to send on a channel, and the bytes to record for it."""
+        """The contiguous tensor to send on a channel, [hi - lo, ...] or [bytes], and the bytes to record for it."""
 
     @abstractmethod
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
@@ -146,7 +146,7 @@ class Mailbox(AbstractMailbox):
         self._rates: dict[Channel, KeptRate] = {}
 
     def take(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors that arrived for a compute action, neighbour by neighbour; nobody else has these tensors.
+        """Names and tensors that arrived for a compute action, neighbour by neighbour. Nobody else has these tensors.
 
         Several neighbours may send gradients of one name. The batch dimension lies where the stage's module has it.
         """
@@ -162,7 +162,7 @@ class Mailbox(AbstractMailbox):
         return out
 
     def _tensors(self, direction: str, message: Posted) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors of a message."""
+        """Names and tensors [samples, ...] of a message."""
         peer, buffer = message.peer_stage, message.buffer
         lay = self._layout_in(direction, peer, message.peer_device)
         changing = self.boundary.changing.get(peer) if direction == FORWARD else None
@@ -271,7 +271,7 @@ class Mailbox(AbstractMailbox):
         return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_out[direction][peer_stage]
 
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
-        """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
+        """[hi - lo, ...]: the samples of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
         if layout.whole:
             return [made[name] for name in layout.names]

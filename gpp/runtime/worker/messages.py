@@ -39,9 +39,9 @@ class Layout:
     """Arrangement of the tensors of one message in its buffer.
 
     Args:
-        specs: of the tensors as the stage that sends them has them.
+        specs: forms of the tensors in the stage that sends them, without the samples' dimension.
         quantisers: how each is coded, None for one that travels as it is; empty: all do.
-        whole: whether its tensors are not made of samples: the shapes of their specs are all of them.
+        whole: whether its tensors have no dimension of samples, so that their specs' shapes are complete.
     """
 
     names: tuple[str, ...]
@@ -59,13 +59,13 @@ class Layout:
             self.travelling = tuple(replace(spec, shape=(q.words,), dtype=torch.int32) if q else spec for q, spec in pairs)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
-        """The tensors inside `buffer`, batch first."""
+        """The tensors inside `buffer`, each [samples, ...]. A single one is the buffer; several lie in it as bytes."""
         if len(self.names) == 1:
             return [buffer]
         return self.parts(buffer, samples)
 
     def parts(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
-        """The tensors one behind the other in bytes that hold at least `num_bytes`."""
+        """The tensors, each [samples, ...], that lie one behind the other in `buffer`, [bytes] of at least `num_bytes`."""
         out, at = [], 0
         for spec in self.travelling:
             shape = self._shape(spec, samples)
@@ -93,13 +93,13 @@ class Layout:
         return found
 
     def encoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Batch-first tensors of a stage as they travel."""
+        """The tensors of a stage, each [samples, ...], as they travel: [samples, words] where they are quantised."""
         if not self.quantisers:
             return tensors
         return [q.encode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
     def decoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a stage, batch first, from what travelled."""
+        """The tensors of a stage, each [samples, ...], from what travelled."""
         if not self.quantisers:
             return tensors
         return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
@@ -108,7 +108,7 @@ class Layout:
         return spec.shape if self.whole else (samples, *spec.shape)
 
     def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
-        """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
+        """Write `tensors`, each [samples, ...], into the buffer of a message. The byte of an order-only edge says nothing."""
         for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
             view.copy_(tensor)
 
@@ -149,14 +149,14 @@ class Changing:
         return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
 
     def write(self, buffer: torch.Tensor, bits: int, announced: int, tensors: list[torch.Tensor], samples: int) -> None:
-        """Fill a message with batch-first tensors."""
+        """Fill a message, [bytes], with tensors, each [samples, ...]."""
         layout = self.layouts[bits]
         buffer[:ANNOUNCE_BYTES].view(torch.int32)[0] = announced
         for part, tensor in zip(layout.parts(buffer[ANNOUNCE_BYTES:], samples), layout.encoded(tensors), strict=True):
             part.copy_(tensor)
 
     def read(self, buffer: torch.Tensor, bits: int, samples: int) -> list[torch.Tensor]:
-        """The batch-first tensors of a message."""
+        """The tensors of a message, each [samples, ...]."""
         layout = self.layouts[bits]
         return layout.decoded(layout.parts(buffer[ANNOUNCE_BYTES:], samples))
 

@@ -58,7 +58,7 @@ class Rows:
         self._copied: deque[_Sent] = deque()
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
-        """Function (lo, hi) -> the named rows of those samples of a pass of mini-batches of `size` samples."""
+        """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples."""
         wanted = set(names)
         if wanted:
             with self.loading():

@@ -57,7 +57,7 @@ class Parameters:
 
 
 def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Leaves in the memory of `tensors`; writes to these go unseen by autograd."""
+    """Leaves in the memory of `tensors`, of their shapes. Autograd does not see writes to the tensors."""
     return [tensor.data.requires_grad_() for tensor in tensors]
 
 
