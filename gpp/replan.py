@@ -29,7 +29,7 @@ from gpp.settings import Count, Natural, Positive, settings
 @final
 @settings("strategy.replan")
 class Replan:
-    """When a plan is replaced while it runs.
+    """The rule by which a plan is replaced while it runs.
 
     Args:
         every: steps (of a stream: requests) over whose passes a device is measured, at least ten. A training takes a new plan after
@@ -57,7 +57,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """What it took a training to go on under another plan, and what that gave.
+    """A training's change to another plan: what it took, and what it gave.
 
     Args:
         moved: what changed its stage.

@@ -136,7 +136,7 @@ class Strategy:
 
     @property
     def sparing(self) -> AbstractMemory:
-        """How stages are made to fit: by the planner itself, or by the memory policy."""
+        """The policy by which stages are made to fit: the planner's own, or the strategy's."""
         return self.planner.fits_by or self.memory
 
     @property
@@ -328,7 +328,7 @@ class Strategy:
         return found
 
     def work(self, plan: Plan, problem: Problem, samples: int) -> Work:
-        """What the schedule is asked to put in order."""
+        """The work that the schedule is to put in order."""
         return Work(
             plan=plan,
             graph=problem.graph,
@@ -357,7 +357,7 @@ class Strategy:
         return plan.bills(self.posed(problem)) if plan.shares_devices or self.schedule.needs_bills else None
 
     def _questions(self, posed: Problem) -> list[Problem]:
-        """What planners are asked, one after the other until a plan fits.
+        """The problems that planners are asked, one after the other until a plan fits.
 
         A planner cuts as if a loss on whole mini-batches were any operator; its candidates are judged with the loss apart.
         """

@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a stream of requests has shown, predicted or measured.
+    """The results of a stream of requests, predicted or measured.
 
     Args:
         buffers: messages for which an edge has room.

@@ -113,7 +113,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explored:
-    """What was found at every point of the grid.
+    """The findings at every point of the grid.
 
     Args:
         limits: bytes of memory of a device, ascending.
@@ -241,7 +241,7 @@ def _limits(grid: Grid, problem: Problem, peaks: Sequence[float]) -> tuple[float
 
 
 def _rounded_up(amount: float) -> float:
-    """To `DIGITS` digits."""
+    """The number, rounded up to `DIGITS` digits."""
     unit = 10.0 ** (math.floor(math.log10(amount)) + 1 - DIGITS)
     return math.ceil(amount / unit) * unit
 

@@ -1,4 +1,4 @@
-"""What a plan gains: its time beside that of the best chain of stages, and of one device."""
+"""The gain of a plan: its time beside that of the best chain of stages, and of one device."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """How real runs under an enforced limit ended.
+    """The ends of real runs under an enforced limit.
 
     Args:
         at: of the boundary's plan: `ok`, or the reason of its end.

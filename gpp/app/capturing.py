@@ -53,7 +53,7 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
 
 
 def _key(model: AbstractModel, dtype: str, batch: int | None) -> str:
-    """Of a capture, and of its comparison with the network: settings, and the source of the network and of the loss."""
+    """The key of a capture and of its comparison with the network: settings, and the source of the network and of the loss."""
     measures = {"model.loss": model.loss, "model.metric": model.metric}
     own = [origin(path, field=field) for field, path in measures.items() if path and "." in path]
     return capture_key({**model.key(), "measures": own, "dtype": dtype, **({"batch": batch} if batch else {})})

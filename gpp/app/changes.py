@@ -1,4 +1,4 @@
-"""What workers have been given of a program's objects, looked at before every step: they do not see what is changed afterwards."""
+"""The objects that workers have been given, compared before every step: workers do not see later changes."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
 def _made(
     cfg: Any, choices: Any, overrides: list[str], *, part: str | None = None, prepare: Callable[[], None] = lambda: None
 ) -> Any:
-    """What a configuration describes, or one section of it.
+    """The object that a configuration describes, or one section of it.
 
     Args:
         prepare: what comes before, whose errors are explained likewise.

@@ -82,7 +82,7 @@ def _in_c() -> Any:
 
 @cache
 def _parsed(text: str | bytes) -> Any:
-    """What a text describes, which OmegaConf copies. The key is the content, so a file that has changed is read anew."""
+    """The mapping that a text describes, which OmegaConf copies. The key is the content, so a changed file is read anew."""
     return yaml.load(text, Loader=_in_c())
 
 

@@ -269,5 +269,5 @@ def _on(problem: Problem, costs: MachineCosts, profile: Profile) -> Problem:
 
 
 def _timed(profile: Profile, plan: Plan) -> bool:
-    """Whether all stages of a plan have been timed in place."""
+    """Whether a profile has times in place for all stages of a plan."""
     return all(stage.tensor_parallel > 1 or profile.knows(stage.ops, stage.samples) for stage in plan.stages)

@@ -5,7 +5,7 @@ import signal
 
 
 def leave_at_once() -> None:
-    """From now on Ctrl-C ends this process in one line with exit code 130, until another handler takes over.
+    """Let Ctrl-C end this process in one line with exit code 130, until another handler takes over.
 
     An exception would come out of an import as whatever that makes of it: numpy shows a traceback about a broken installation.
     """

@@ -89,7 +89,7 @@ def optimizer_of(
 
 
 def _called(factory: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """What a function makes of parameters.
+    """The optimizer that a function makes of parameters.
 
     Raises:
         InvalidConfig: it is no function, or it raises an error.

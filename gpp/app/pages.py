@@ -1,4 +1,4 @@
-"""What is shown and written of a run by its mode: a run's own page, or what compares strategies.
+"""The pages of a run by its mode: a run's own page, or the one that compares strategies.
 
 A mode imports the modules of its own page alone.
 """

@@ -341,7 +341,7 @@ def _circle(flat: Mapping[str, Any]) -> list[str]:
 
 
 def another_kind(error: InvalidConfig, config: Any, vocabulary: Vocabulary) -> InvalidConfig:
-    """The same error with a better fix, where an object of the configuration is of the wrong class.
+    """The error with a better fix, where an object of the configuration is of the wrong class.
 
     The fix names the group that makes the right one: `strategy.weights=stash` means `strategy/weights=stash`.
     """

@@ -97,7 +97,7 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
 
 
 class _Run:
-    """What streams and trainings have in common: the plan under way, and the speeds that its devices have shown.
+    """The common part of streams and trainings: the plan under way, and the speeds that its devices have shown.
 
     `problem.cluster` has the devices at these speeds.
     """

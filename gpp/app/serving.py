@@ -148,7 +148,7 @@ def model_of(e: Asked, captured: Captured) -> Captured:
 
 
 def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], plan: Plan, problem: Problem) -> ServeSettings | None:
-    """What the job adds; None where it trains."""
+    """The settings that serving adds to a job; None where it trains."""
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return None
     split = "test" if sizes["test"] else "train"
@@ -163,7 +163,7 @@ def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], plan
 
 
 def judge(e: Asked, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path) -> dict[str, float]:
-    """What the answers are worth by the data's targets; empty where nothing was answered.
+    """The quality of the answers by the data's targets; empty where nothing was answered.
 
     Args:
         whole: the model with its loss.

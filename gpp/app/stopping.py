@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports a process that the signal has ended."""
+        """The exit code with which a shell reports a process that the signal has ended."""
         return 128 + self.number
 
 

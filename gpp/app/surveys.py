@@ -136,7 +136,7 @@ def _end(
 
 
 def scaled(plan: Plan, size: int, other: int) -> Plan:
-    """The same stages with every micro-batch, and what is in flight, in proportion.
+    """The plan with every micro-batch, and the samples in flight, in proportion.
 
     Args:
         size, other: micro-batch now and then.

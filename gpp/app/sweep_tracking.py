@@ -79,7 +79,7 @@ def groups_table(jobs: Sequence[Job]) -> tuple[str, list[str], list[list[Any]]]:
 
 
 def sweep_summary(jobs: Sequence[Job], end: End) -> dict[str, Any]:
-    """How the jobs have ended, the fastest one, and how good the predictions were."""
+    """The summary of a sweep: how the jobs ended, the fastest one, and how good the predictions were."""
     found = summarise(jobs)
     timed = [
         (of["iteration_s"], job)

@@ -1,4 +1,4 @@
-"""What trackers are told of a run, as plain values: its summary, its tables and its drawings."""
+"""The values of a run for trackers: its summary, its tables and its drawings."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What may be written on the command line.
+    """The words that may be written on the command line.
 
     Args:
         folders: folders that hold groups of options, ours and the user's own.
@@ -213,7 +213,7 @@ def paths(node: Any, prefix: str = "") -> list[str]:
 
 
 def _at(node: Any, path: str) -> Any:
-    """What stands at a dotted name of a plain configuration; None where there is nothing."""
+    """The value at a dotted name of a plain configuration; None where there is nothing."""
     for key in path.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
     return node

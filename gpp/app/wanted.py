@@ -1,4 +1,4 @@
-"""What a user asks `gpp.parallelize` for, checked; and the problem, the plan and the job that follow."""
+"""The request of a user of `gpp.parallelize`, checked; and the problem, the plan and the job that follow."""
 
 from __future__ import annotations
 

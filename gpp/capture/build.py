@@ -351,7 +351,7 @@ class _Costs:
         return tuple(out)
 
     def _values(self, draft: Draft, dtype: str) -> Literal["real", "gelu", "other"]:
-        """What numbers a node makes (`gpp.graph.op_graph.Tensor`); a view's are those that it looks at."""
+        """The kind of numbers that a node makes (`gpp.graph.op_graph.Tensor`). A view has those of what it looks at."""
         if draft.dtype != dtype:
             return "other"
         while self.facts[draft.name].view and (parts := [self.draft[ref] for ref in references(draft.args)]):

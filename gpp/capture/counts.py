@@ -99,7 +99,7 @@ class Counts:
 
 
 def _part(kind: Kind, whole: Tensor, part: Tensor, samples: int, size: int) -> Tensor:
-    """What a part with so many of a mini-batch's samples is given of the mini-batch's number."""
+    """The number for a part with `samples` of the mini-batch's `size` samples, from the number of the whole."""
     match kind:
         case "sum":
             return whole * samples / size

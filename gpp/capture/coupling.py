@@ -162,7 +162,7 @@ def _module(captured: Captured, nodes: Iterable[str]) -> StageModule:
 
 
 def _shapes(captured: Captured, module: StageModule, size: int) -> dict[str, tuple[list[int], Node]]:
-    """What the loss reads, by name, for so many samples."""
+    """The tensors that the loss reads, by name, for so many samples."""
     entering = {name: captured.rows.get(name) or captured.node_of[name] for name in (*module.inputs, *module.receives)}
     return {name: ([int(evaluate(extent, size)) for extent in node.shape or ()], node) for name, node in entering.items()}
 

@@ -33,7 +33,7 @@ take 1.6 to 2.4 of the time of the whole, a group norm's 2.3, a product with a v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """Of one stage.
+    """The halves of one stage's backward.
 
     Args:
         split: node -> of each tensor among its arguments, in order, whether it is a weight or follows from weights alone.
@@ -57,7 +57,7 @@ def halves(
     formulas: bool = False,
     elsewhere: bool = False,
 ) -> Halves:
-    """How the backward of a stage is split.
+    """The split of a stage's backward.
 
     Args:
         node_of: nodes by name.

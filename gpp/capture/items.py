@@ -1,4 +1,4 @@
-"""What a loss is divided by: the labels that count, the weights of their classes, the ones of a mask.
+"""The numbers by which a loss is divided: the labels that count, the weights of their classes, the ones of a mask.
 
 A mean over the tokens of a mini-batch is the sum over its tokens, divided by how many there are. Cut into micro-batches it stays
 that mean only if each part is divided by its share of the number for the whole mini-batch. That number follows from inputs and

@@ -1,4 +1,4 @@
-"""What a run of a user's modules may change, kept so that it can be seen and undone."""
+"""Everything that a run of a user's modules may change, kept so that changes can be seen and undone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Kept:
         ]
 
     def changed(self, path: str) -> bool:
-        """Whether one attribute is another now."""
+        """Whether the attribute at `path` is another object now."""
         return any(change.path == path for change in self.changes())
 
     def _changed(self, path: str, now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -43,7 +43,7 @@ class _Entry(NamedTuple):
 
 
 class LateGradients:
-    """What the gradients of the weights of one micro-batch are made of, in the order in which they are added up."""
+    """The operands of one micro-batch's weight gradients, in the order in which the gradients are added up."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -135,7 +135,7 @@ class Late:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def take(self) -> LateGradients:
-        """What the last backward has left; the next one begins a queue of its own."""
+        """The queue that the last backward has left. The next backward begins one of its own."""
         found, self.queue = self.queue, LateGradients()
         return found
 

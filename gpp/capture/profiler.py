@@ -117,7 +117,7 @@ _Row = list[tuple[float, float]]
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """As many threads of torch as a device has, to the end of the block."""
+    """A context in which torch has as many threads as a device."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

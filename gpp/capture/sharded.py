@@ -344,7 +344,7 @@ def _divided(sizes: list[Any], at: int, degree: int) -> list[Any]:
 
 
 def _bias(node: Node) -> str | None:
-    """What is added to a product once its sum is made."""
+    """The bias that is added to a product once its sum is made."""
     if node.target == "aten.addmm.default":
         return ref(node.args[0])
     if node.target == "aten.linear.default":

@@ -244,7 +244,7 @@ def build_stage(
 
 
 def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats: torch.dtype | None) -> Counts | None:
-    """What the losses of a stage are divided by: a small module of its own, which reads rows."""
+    """The numbers by which a stage's losses are divided: a small module of its own makes them from rows."""
     if not cut.items:
         return None
     needed = needed_by(captured.node_of, [item.node for item in cut.items])

@@ -68,7 +68,7 @@ class Transients:
         return self._known[key]
 
     def _key(self, closure: Sequence[str], outputs: list[str], kept_bytes: int) -> str:
-        """What a run depends on, with names replaced by positions."""
+        """The key of a run: all that it depends on, with names replaced by positions."""
         place: dict[str, int] = {}
         rows: list[Any] = [kept_bytes]
         for name in closure:
@@ -199,7 +199,7 @@ class _Ledger(TorchDispatchMode):
         self._events.append((self._live.pop(storage), 0))
 
     def moments(self) -> list[tuple[int, int]]:
-        """After each event the bytes of storages that grow with the batch, and of the others."""
+        """The bytes after each event: of storages that grow with the batch, and of the others."""
         live: dict[int, int] = {}
         growing = fixed = 0
         out = [(0, 0)]

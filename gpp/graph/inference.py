@@ -1,4 +1,4 @@
-"""What is left of a model where nothing is trained: forwards, without gradients, targets or a loss.
+"""The rest of a model where nothing is trained: forwards, without gradients, targets or a loss.
 
 A captured model is that of its training. `served` leaves out what belongs to the loss and the metrics; what these read are the
 model's answers. `forward_only` says what the rest takes in time and memory.

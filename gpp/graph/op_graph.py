@@ -59,7 +59,7 @@ class Sums:
     num_bytes: NotNegative = 0.0
 
     def plus(self, num_bytes: float, count: int = 1) -> Sums:
-        """These and further ones."""
+        """These sums and further ones."""
         return Sums(count=self.count + count, num_bytes=self.num_bytes + num_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What sets of operators take while they run, beyond what they keep.
+"""The bytes of sets of operators while they run, beyond what they keep.
 
 In the backward an operator's saved tensors are freed behind it, so when operator v is at work, those of the operators that
 follow from it are gone; in the forward they are not there yet. With b samples both passes are fullest at the largest of

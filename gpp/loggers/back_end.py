@@ -1,4 +1,4 @@
-"""What loggers over another package have alike: it may be missing, and it may fail at any time."""
+"""The common part of loggers over another package, which may be missing, and may fail at any time."""
 
 from __future__ import annotations
 

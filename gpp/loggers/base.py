@@ -44,7 +44,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a run has ended.
+    """The end of a run.
 
     Args:
         exit_code: of the command; 0 if all is well.

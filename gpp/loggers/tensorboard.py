@@ -139,7 +139,7 @@ def _text(name: str, words: str) -> Any:
 
 
 def _session(tag: str, data: Any) -> Any:
-    """What the HPARAMS tab reads."""
+    """The record that the HPARAMS tab reads."""
     metadata = _module("plugins.hparams.metadata")
     value_of = _module("compat.proto.summary_pb2").Summary.Value
     return value_of(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)

@@ -95,7 +95,7 @@ class AbstractModel(ABC):
 
 
 def as_module(made: object, *, field: str, path: str) -> nn.Module:
-    """What a factory made, when it is a network.
+    """The network that a factory made.
 
     Args:
         field, path: the setting that names the factory, and its value.

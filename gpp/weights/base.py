@@ -1,4 +1,4 @@
-"""What a weight policy promises: the version of the weights behind every pass, and how many copies that costs.
+"""The promise of a weight policy: the version of the weights behind every pass, and the copies that it costs.
 
 Version v of a stage's weights is what it holds after v updates. A pipeline that drains between two mini-batches has one version
 at a time. One that does not computes the forward of a micro-batch several updates before the gradient of it is applied;
@@ -27,7 +27,7 @@ Source = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePosition:
-    """Where a stage stands in a pipeline that does not drain.
+    """The place of a stage in a pipeline that does not drain.
 
     Args:
         warmup: micro-batches whose forwards are ahead of a backward: stages on the longest path after this one, for equal
@@ -76,7 +76,7 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """What predictions by an optimizer's rule cost.
+    """The cost of predictions by an optimizer's rule.
 
     Args:
         once: work of every prediction.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is done to all weights of a stage together.
+    """The work on all weights of a stage together.
 
     Args:
         moved: bytes read and written, for each byte of the weights.

@@ -45,7 +45,7 @@ def with_twice_the_devices(cluster: Cluster) -> Cluster:
 
 
 def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
-    """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
+    """The plan with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
     # A loss on the whole mini-batch keeps its size.
     whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
     sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]

@@ -1,4 +1,4 @@
-"""How far an order of passes is from the best one for its plan."""
+"""The distance of an order of passes from the best one for its plan."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What a step made: the terms of the loss; gradients, None where there are none; parameters and buffers afterwards."""
+    """The results of a step: the terms of the loss; gradients, None where there are none; parameters and buffers afterwards."""
 
     losses: dict[str, Tensor]
     gradients: dict[str, Tensor | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is written for PipeEdge: a plan as its schedule, and measurements of this machine as its models and types of devices."""
+"""Files for PipeEdge: a plan as its schedule, and measurements of this machine as its models and types of devices."""
 
 from __future__ import annotations
 

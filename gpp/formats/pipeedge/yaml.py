@@ -74,7 +74,7 @@ def _events(text: str, path: str | Path, setting: str, fix: str) -> Iterator[Any
 
 
 def _fault(event: Any, depth: int, documents: int) -> str | None:
-    """What is wrong with a parser's event, wherever it stands."""
+    """The fault of a parser's event, wherever it stands."""
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         return "is an anchor or refers to one; write out what it stands for"
     if getattr(event, "tag", None) is not None:

@@ -1,4 +1,4 @@
-"""How a tensor lies on the devices that share one replica: whole on each of them, or split along one dimension."""
+"""The layout of a tensor on the devices that share one replica: whole on each of them, or split along one dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every operator takes at least under every choice of micro-batch size and replicas, for bounds and exact planners."""
+"""Lower bounds on every operator under every micro-batch size and number of replicas, for bounds and exact planners."""
 
 from __future__ import annotations
 

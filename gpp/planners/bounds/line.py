@@ -1,4 +1,4 @@
-"""What a path through the graph says of every plan: stages cut it into intervals, and cuts cost messages and devices.
+"""A bound on every plan from a path through the graph: stages cut it into intervals, and cuts cost messages and devices.
 
 A stage is convex, so its operators on a path are consecutive there, and every operator between two of them, on another way
 from one to the other, is in the stage too: the interval's *closure*. So every plan cuts the path into intervals that belong
@@ -260,7 +260,7 @@ class Line:
         return np.clip(np.where(held > 0, fit, micro), 1, micro)
 
     def _stages(self, limit: float, around: np.ndarray, allowed: np.ndarray) -> _Stages:
-        """Those whose own work and memory do not break the limit."""
+        """The stages whose own work and memory do not break the limit."""
         found, regime = [], self.problem.regime
         way = np.concatenate([[0.0], np.maximum.accumulate(around[self.path])])
         enters, both = self.border[:, None], self.border[:, None] + self.border[None, :]

@@ -156,7 +156,7 @@ class Bound:
         )
 
     def gap(self, iteration_s: float) -> float:
-        """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
+        """The most by which a plan of `iteration_s` can exceed the best one: 0.1 for ten percent."""
         return max(0.0, iteration_s / self.iteration_s - 1.0) if self.iteration_s > 0 else 0.0
 
     def text(self, iteration_s: float) -> str:

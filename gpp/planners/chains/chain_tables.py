@@ -1,4 +1,4 @@
-"""What the planners of chains over downsets share: amounts of all stages, the sweep over micro-batch sizes, the best prediction."""
+"""The common tools of planners of chains over downsets: amounts of all stages, the sweep over sizes, the best prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do by hand: as many stages as devices, of about equal time, in the order of the model.
+"""The plan that people make by hand: as many stages as devices, of about equal time, in the order of the model.
 
 Objective: equal forward-plus-backward time of all stages for one sample per device; the micro-batch
 size with the best predicted iteration time wins.

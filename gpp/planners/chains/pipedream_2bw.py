@@ -199,7 +199,7 @@ class _Search:
         return _between((forward + backward)[list(table.order)])
 
     def amounts_of(self, table: Intervals) -> Amounts:
-        """What the bytes of every interval are made of: arrays of shape [n + 1, n + 1]."""
+        """The parts of every interval's bytes: arrays of shape [n + 1, n + 1]."""
         graph, amounts = self.problem.graph, table.amounts
         differentiated = _between(np.array([graph.differentiated >> op & 1 for op in table.order], dtype=float)) > 0
         # Without a backward pass nothing is in flight, as in `Problem.amounts`.

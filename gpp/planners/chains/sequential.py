@@ -205,12 +205,12 @@ class _Row(NamedTuple):
     depth: np.ndarray
 
     def at(self, stages: int) -> _Row:
-        """Those that fit as the first of `stages` stages."""
+        """The rows that fit as the first of `stages` stages."""
         keep = self.depth >= stages
         return self if keep.all() else self.where(keep)
 
     def where(self, keep: np.ndarray) -> _Row:
-        """Those that the boolean array `keep` marks."""
+        """The rows that the boolean array `keep` marks."""
         return _row(self.num_replicas, *(a[keep] for a in (self.i, self.j, self.busy_s, self.through_s, self.depth)))
 
 

@@ -1,4 +1,4 @@
-"""What stages and messages of a forward pass take, on devices and on types of devices, for one micro-batch."""
+"""The seconds of stages and messages of a forward pass, on devices and on types of devices, for one micro-batch."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class TypedStages:
         return self._moves[key]
 
     def _waiting(self, state: _State, done: int, mask: int, kind: int) -> tuple[_Waiting, ...]:
-        """What is still to be read behind a new stage."""
+        """The tensors that are still to be read behind a new stage."""
         own = sum(1 << t for t in self._graph.made_by(mask))
         out = []
         for one, tensors in [*state.waiting, (kind, own)]:

@@ -133,7 +133,7 @@ class _SolvedLanes:
 
 
 class CandidatePartitions(NamedTuple):
-    """What came of the most promising rows: candidates, and (estimate, parts, micro-batch size) of those that lack memory."""
+    """The results of the most promising rows: candidates, and (estimate, parts, micro-batch size) of those that lack memory."""
 
     fitting: list[Candidate]
     lacking: list[tuple[float, Parts, int]]

@@ -55,7 +55,7 @@ WORTH = 1e-3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effort:
-    """How long a search goes on.
+    """The effort of a search: how long it goes on.
 
     Args:
         starts: that are climbed from, the best ones.
@@ -127,7 +127,7 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
 
 
 def _leaves_idle(incumbent: Incumbent) -> bool:
-    """Whether any plan could be faster than the best one by more than `WORTH`: if all devices were always busy."""
+    """Whether always busy devices would beat the best plan by more than `WORTH`; else no plan can."""
     costs = incumbent.assessor.costs
     return _always_busy_s(costs, _promising(costs)[0]) < incumbent.best_s * (1 - WORTH)
 
@@ -152,7 +152,7 @@ class _Colocated(Hill[Candidate]):
     passes: int = 0
 
     def judged(self, points: Iterable[Point]) -> list[tuple[Candidate, float]]:
-        """Those of some points that fit and could win, best first, with their predicted seconds.
+        """The points that fit and could win, best first, with their predicted seconds.
 
         Climbing makes devices wait less, so a start whose busiest device has less to do than the best plan takes could win, however
         long it takes itself.
@@ -188,7 +188,7 @@ class _Colocated(Hill[Candidate]):
         return [(self._estimate_s(candidate), candidate) for candidate in likely]
 
     def _first_look_s(self, candidate: Candidate) -> float:
-        """What its busiest device does, and half of the way of a micro-batch through the pipeline."""
+        """The seconds of a point's busiest device, and half of the way of a micro-batch through the pipeline."""
         assessor, b = self.incumbent.assessor, candidate.microbatch_size
         loads = assessor.loads_s(candidate.parts, candidate.placement, b)
         return max(loads) + assessor.way_s(candidate.parts, candidate.placement, b) / 2

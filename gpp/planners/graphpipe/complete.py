@@ -157,7 +157,7 @@ def everywhere(
 
 
 def _selections(count: int, room: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """How many of each class, `count` in all."""
+    """The numbers of members of each class, `count` in all."""
     if not room:
         if not count:
             yield ()

@@ -105,7 +105,7 @@ DEPTH_SCALES = (0.0, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the graph is taken apart by: its own structure, or those of two conversions; and lines of operators."""
+    """The shapes in which the graph is taken apart: its own structure, or those of two conversions; and lines of operators."""
 
     orders: tuple[Order, ...]
     added: tuple[Dependency, ...]
@@ -301,7 +301,7 @@ def _sizes(plan: Plan) -> str:
 
 
 def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool, shared: str) -> tuple[str, ...]:
-    """What was searched, and how far, in words.
+    """Words for what was searched, and how far.
 
     Args:
         completed: whether `complete` has judged all of its space; shared: what is known of plans whose devices hold several stages.

@@ -217,7 +217,7 @@ class PartitionSearch:
 
 
 def _last(within: np.ndarray, k: int) -> np.ndarray:
-    """Of [L, k, ends in descending order, ...] the largest end that is within, the piece itself where none is: [k, L, ...]."""
+    """[k, L, ...]: the largest end that is within, or the piece itself, from [L, k, ends in descending order, ...]."""
     pieces = np.arange(k).reshape((1, k) + (1,) * (within.ndim - 3))
     # argmax counts from the far end; no hit at all gives 0 as well.
     return np.moveaxis(np.where(within.any(axis=2), k - within.argmax(axis=2), pieces), 1, 0).astype(np.int32)

@@ -211,7 +211,7 @@ def _runs(pairs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]
 
 
 def _thinned(pairs: Sequence[tuple[float, float]], buckets: int) -> Sequence[tuple[float, float]]:
-    """At most two points a pixel column: each bucket's lowest and highest, in order."""
+    """The points, at most two a pixel column: each bucket's lowest and highest, in order."""
     if len(pairs) <= 2 * buckets:
         return pairs
     size, out = -(-len(pairs) // buckets), []

@@ -63,7 +63,7 @@ def memory_levels(timeline: Timeline, stages_of_device: Mapping[int, Sequence[in
 
 
 def _changes(events: Sequence[Event], frees: bool, memory: StageMemory) -> list[tuple[float, float]]:
-    """When a micro-batch takes and gives back how many bytes.
+    """The times at which a micro-batch takes bytes and gives them back, and how many.
 
     Args:
         events: its passes and copies on a device.

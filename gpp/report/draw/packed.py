@@ -112,7 +112,7 @@ def _panel(heading: str, timeline: Timeline, rows: Rows, kinds: Sequence[str], t
 
 
 def _memory(timeline: Timeline, rows: Rows, limits: Mapping[int, float], tick: float) -> dict[str, Any] | None:
-    """What each device holds over time, the fullest devices where there are many; None where nobody has reckoned it."""
+    """The bytes that each device holds over time, the fullest devices where there are many; None where nobody has computed it."""
     levels = memory_levels(timeline, rows.stages_of)
     shown, words = fullest(levels, limits)
     if not shown:

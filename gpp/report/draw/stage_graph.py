@@ -171,7 +171,7 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
 
 
 def _lines(names: tuple[str, ...], lines: int, chars: int) -> list[str]:
-    """At most `lines` lines of names; the last one counts the rest."""
+    """The names in at most `lines` lines. The last line counts the rest."""
     if len(names) <= lines:
         return [text.path_end(name, chars) for name in names]
     if lines == 1:

@@ -68,7 +68,7 @@ def ranges(numbers: Iterable[int], prefix: str = "") -> str:
 
 
 def sentence(words: str) -> str:
-    """The same words with a capital at their start."""
+    """The words with a capital at their start."""
     return words[:1].upper() + words[1:]
 
 

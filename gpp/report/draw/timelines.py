@@ -91,7 +91,7 @@ def span_s(timelines: Iterable[Timeline]) -> float:
 
 
 def drawn_words(timeline: Timeline) -> str:
-    """What a drawing of a timeline shows, beside the time that one more step adds: steps may overlap."""
+    """The words under a drawing of a timeline, beside the time that one more step adds: steps may overlap."""
     metrics, events = timeline.metrics, timeline.events
     unit = "request" if metrics.serving else "step"
     bubble = f"bubble {text.percent(metrics.bubble_fraction)}"

@@ -1,4 +1,4 @@
-"""What a page to explore holds: every point of the grid, and each plan and each timeline once."""
+"""The data of a page to explore: every point of the grid, and each plan and each timeline once."""
 
 from __future__ import annotations
 

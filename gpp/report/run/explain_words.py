@@ -76,7 +76,7 @@ def _mates(plan: Plan | None, stage: int) -> list[int]:
 
 
 def order_words(order: OrderGap) -> str:
-    """How far the order of the passes is from the best one."""
+    """Words for how far the order of the passes is from the best one."""
     if order.gap <= SAME:
         return "no order of these passes on these devices is faster"
     most, least = ("", "") if order.closed else ("at most ", "at least ")

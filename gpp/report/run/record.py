@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a run is asked for, by name.
+    """The request for a run, by name.
 
     Args:
         configuration: hash of the settings that decide the result; None where a run has none.
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What was planned; a run that ended before it lacks some.
+    """The results of planning. A run that ended before lacks some.
 
     Args:
         predicted: the timeline of the plan.
@@ -64,7 +64,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What the plan is worth.
+    """The judgement of the plan.
 
     Args:
         bound: a time that no plan for the problem can beat.
@@ -163,7 +163,7 @@ class RunRecord:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """What each of several strategies found; empty for a run of one."""
+        """The findings of each of several strategies; empty for a run of one."""
         return self.survey.attempts if self.survey else ()
 
     @property
@@ -173,12 +173,12 @@ class RunRecord:
 
     @property
     def explored(self) -> Explored | None:
-        """What was found over a grid of settings."""
+        """The findings over a grid of settings."""
         return self.survey.explored if self.survey else None
 
     @property
     def strategy(self) -> str:
-        """Whose plan the run has: of several strategies, the best one's."""
+        """The strategy whose plan the run has: of several, the best one."""
         best = best_of(self.attempts).own
         return best.strategy if best else self.asked.strategy
 

@@ -64,7 +64,7 @@ def peak_memory(metrics: Metrics | None) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """The same value in JSON's own types: numbers that are not finite become None, keys strings, tuples lists."""
+    """The value in JSON's own types: numbers that are not finite become None, keys strings, tuples lists."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

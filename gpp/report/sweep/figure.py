@@ -191,7 +191,7 @@ class SweepFigure:
 
 
 class Gain(NamedTuple):
-    """How many times better one series is than the best of others; None where either side has no value."""
+    """The factor by which one series is better than the best of others; None where either side has no value."""
 
     panel: str
     x: str

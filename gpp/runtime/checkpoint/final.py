@@ -76,7 +76,7 @@ def finish_final(job: Job, run_dir: Path) -> bool:
 
 
 def drop_final(run_dir: Path) -> None:
-    """Before workers start: remove what an earlier run did not write to its end."""
+    """Remove what an earlier run did not write to its end. Workers must not have started."""
     shutil.rmtree(run_dir / CHECKPOINTS / UNDER_WAY, ignore_errors=True)
 
 

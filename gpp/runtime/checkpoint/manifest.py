@@ -141,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest | str:
 
 
 def check_files(folder: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the files of a checkpoint; None if they are whole."""
+    """The fault of a checkpoint's files; None if they are whole."""
     return check_marks(folder, manifest.files, TENSORS, MANIFEST)
 
 

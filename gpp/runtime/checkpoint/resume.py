@@ -42,7 +42,7 @@ AUTO = "auto"
 @final
 @settings("checkpoint")
 class Checkpoints:
-    """When a run saves checkpoints, and how many it keeps.
+    """The rule by which a run saves checkpoints, and how many it keeps.
 
     Args:
         every: optimizer steps between two checkpoints, of which the last has one too; 0 for the final weights only.

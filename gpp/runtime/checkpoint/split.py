@@ -13,7 +13,7 @@ from gpp.runtime.checkpoint.state import Slices
 
 @final
 class SplitWeights:
-    """What of a worker's weights is a share, and how it becomes whole.
+    """The weights of a worker that are shares, and the way to make them whole.
 
     Args:
         of_team: name of a weight of a stage whose replicas are several devices -> the worker's part of that stage, and whether its

@@ -50,7 +50,7 @@ class Attendant:
         self._over = False
 
     def run(self) -> int:
-        """From the start to the end; returns the exit code."""
+        """Attend a launch from its start to its end; returns the exit code."""
         try:
             try:
                 self._attend()

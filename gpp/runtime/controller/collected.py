@@ -1,4 +1,4 @@
-"""What the workers of a run wrote, merged into one outcome: losses, evaluations, and the timeline of a typical step."""
+"""The lines that a run's workers wrote, merged into one outcome: losses, evaluations, and the timeline of a typical step."""
 
 from __future__ import annotations
 

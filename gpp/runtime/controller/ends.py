@@ -1,4 +1,4 @@
-"""How a process has ended."""
+"""The ends of processes."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class Leader:
         return out
 
     def _over(self, ranks: Ranks) -> WorkerFailed | None:
-        """What is known of ranks that are gone, unless the workers' own reports tell the cause."""
+        """The facts about ranks that are gone, unless the workers' own reports tell the cause."""
         reported, cause = ranks.failed(), ranks.kinds() & set(KINDS[:2])
         known = [
             (what, rank, reason)

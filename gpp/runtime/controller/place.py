@@ -1,4 +1,4 @@
-"""Where a process stands among those that a launcher has started with one command on every machine.
+"""The place of a process among those that a launcher has started with one command on every machine.
 
 torchrun's variables count first, then Slurm's. What a launcher has not set is refused by its name.
 """
@@ -96,7 +96,7 @@ class Place:
 
 
 def world_of(env: Mapping[str, str]) -> int | None:
-    """How many processes a launcher has started; None where there is none, or it does not say."""
+    """The number of processes that a launcher has started; None where there is none, or it does not say."""
     text = env.get("WORLD_SIZE" if "RANK" in env else "SLURM_NTASKS", "")
     return int(text) if text.isdecimal() and int(text) else None
 

@@ -1,4 +1,4 @@
-"""What a stream of requests has shown: its pace, latencies, memory, and what its answers are worth."""
+"""The results of a stream of requests: its pace, latencies, memory, and the quality of its answers."""
 
 from __future__ import annotations
 

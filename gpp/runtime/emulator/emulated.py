@@ -74,7 +74,7 @@ class Clock:
         self.opened_s: float | None = None
 
     def real_s(self, virtual_s: float) -> float:
-        """When it is `virtual_s` by this machine's clock, if nothing is late."""
+        """The time by this machine's clock at which the virtual clock shows `virtual_s`, if nothing is late."""
         return self.zero_s + virtual_s * self.time_scale
 
     def occupy(self, virtual_start_s: float, duration_s: float) -> Span:

@@ -1,4 +1,4 @@
-"""How many seconds of this machine stand for one second of the emulated cluster."""
+"""The pace of an emulation: seconds of this machine for one second of the emulated cluster."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _back(channel: Channel) -> Channel:
 
 
 class Route(NamedTuple):
-    """What a device knows of the others while they serve.
+    """A device's knowledge of the others while they serve.
 
     Args:
         buffers: messages for which an edge has room.

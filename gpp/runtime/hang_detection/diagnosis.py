@@ -32,7 +32,7 @@ class Want(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What is known of one rank when a run stands still.
+    """The facts about one rank when a run stands still.
 
     Args:
         state: None where it has not said anything yet.
@@ -85,7 +85,7 @@ class Programs:
         self._of = {TRAINING: training, EVALUATION: evaluation or training, SERVING: training}
 
     def program(self, state: RankState) -> Program | None:
-        """What the phase of `state` runs; None in phases without a program."""
+        """The program that the phase of `state` runs; None in phases without one."""
         return self._stretch(state.step) if state.phase == TRAINING and self._stretch else self._of.get(state.phase)
 
     def actions(self, rank: int, state: RankState) -> tuple[Action, ...]:
@@ -94,7 +94,7 @@ class Programs:
         return program.actions.get(self.devices[rank], ()) if program else ()
 
     def where(self, rank: int, state: RankState | None) -> str:
-        """Where a rank is, in words."""
+        """Words for the place of a rank in its program."""
         if state is None:
             return "not started yet"
         actions = self.actions(rank, state)
@@ -216,7 +216,7 @@ def _waits(state: RankState | None) -> bool:
 
 
 def _reached(edges: Mapping[int, Sequence[int]], start: int) -> set[int]:
-    """Whoever `start` waits for, directly or through others, itself included."""
+    """The ranks for which `start` waits, directly or through others, itself included."""
     seen, todo = {start}, [start]
     while todo:
         fresh = set(edges[todo.pop()]) - seen

@@ -75,7 +75,7 @@ class RankState:
 
 
 class AbstractStatus(ABC):
-    """Where a worker says what it does; `at` and `waiting` are called around every action."""
+    """The place where a worker says what it does. `at` and `waiting` are called around every action."""
 
     @abstractmethod
     def at(self, index: int) -> None:
@@ -168,12 +168,12 @@ class Status(AbstractStatus):
 
 
 def status_path(ranks: Path, rank: int) -> Path:
-    """Where rank `rank` keeps its status, below RUN_DIR/ranks."""
+    """The file in which rank `rank` keeps its status, below RUN_DIR/ranks."""
     return ranks / f"rank_{rank}.status"
 
 
 def read_state(path: Path) -> RankState | None:
-    """What a status file says; None where there is none yet."""
+    """The state in a status file; None where there is none yet."""
     try:
         record = path.read_bytes()
     except FileNotFoundError:

@@ -353,11 +353,11 @@ class Ranks:
         return [one.tolist() for one in found]
 
     def _from_first(self, body: bytes) -> bytes:
-        """What rank 0 says, on all ranks."""
+        """The value of rank 0, on all ranks."""
         return self._from(0, body, self._numbers([len(body)])[0][0])
 
     def _from_all(self, body: bytes) -> list[bytes]:
-        """What every rank says, by rank."""
+        """The values of all ranks, by rank."""
         sizes = self._numbers([len(body)])
         return [self._from(rank, body, size) for rank, (size,) in enumerate(sizes)]
 

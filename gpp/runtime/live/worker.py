@@ -98,7 +98,7 @@ class LiveWorker(Worker):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user is to be told."""
+        """The notes for the user."""
         return self._notes
 
     def do(self, what: Do, batch: Mapping[str, torch.Tensor], form: int = 0) -> Answer:

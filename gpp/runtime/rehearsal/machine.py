@@ -1,4 +1,4 @@
-"""What this machine and this runtime take beside operators, measured once: small chains are rehearsed on two workers.
+"""The fixed costs of this machine and runtime beside operators, measured once: small chains are rehearsed on two workers.
 
 The chains have almost nothing to compute, messages of three lengths, of one tensor or of several, and one or several
 micro-batches, so that each constant shows by itself:
@@ -154,7 +154,7 @@ class MachineCosts:
 
 
 def machine_path(cache_dir: str, setting: Setting, *, shared_memory: bool, crowded: bool) -> Path:
-    """Where the constants are kept: named by the machine and by the runtime's own code."""
+    """The file of the constants. The machine and the runtime's own code make its name."""
     words = f"{to_json(setting)} {shared_memory} {crowded} {_runtime_hash()}"
     return Path(cache_dir).expanduser() / "machines" / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
 

@@ -254,7 +254,7 @@ class _Step(NamedTuple):
 
 
 def _seconds(events: Sequence[Event], seconds: Sequence[float]) -> _Step:
-    """What one step's events took, given the seconds of each."""
+    """The seconds of one step's events, given those of each."""
     sums: dict[tuple[str, int], list[float]] = defaultdict(list)
     update_s = send_s = 0.0
     for event, took in zip(events, seconds, strict=True):

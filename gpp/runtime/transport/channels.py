@@ -93,7 +93,7 @@ class AbstractTransport(ABC):
         return []
 
     def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
-        """Where the next message of a channel may be written, to be given to `send` at once; None: send any tensor."""
+        """The buffer for the next message of a channel, to be given to `send` at once; None: send any tensor."""
         return None
 
     @abstractmethod

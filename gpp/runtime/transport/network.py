@@ -1,4 +1,4 @@
-"""How the workers of a job meet: which interface they bind, through which store, and that they read the same job.
+"""The meeting of a job's workers: the interface that they bind, their store, and a check that they read the same job.
 
 On one machine they meet through a file and no port is opened for it. Under a launcher with an agent (torchrun) they use
 the agent's store, under one that only sets MASTER_ADDR rank 0 opens a store there, and otherwise rank 0 opens one at a
@@ -57,7 +57,7 @@ def program_digest(run_dir: Path) -> str:
 
 
 def attempt() -> int:
-    """How many times a launcher has started these processes before, as torchrun does with --max-restarts; 0 without one."""
+    """The number of earlier starts of these processes by a launcher, as torchrun's --max-restarts makes; 0 without one."""
     text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(text) if text.isdecimal() else 0
 

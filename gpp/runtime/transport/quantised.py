@@ -27,7 +27,7 @@ GELU_MEAN = 0.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiser:
-    """How one tensor of a message is coded.
+    """The coding of one tensor of a message.
 
     Args:
         bits: of a value.
@@ -45,12 +45,12 @@ class Quantiser:
 
     @property
     def values(self) -> int:
-        """Of a sample (D)."""
+        """Values of a sample (D)."""
         return math.prod(self.shape)
 
     @property
     def words(self) -> int:
-        """Of a coded sample (H + W)."""
+        """Words of a coded sample (H + W)."""
         return words(self.values, self.bits, _name(self.dtype))
 
     @property

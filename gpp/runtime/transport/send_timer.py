@@ -1,4 +1,4 @@
-"""How long a link takes for messages that leave while the sender goes on.
+"""The seconds of a link for messages that leave while the sender goes on.
 
 The backend says that a message has left only to whoever waits for it, so a thread waits. A link carries the messages of a channel
 one after the other: it begins with one when that is there and the one before has left.
