@@ -23,10 +23,10 @@ class StageBytes(NamedTuple):
     Args:
         static: weights, gradients, optimizer's state, and rows of the user's inputs.
         versions: copies of the weights beyond one.
-        microbatch: of each micro-batch in flight.
+        microbatch: held for each micro-batch in flight.
         transient: held while one micro-batch is computed.
-        moved: of each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
-        late: of each micro-batch between the two halves of a backward that is split.
+        moved: held for each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
+        late: held for each micro-batch between the two halves of a backward that is split.
     """
 
     static: Any

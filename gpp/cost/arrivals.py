@@ -16,7 +16,7 @@ class Arrivals:
         requests: how many come.
         rate: requests per second; None where another one always waits, so that the pipeline is saturated.
         spacing: `deterministic`, all equally far apart, or `poisson`.
-        seed: of the random times.
+        seed: the seed of the random times.
     """
 
     requests: int = 64

@@ -40,7 +40,7 @@ def useful_bits() -> tuple[int, ...]:
 
 
 def most_bits(bytes_of: Callable[[int], float], room: float) -> int:
-    """What `auto` chooses: 0 (values as they are) where that has room, else the most bits that have it, else the least bits.
+    """The choice of `auto`: 0 (values as they are) where that has room, else the most bits that have it, else the least bits.
 
     Args:
         bytes_of: bits -> bytes.
@@ -126,7 +126,7 @@ def sent_bytes(tensor: Tensor, bits: int, dtype: str) -> float:
     """Bytes that a tensor takes in a message, for each sample.
 
     Args:
-        bits: of the edge; 0: values travel as they are.
+        bits: the edge's bits; 0: values travel as they are.
     """
     if not bits or not coded(tensor):
         return tensor.bytes_per_sample
@@ -139,7 +139,7 @@ def check_bits(
     """Prove that a plan's edges can have so many bits.
 
     Args:
-        bits: of each edge; none at all where no message is quantised.
+        bits: the bits of each edge; empty where no message is quantised.
 
     Raises:
         InvalidPlan: not one number for each edge; out of range; nothing on the edge can be quantised; or the graph is trained.
@@ -205,7 +205,7 @@ class _Sizes(NamedTuple):
     """The sizes of a tensor in a message.
 
     Args:
-        values: of all samples.
+        values: the number of values of all samples.
         body: words of levels of all samples.
         slots_after: levels of a word after its first, where any sample has some.
         exact: bytes of a number in which levels are computed.

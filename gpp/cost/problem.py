@@ -92,7 +92,7 @@ class Problem:
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.
         refuses: why the engine that is to run a plan cannot; None if it can.
-        max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
+        max_replicas: the most replicas of a stage; None: as many as devices. 1 for a model that runs at one batch size only.
 
     >>> cluster = flat(num_devices=2, bandwidth_bytes_per_s=1e9, memory_bytes=1e12)
     >>> Problem(graph=equal_chain(2), cluster=cluster, cost=Constant(), minibatch_size=8).microbatch_sizes()
@@ -346,7 +346,7 @@ class Problem:
 
     @cached_property
     def with_endless_memory(self) -> Problem:
-        """The same problem on devices that everything fits on."""
+        """The problem on devices with room for everything."""
         devices = tuple(replace(device, memory_bytes=ENDLESS) for device in self.cluster.devices)
         return replace(self, cluster=replace(self.cluster, devices=devices))
 

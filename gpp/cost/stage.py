@@ -21,7 +21,7 @@ from gpp.weights.base import PipelinePosition
 
 
 class AbstractBill(ABC):
-    """What a mechanism adds to the bill of a stage."""
+    """The terms that a mechanism adds to the bill of a stage."""
 
     @abstractmethod
     def of(self, problem: Problem, stage: Stage, value: Any, bill: StageCost) -> StageCost:

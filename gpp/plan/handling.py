@@ -19,7 +19,7 @@ class Edge(NamedTuple):
     Args:
         ends: the stages.
         bytes_per_sample: forwards and backwards.
-        bits: of a value; 0: as they are.
+        bits: bits of a value in a message; 0: values travel as they are.
         clip: whether values are clipped before they are quantised.
         returns: whether messages go backwards.
     """
@@ -55,7 +55,7 @@ class Handled(NamedTuple):
 
     Args:
         way: 0 forwards, 1 backwards.
-        sends: whether it is the sender's end.
+        sends: whether this end is the sender's.
     """
 
     stage: int

@@ -51,7 +51,7 @@ def in_flight_samples(
     Args:
         shapes: (b, k, degree of round robin) of the stages, in a topological order.
         total: samples between two drains; None: any number.
-        holds: as many as it asks for, in place of the smallest number: all, or so many times what a stage has beyond its own k.
+        holds: the schedule's wish for more than the smallest number: all, or a multiple of what lies beyond a stage's own k.
 
     >>> in_flight_samples([(1, 1, 1)] * 4, [(0, 1), (1, 3), (2, 3)], None, Holding())
     [3, 2, 2, 1]

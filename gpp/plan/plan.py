@@ -51,9 +51,9 @@ class Plan:
     Args:
         planner: who made it.
         search_s: seconds that the search took.
-        objective: of a planner that minimises something else than the predicted time of a step.
+        objective: the value of a planner that minimises something else than the predicted time of a step.
         explanation: lines for the user: what the planner did, and what it may have cost.
-        edge_bits: of a floating-point value in a message, for each edge; 0 for one whose values travel as they are. Empty: all.
+        edge_bits: bits of a floating-point value in a message, for each edge; 0: values travel as they are. Empty: 0 for all.
         edge_clip, edge_auto: whether values are clipped before; whether senders change the bits with the speed of their links.
 
     >>> plan.depth, plan.edges, plan.stages_of_device, plan.stages[0].in_flight

@@ -21,7 +21,7 @@ def check_turns(problem: Problem, size: int | None) -> None:
     """Refuse round robin where a mini-batch is one micro-batch, before a search that could not use them.
 
     Args:
-        size: of a micro-batch, where it is imposed.
+        size: samples of a micro-batch, where they are imposed.
 
     Raises:
         InvalidConfig: the mini-batch is one micro-batch.

@@ -56,7 +56,7 @@ class Path:
     """How the host of a card turns its actions into operations.
 
     Args:
-        queues: those of the card.
+        queues: the queues of the card.
         pending: sends that may be under way when the host issues another one, else it waits for the oldest; None: any number.
         receives_wait: whether a receive waits for the passes that were issued before it.
         waits_for_all: whether the host waits, after each pass and each update, for all that it has issued.

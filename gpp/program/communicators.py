@@ -28,7 +28,7 @@ class Communicator(NamedTuple):
         devices: its members, ascending.
         pairs: who sends to whom on it. No device is in two of them.
         groups: the gradient groups whose sums it carries; `EVERYONE` for the norm.
-        replica: whether it carries the sums of the passes of one replica (tensor parallelism).
+        replica: whether the group carries the sums within passes of one replica (tensor parallelism).
     """
 
     name: str
@@ -45,8 +45,8 @@ def communicators(
 
     Args:
         groups: the gradient groups of the plan (`gpp.program.program.reduce_groups`).
-        programs: of training, and of evaluation if there is one.
-        replicas: those that are several devices (`gpp.program.program.teams`).
+        programs: the training's program, and the evaluation's if there is one.
+        replicas: the replicas that are several devices (`gpp.program.program.teams`).
     """
     pairs = {pair: None for program in programs for pair in _pairs(program)}
     out = []

@@ -39,7 +39,7 @@ class Copies:
 
     Args:
         device: whose actions they are.
-        stages: those that copy.
+        stages: the stages that copy.
     """
 
     def __init__(self, device: int, stages: AbstractSet[int]) -> None:

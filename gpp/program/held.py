@@ -53,7 +53,7 @@ class Meter:
         """The most bytes that the device has held.
 
         Args:
-            memories: of each stage.
+            memories: stage -> its bytes.
         """
         own = [memories[s] for s in self._place]
         empty = (Held(),) * len(own)
@@ -64,7 +64,7 @@ def order_peak(order: Iterable[Task | Action], memories: Mapping[int, StageBytes
     """The most bytes that a device holds over an order of passes.
 
     Args:
-        memories: of each of the device's stages.
+        memories: stage of the device -> its bytes.
 
     >>> one = StageBytes(static=10.0, versions=0.0, microbatch=3.0, transient=0.0)
     >>> order_peak([Task(0, "F", 0), Task(0, "F", 1), Task(0, "B", 0)], {0: one})
@@ -81,7 +81,7 @@ def device_peaks(program: Program, bills: Sequence[StageCost]) -> dict[int, floa
     """Device -> the most bytes that it holds, over all of a program.
 
     Args:
-        bills: of every stage.
+        bills: the bill of every stage.
     """
     out = {}
     for device, actions in program.actions.items():

@@ -54,7 +54,7 @@ class Need(NamedTuple):
 
     Args:
         kind: text of the kind. A copy is needed only in a stage that has copies, and there by every micro-batch.
-        previous: whether it is that of the micro-batch before, by the order of the device; else it is that of its own.
+        previous: whether the micro-batch before it, in the order of the device, must have had the action; else its own must.
     """
 
     kind: str
@@ -66,13 +66,13 @@ class Kind:
     """A row of the table.
 
     Args:
-        text: how it is written, in programs and in events.
-        meaning: what it does, for readers of traces and reports.
-        role: how it is carried out.
-        occupies: what it occupies.
+        text: the letters of the kind, in programs and in events.
+        meaning: words for readers of traces and reports.
+        role: the way in which such an action is carried out.
+        occupies: the resource that such an action occupies.
         needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
             not the one of its direction.
-        direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
+        direction: the direction of a message, or of a pass that takes and makes messages; "" for kinds without messages.
         holds: whether the stage holds a micro-batch's activations after this pass.
         frees: whether the stage frees them after this pass.
         returns: whether this pass makes the gradients of the stage's inputs.

@@ -63,7 +63,7 @@ def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> It
     """A device's actions in a stretch of so many mini-batches.
 
     Args:
-        program: of at least `window` mini-batches, or of one, which is what every stretch of it has.
+        program: a program of at least `window` mini-batches; or of one, and then every stretch has one.
 
     Raises:
         MalformedProgram: it does not repeat itself.

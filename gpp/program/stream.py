@@ -67,10 +67,10 @@ def stream_of(
     """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
 
     Args:
-        actions: of one request.
+        actions: the device's actions for one request.
         ahead: passes before the one that needs a message at which its receive is posted.
         counts: micro-batches of a request, by stage.
-        samples: of a request.
+        samples: the number of samples of a request.
         first, requests: number of the first one, and how many there are with those before it.
     """
     passes = [action for action in actions if action.kind in COMPUTE]

@@ -59,8 +59,8 @@ class AbstractSchedule(ABC):
         """A plan for the unfolded cluster, `per_device` of its stages on each device.
 
         Args:
-            seconds: of a micro-batch at each stage.
-            num_devices: of the cluster.
+            seconds: seconds of a micro-batch at each stage.
+            num_devices: the number of the cluster's devices.
 
         Raises:
             Infeasible: its stages cannot be put together.

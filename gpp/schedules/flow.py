@@ -33,7 +33,7 @@ class Work:
 
     Args:
         num_samples: all of them; micro-batches follow from each stage's size.
-        bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
+        bills: the bill of every stage, needed if devices run several stages, or by schedules of which `needs_bills` is true.
         limits: device -> bytes of its memory, for schedules that keep to a cap; None: as much as any needs.
         cluster: for what messages take, where an order depends on seconds; None: nothing.
     """
@@ -92,13 +92,13 @@ class Flow:
     Args:
         lanes: the devices of each lane.
         tasks: passes, each behind those that it needs.
-        lane: of each task.
-        seconds: of each task.
+        lane: the lane of each task.
+        seconds: the seconds of each task.
         needs: what each waits for.
         held: bytes of a micro-batch, by stage.
         room: bytes that a lane's devices have for micro-batches.
         update_s: seconds of a lane's updates.
-        distance: of each stage to the sink, itself included.
+        distance: stages from each stage to the sink, itself included.
     """
 
     lanes: tuple[tuple[int, ...], ...]
@@ -177,7 +177,7 @@ class Flow:
         """When each task of an order begins, as early as it can; None if the lanes wait for each other.
 
         Args:
-            begin: of each lane, when it is free; None: at zero.
+            begin: for each lane, when it is free; None: at zero.
         """
         out, place, free = [-1.0] * len(self.tasks), [0] * len(self.lanes), list(begin or [0.0] * len(self.lanes))
         missing = [len(waits) for waits in self.needs]

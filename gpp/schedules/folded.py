@@ -60,7 +60,7 @@ def folded(plan: Plan, seconds: Sequence[float], k: int, num_devices: int, *, ba
     """The plan with k stages on each device.
 
     Args:
-        seconds: of a micro-batch at each stage.
+        seconds: seconds of a micro-batch at each stage.
         num_devices: there are no more.
         back: whether as a V, else interleaved.
 

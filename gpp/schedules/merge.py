@@ -30,7 +30,7 @@ def merge(
     """The order of every device.
 
     Args:
-        orders: of each stage: device -> its passes.
+        orders: for each stage, device -> its passes.
         seconds: by stage and kind.
 
     Raises:

@@ -24,8 +24,8 @@ class Steps(NamedTuple):
     """The slots from a pass to the same pass of the next stage.
 
     Args:
-        down, up: of forwards, on the first and on the second half of the V.
-        back_down, back_up: of the first halves of backwards, on the second and on the first half.
+        down, up: slots of forwards, on the first and on the second half of the V.
+        back_down, back_up: slots of the first halves of backwards, on the second and on the first half.
     """
 
     down: int

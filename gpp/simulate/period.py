@@ -52,7 +52,7 @@ def spans(start: Iterable[float], first: Iterable[float], free: Iterable[float],
     """The spans of a step.
 
     Args:
-        start, first, free: of each resource: free before the step, first used in it (infinity: never), free after it.
+        start, first, free: for each resource, when it is free before the step, first used (infinity: never), and free after it.
 
     >>> spans(start=[0, 0, 0], first=[0, 0, 3], free=[6, 8, 5], end_s=8)
     Spans(low=6, high=8, end_s=8)

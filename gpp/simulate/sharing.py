@@ -32,7 +32,7 @@ def shared_times(
     Args:
         seconds: for which each action of a label occupies its resource, alone on its processor.
         late: by channel, seconds from the wire to the arrival.
-        processors: that the devices share.
+        processors: the number of processors that the devices share.
     """
     run = _Run(waits, seconds, late, processors, repeats)
     run.all()

@@ -190,8 +190,8 @@ class Costs(NamedTuple):
     """The seconds and bytes of a program's actions.
 
     Args:
-        seconds: of each label of its waits.
-        num_bytes: of its message, of what it sums, or of what it copies.
+        seconds: for each label of the program's waits.
+        num_bytes: bytes of the message, of the sum, or of the copy.
         moved: bytes that it puts on links; a ring moves 2(n-1)/n of a sum's over each of the n members' links.
         late: by channel, seconds from the wire to the arrival; 0 for copies.
         beside: share of a pass that is none of its operators', but messages and the runtime's own; 0 for all else.

@@ -92,7 +92,7 @@ class Stream:
 
         Args:
             arrival_s: when it comes.
-            number: of the request, for events.
+            number: the request's number, for events.
         """
         free, arrived, taken, left, begins = self._free, self._arrived, self._taken, self._left, list[float]()
         for one in self.passes:
@@ -280,7 +280,7 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
     """The timeline of a stream of requests; `iteration_s` is the seconds of a request at saturation, or at the arrival rate.
 
     Args:
-        program: of one request.
+        program: the program of one request.
         record: keep the events of some requests in the steady state.
     """
     arrivals, slower = problem.regime.arrivals, _slower(program, plan, problem)

@@ -18,7 +18,7 @@ class OpTimes:
     """Seconds of every operator of a graph for one micro-batch: arrays of shape [num_ops].
 
     Args:
-        weight_s: of the backward's seconds, those of the gradients of the weights, where a backward is split.
+        weight_s: the part of the backward's seconds that makes gradients of weights, where a backward is split.
     """
 
     forward_s: np.ndarray

@@ -42,7 +42,7 @@ class StageTimes:
 
     Args:
         ops: its operators.
-        samples: of a micro-batch on one device.
+        samples: samples of a micro-batch on one device.
         forward_s, backward_s: seconds of its operators in one pass, without the fixed cost of a pass.
         update_s: seconds of the optimizer's step; None where it has none.
         trainable_bytes: bytes that the step is about.
@@ -66,7 +66,7 @@ def corrected(
     Args:
         forward_s, backward_s: [num_ops, len(counts)] seconds of operators timed alone.
         counts: samples of each column, ascending.
-        stages: those measured, the latest last; all of their `samples` are among `counts`.
+        stages: the measured stages, the latest last; all of their `samples` are among `counts`.
 
     Returns:
         Both tables, scaled.

@@ -49,7 +49,7 @@ class Setting:
     Args:
         device_kind: `cpu` or `cuda`.
         device_name: the processor's or the card's name.
-        torch_version: of the library that ran the operators.
+        torch_version: the version of the library that ran the operators.
         num_threads: CPU threads of one device.
         optimizer: the optimizer whose step was timed; empty if none was.
         companions: other devices of the machine that were busy meanwhile.
@@ -72,8 +72,8 @@ class Spot:
 
     Args:
         op: the operator.
-        samples: of its passes.
-        seconds: of a forward and a backward, at best.
+        samples: the samples of its passes.
+        seconds: the seconds of a forward and a backward, at best.
     """
 
     op: Natural

@@ -35,7 +35,7 @@ class Incumbent:
         """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.
 
         Args:
-            below_s: what it has to beat; None for the best plan.
+            below_s: the seconds to beat; None for those of the best plan.
         """
         key = (candidate.microbatch_size, candidate.chain, candidate.parts, candidate.placement)
         beat = self.best_s if below_s is None else below_s

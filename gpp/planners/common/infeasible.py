@@ -46,7 +46,7 @@ def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: I
     Args:
         plan: problem -> some plan that fits; raises Infeasible.
         refused: what was refused, for where no memory would do.
-        said: that nothing fits, in words.
+        said: the words that say that nothing fits.
     """
 
     def attempt(asked: Problem) -> Plan | None:

@@ -97,7 +97,7 @@ def climb(
     Args:
         starts: states, and the predicted seconds of each.
         patience: predictions without a better state that end a step; None for no end.
-        steps: those without a better state that end the search, the last one of a climb included.
+        steps: the steps without a better state that end the search, the last one of a climb included.
         least_gain: relative gain of a step below which it counts as none.
         margin: factor on the best seconds below which a prediction counts as better.
     """
@@ -149,7 +149,7 @@ class EqualMicrobatches(Hill[Candidate]):
 
     Args:
         moves: to the neighbours of a plan.
-        order: of the operators, of which all stages stay intervals; None for stages of any shape.
+        order: an order of the operators in which all stages stay intervals; None for stages of any shape.
         keeps_devices: whether moves start from the plan's own devices; else the placer places every neighbour anew.
         all_stages: plans of at most so many stages are changed everywhere.
     """

@@ -35,7 +35,7 @@ class Point:
         parts: operators and number of devices of each stage, in stage order.
         sizes: micro-batch size of each stage; ks: its k of kFkB.
         chain: whether every stage waits for the one before it, whatever the data.
-        devices: of each stage; None for the placer's choice.
+        devices: the devices of each stage; None for the placer's choice.
     """
 
     parts: Parts
@@ -162,7 +162,7 @@ def finer_boundaries(around: Around, point: Point) -> Iterator[Point]:
 
 
 def border_moves(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
-    """Those of `finer_boundaries` over the boundary of stages p and q."""
+    """The moves of `finer_boundaries` over the boundary of stages p and q."""
     yield from _boundary(graph, point, p, q, FEW_OPS)
 
 

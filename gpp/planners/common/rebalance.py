@@ -31,7 +31,7 @@ def rebalance(incumbent: Incumbent, order: Sequence[int] | None = None) -> None:
     """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more.
 
     Args:
-        order: of the operators, of which all stages stay intervals, in a chain; None for stages of any shape.
+        order: an order of the operators in which all stages of a chain stay intervals; None for stages of any shape.
     """
     moves = (exchanges, placed_anew, resized, moved_boundaries) + (all_boundaries,) * (order is None)
     hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order, keeps_devices=True, all_stages=ALL_STAGES)

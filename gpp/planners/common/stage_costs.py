@@ -29,7 +29,7 @@ class Option(NamedTuple):
         num_replicas: devices.
         time_s: of one micro-batch, forward plus backward, or its boundary's transfers if they take longer; and its
             share of the all-reduce and the update at the end of the mini-batch.
-        compute_s: of one micro-batch, forward plus backward.
+        compute_s: seconds of one micro-batch, forward plus backward.
         max_depth: longest pipeline from here on, this stage included, whose micro-batches in flight fit.
     """
 

@@ -20,7 +20,7 @@ class Buckets:
     comes to the last parameters first.
 
     Args:
-        params: those whose gradients lie in the buffer, in its order.
+        params: the parameters whose gradients lie in the buffer, in its order.
         begin: starts the sum of a part of the buffer.
     """
 

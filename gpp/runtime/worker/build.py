@@ -1,4 +1,4 @@
-"""What a worker makes of its job before the first step: the modules of its stages, with their weights, and their optimizers."""
+"""The parts that a worker makes of its job before the first step: its stages' modules with their weights, and optimizers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def build_keepers(
     now: Callable[[], Mark],
     card: AbstractCard | None,
 ) -> dict[int, Keeper]:
-    """What carries out the plan's policy for the memory of each stage that has one; `now` and `card` as of the worker."""
+    """The keepers, which carry out the plan's memory policy for each stage that has one; `now` and `card` as of the worker."""
     marked = {s: stage for s in modules if (stage := job.plan.stages[s]).recompute or stage.offload}
     moves = any(stage.offload for stage in marked.values())
     copies = (CardCopies(card) if card else HostCopies(now)) if moves else None

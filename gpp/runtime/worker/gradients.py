@@ -25,7 +25,7 @@ class Gradients:
     Args:
         params: the device's parameters by full name.
         device: where they are, and where the norm is made.
-        groups: of `gpp.program.program.reduce_groups`; those that this device is in.
+        groups: those groups of `gpp.program.program.reduce_groups` that this device is in.
         clip_norm: largest norm of all gradients of the model; None where the norm alone is asked for, or nothing.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
         shares: who applies which of the summed gradients, where not everybody does; None: everybody.

@@ -69,9 +69,9 @@ class _Handler(NamedTuple):
     Args:
         call: runs one; returns what its event says, None for no event.
         spans: whether that is when it began and ended; otherwise it is the bytes that it moved, and it is timed around the call.
-        receives: whether it is over at once, and has no event.
+        receives: whether an action is over at once, and has no event.
         travels: whether the transport carries it out, and may go on after the call.
-        updates: whether it is an optimizer's step.
+        updates: whether an action is an optimizer's step.
     """
 
     call: Callable[[Action, bool], int | Span | None]
@@ -230,7 +230,7 @@ class Interpreter(Generic[R]):
         return slowed
 
     def take(self) -> tuple[list[Event], float]:
-        """What the device did since the last call, without waiting, and the seconds it waited for messages and sums."""
+        """The events of the device since the last call, without waiting, and the seconds it waited for messages and sums."""
         events, self._timed = self.clock.events(self._timed)
         waited_s, self._waits = self.clock.total_s(self._waits), []
         return events, waited_s

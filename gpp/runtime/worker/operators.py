@@ -40,7 +40,7 @@ def operator_at(captured: Captured, nodes: Iterable[str], place: tuple[str, int]
     matched as two sequences of the operators' names.
 
     Args:
-        nodes: of the stage.
+        nodes: the nodes of the stage.
         place: file and line.
     """
     file, number = place

@@ -30,7 +30,7 @@ def pass_seed(seed: int, step: int, stage: int, microbatch: int, replica: int) -
     """Seed of the forward pass of a replica of a stage on a micro-batch, in 0 .. 2**63 - 1.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         step: optimizer steps done before, from 0.
         replica: number of the replica within its stage, from 0.
     """

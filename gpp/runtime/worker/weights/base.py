@@ -78,7 +78,7 @@ class AbstractStageWeights(ABC):
 
     Args:
         policy, position: the weight policy, and the stage's position in the pipeline.
-        optimizer: of the masters.
+        optimizer: the optimizer of the masters.
         spec: its settings.
         rate: number of an update -> its learning rate.
         saved_at: whether a checkpoint is made after so many updates, with the pipeline full.

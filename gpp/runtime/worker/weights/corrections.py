@@ -27,7 +27,7 @@ class Corrections:
 
     Args:
         correction: None where nothing is corrected.
-        delay: of the stage, in updates.
+        delay: the delay of the stage, in updates.
         spec: settings of the optimizer.
     """
 
