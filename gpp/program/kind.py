@@ -79,7 +79,7 @@ class Kind:
         finishes: whether a micro-batch's weight gradients are complete after this pass.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
         part_of: the kind of pass of which a device makes a part for a stage of another: it takes that pass's seconds, by the part.
-        of_minibatch: whether its number is that of a mini-batch, as an update's, and not of a micro-batch of its stage.
+        of_minibatch: whether an action's number counts mini-batches, as an update's does, and not micro-batches of its stage.
     """
 
     text: str

@@ -33,7 +33,7 @@ def message_bytes(rates: Mapping[tuple[Direction, int, int], tuple[float, float]
     """Bytes of a message.
 
     Args:
-        rates: of `message_rates`.
+        rates: the result of `message_rates`.
         part: what the device sends of it.
     """
     per_sample, fixed = rates[KINDS[action.kind].direction, action.stage, action.peer_stage]

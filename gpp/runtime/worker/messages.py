@@ -219,12 +219,12 @@ class Boundary:
 
     @property
     def received(self) -> dict[Direction, dict[int, Layout]]:
-        """Layouts of what the stage receives, by direction and neighbour."""
+        """The layouts of the messages that the stage receives, by direction and neighbour."""
         return {FORWARD: self.incoming, BACKWARD: self.returning_in, **self.added}
 
     @property
     def sent(self) -> dict[Direction, dict[int, Layout]]:
-        """The same of what it sends."""
+        """The layouts of the messages that the stage sends, by direction and neighbour."""
         return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.added}
 
     def specs(self) -> dict[str, TensorSpec]:
