@@ -1,4 +1,4 @@
-"""When the requests of a stream arrive."""
+"""The arrivals of a stream's requests."""
 
 from __future__ import annotations
 

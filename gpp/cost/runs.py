@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """What it means for a stage that some of its operators are discarded; bytes per sample.
+    """The effect on a stage of discarding some of its operators, in bytes per sample.
 
     Args:
         runs: those that are computed again at all.

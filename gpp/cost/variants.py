@@ -135,7 +135,7 @@ class Held(NamedTuple):
 
 
 def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> Held:
-    """What a stage's operators hold on one device, without the stage's boundary."""
+    """The bytes that a stage's operators hold on one device, without the stage's boundary."""
     trainable = frozen = kept = extra = 0.0
     seen: set[str] = set()
     for op in bits(mask_of(ops)):

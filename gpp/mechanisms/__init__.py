@@ -1,1 +1,1 @@
-"""What a stage may do beyond plain passes: one folder each, found by `gpp.mechanism`."""
+"""The mechanisms: what a stage may do beyond plain passes. Each has one folder, found by `gpp.mechanism`."""

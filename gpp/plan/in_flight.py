@@ -1,4 +1,4 @@
-"""How many samples a stage holds between forward and backward: as many as keep the stages behind it busy.
+"""The samples that a stage holds between forward and backward: as many as keep the stages behind it busy.
 
 The number follows from the successors, from the sinks to the sources:
 

@@ -1,4 +1,4 @@
-"""What mechanisms add to the program of a plan: actions, the messages among them, and their proof."""
+"""The additions of mechanisms to the program of a plan: actions, the messages among them, and their proof."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Queues(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """How the host of a card turns its actions into operations.
+    """The way in which the host of a card turns its actions into operations.
 
     Args:
         queues: the queues of the card.

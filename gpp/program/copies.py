@@ -79,7 +79,7 @@ class Copies:
         return self._here[stage] >= RESIDENT_COPIES and (row.holds or row.occupies is Resource.COPY_IN)
 
     def why(self, action: Action) -> str | None:
-        """What an action lacks, in words; None if copies have nothing to do with it."""
+        """Words for what an action lacks; None if copies have nothing to do with it."""
         kind, stage, microbatch = action[:3]
         if stage not in self.stages or kind not in _FOLLOWED:
             return None

@@ -63,7 +63,7 @@ class _Block(NamedTuple):
 
 
 def in_global_order(program: Program, plan: Plan, seconds: Sequence[float]) -> Program:
-    """The same program with every receive where one run of the whole program has it.
+    """The program with every receive where one run of the whole program has it.
 
     Passes, sends, sums and updates of a device keep their order; receives of one channel do, too. A program of several mini-batches
     repeats its middle as before (`gpp.program.steady_state.of_length`).
@@ -306,7 +306,7 @@ def _received(waits: Waits, device: int, listed: Sequence[Action]) -> list[tuple
 
 
 def sums_early(program: Program, plan: Plan, groups: Sequence[ReduceGroup], graph: OpGraph) -> Program:
-    """The same program with each sum of gradients directly behind the last backward on its device that adds to them.
+    """The program with each sum of gradients directly behind the last backward on its device that adds to them.
 
     On a card a sum goes on while its device computes. So it is begun before the sends of that backward, and before the
     backwards of the device's other stages. Nothing says that this order runs to its end: it has to be proved.

@@ -17,7 +17,7 @@ BACKWARD: Final[Direction] = "B"
 
 
 class Resource(Enum):
-    """What an action occupies while it runs. What occupies a resource waits for what occupied it before."""
+    """The thing that an action occupies while it runs. The next action on it waits until it is free."""
 
     DEVICE = "device"
     CHANNEL = "channel"
@@ -33,7 +33,7 @@ class Resource(Enum):
 
 
 class Role(Enum):
-    """How an action is carried out: who runs it, what takes its time, and which messages it has to do with."""
+    """The way in which an action is carried out: who runs it, what takes its time, and which messages belong to it."""
 
     COMPUTE = "compute"
     """A pass of a stage: waits for the messages whose receives were posted for it, and makes the messages of its direction."""

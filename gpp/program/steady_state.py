@@ -119,7 +119,7 @@ def _longer(
 
 
 def moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
-    """The same action, `by` mini-batches later.
+    """The action, `by` mini-batches later.
 
     >>> moved(Action("SF", 0, 1, 1, 1, 2, 4), counts={0: 2}, minibatch_size=4, by=10).text(device=0)
     's0.SF21>s1.d1[42:44]@d0'

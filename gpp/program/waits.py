@@ -54,7 +54,7 @@ _Pass = tuple[Direction, int, int]
 
 
 class Times(NamedTuple):
-    """When a program's actions run.
+    """The times of a program's actions.
 
     Args:
         begin_s, end_s: by node; a message ends when it arrives. Receives have none.
@@ -117,7 +117,7 @@ class Waits:
 
     @cached_property
     def counts(self) -> Counter[int]:
-        """How many actions have each label."""
+        """Label -> the number of its actions."""
         out = Counter([step[3] for step in self.order])
         for does, _, _, label, needs, _ in self.order if self.meetings else ():
             if does == MEET:

@@ -126,7 +126,7 @@ class StageSchedule(AbstractSchedule):
         its W. A schedule that splits backwards says I and W of every stage; `orders` has a B where there is nothing to split."""
 
     def orders(self, work: Work) -> dict[int, list[Task]]:
-        """As `AbstractSchedule.orders`; stages of one device keep their own orders, and are merged by list scheduling."""
+        """The passes of every device. Stages of one device keep their own orders, which list scheduling merges."""
         plan, count = work.plan, work.num_samples
         own = [self._of_stage(plan, work.graph, s, -(-count // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
         if not plan.shares_devices:

@@ -227,7 +227,7 @@ class _Cuts:
         held, room = flow.held[flow.stages[lane][0]], flow.room[lane] * (1 + HAIR)
 
         def waiting(full: int) -> int:
-            """Those that have room late beside so many in full, of the others that are no longer in full."""
+            """The most micro-batches that are held late beside so many in full."""
             left = others - full
             return min(left, int((room - held.full * (full + 1)) / held.late)) if late and held.late > 0 else left
 

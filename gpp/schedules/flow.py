@@ -69,7 +69,7 @@ class Wait(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """What a micro-batch holds at a stage: from its forward on in full; between the two halves of a backward, late."""
+    """The bytes of a micro-batch at a stage: in full from its forward on; late between the two halves of a backward."""
 
     full: float
     late: float
@@ -174,7 +174,7 @@ class Flow:
         return out
 
     def starts(self, by_lane: Sequence[Sequence[int]], begin: Sequence[float] | None = None) -> list[float] | None:
-        """When each task of an order begins, as early as it can; None if the lanes wait for each other.
+        """The start of each task of an order, as early as possible; None if the lanes wait for each other.
 
         Args:
             begin: for each lane, when it is free; None: at zero.

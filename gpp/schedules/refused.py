@@ -1,4 +1,4 @@
-"""What schedules cannot give: those that split backwards, those that put several stages on a device, those that do not drain."""
+"""The limits of schedules that split backwards, put several stages on a device, or do not drain."""
 
 from __future__ import annotations
 

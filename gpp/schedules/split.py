@@ -1,4 +1,4 @@
-"""What the schedules that split backwards have in common: one order, which follows from what a stage holds."""
+"""The common part of schedules that split backwards: one order, which follows from what a stage holds."""
 
 from __future__ import annotations
 

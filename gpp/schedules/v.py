@@ -1,4 +1,4 @@
-"""What V schedules have in common: two stages on each device, and backwards that are split.
+"""The common part of V schedules: two stages on each device, and backwards that are split.
 
 The pipeline goes down the devices and comes back up, so a device holds a micro-batch of its first stage long and one of its second
 stage shortly, and the sum is the same everywhere. Every schedule has a published order, of a device by its place in the line. It is

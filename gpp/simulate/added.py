@@ -11,7 +11,7 @@ from gpp.timeline import Timeline
 
 
 class AbstractPrediction(ABC):
-    """What a step of the plans of a mechanism takes."""
+    """The prediction of a step, for plans of one mechanism."""
 
     @abstractmethod
     def predict(self, plan: Plan, problem: Problem, *, record: bool) -> Timeline:
@@ -23,6 +23,6 @@ class AbstractPrediction(ABC):
 
 
 def own_prediction(plan: Plan, problem: Problem, *, record: bool) -> Timeline | None:
-    """What the first mechanism of a plan that predicts it says; None where a simulation does."""
+    """The prediction of the plan's first mechanism that has one; None where a simulation predicts."""
     parts = found("prediction", "PREDICTION", AbstractPrediction).items()
     return next((part.predict(plan, problem, record=record) for name, part in parts if name in plan.mechanisms), None)

@@ -100,7 +100,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 
 
 def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
-    """What each stage holds, and the seconds that its backward takes for computing again."""
+    """The memory of each stage, and the seconds that its backward takes for computing again."""
     kept = replace(plan, stages=tuple(replace(stage, recompute=(), boundaries=()) for stage in plan.stages))
     bills = plan.bills(problem)
     without = kept.bills(problem) if any(stage.recompute for stage in plan.stages) else bills
@@ -205,7 +205,7 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, plan: Plan, problem: Problem) -> Costs:
-        """By the cost model.
+        """The costs of a program by the cost model.
 
         Raises:
             MalformedProgram: the program cannot run to its end, or holds what the plan does not know.

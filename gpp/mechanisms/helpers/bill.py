@@ -1,4 +1,4 @@
-"""What helpers hold for a stage of another device."""
+"""The bytes that helpers hold for a stage of another device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage's own device gives its helpers of every micro-batch, between the halves of its backward."""
+"""The tensors that a stage's own device gives its helpers of every micro-batch, between the halves of its backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpp.runtime.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What helpers make their parts of.
+    """The operands of the helpers' parts.
 
     Operators that stay whole, whose gradients come in the first half, are not among it.
 
@@ -40,7 +40,7 @@ class Given:
         return cls(operands=operands, head=head, columns=columns(stage, head.columns) if head else ())
 
     def between(self, kept: LateGradients, made: dict[str, Tensor]) -> dict[Direction, dict[str, Tensor]]:
-        """What goes to helpers, and to the stages before: by direction, tensors by name.
+        """The tensors that go to helpers, and to the stages before, by direction and name.
 
         Args:
             kept: what the first half has left; what a helper is given leaves it.

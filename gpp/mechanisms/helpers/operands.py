@@ -1,4 +1,4 @@
-"""What a helper is sent of a micro-batch, and what it makes of it: the gradients of the weights of another device's stage.
+"""The operands that a helper is sent of a micro-batch, and the weight gradients that it makes of them for another's stage.
 
 The stage's own device hands on what `gpp.capture.late` has queued: for each operator of `FORMULAS` the gradient of its output and
 the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are, and of which
@@ -31,7 +31,7 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """Of one operator and one number of samples.
+    """The operands of one operator for one number of samples.
 
     Args:
         node: its name in the captured model.
@@ -91,7 +91,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
 
 
 def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
-    """What a stage's own device sends its helper of a micro-batch, as both of them know it."""
+    """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
     cut, node_of = Cut(job.captured, nodes_of(job, s), torch.device("meta"), {}), job.captured.node_of
     names = cut.split(slow_nodes(job, s), formulas=False, elsewhere=True)[0].split
     return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)

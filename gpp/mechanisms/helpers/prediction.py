@@ -33,7 +33,7 @@ Link = tuple[int, int]
 
 
 class Work(NamedTuple):
-    """What a device does of a stage: `times` times a mini-batch, `seconds` each."""
+    """A device's work for a stage: `times` times a mini-batch, `seconds` each."""
 
     device: int
     kind: str
@@ -117,7 +117,7 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
 
 
 def _events(work: Sequence[Work]) -> Iterator[Event]:
-    """What every device does in a period, micro-batch by micro-batch; its sums and updates come last."""
+    """The events of every device in a period, micro-batch by micro-batch. Its sums and updates come last."""
     free: defaultdict[int, float] = defaultdict(float)
     rounds = max(each.times for each in work)
     ordered = [(m, each) for m in range(rounds) for each in work if each.kind in COMPUTE and m < each.times]

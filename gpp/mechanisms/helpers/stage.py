@@ -125,7 +125,7 @@ class Ticks(NamedTuple):
 
 
 def ticks(stages: Sequence[Stage], edges: Edges) -> tuple[Ticks, ...]:
-    """When stages with helpers run: forwards as late as those behind them allow, backwards as soon as they can."""
+    """The periods of stages with helpers: forwards as late as those behind them allow, backwards as soon as they can."""
     device = [stage.devices[0] for stage in stages]
     forward = [0] * len(stages)
     for s, t in sorted(edges):
@@ -163,7 +163,7 @@ def columns(stage: Stage, count: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, str]]:
-    """What is wrong with a stage of a plan with helpers: field, value, rule, fix."""
+    """The faults of a stage of a plan with helpers: field, value, rule, fix."""
     helpers, keep = helpers_of(stage), "leave it out (strategy/memory=keep)"
     shares = [list(pair) for pair in helpers.input_share]
     if helpers is not NOBODY and not helpers.beside:

@@ -84,7 +84,7 @@ class Helper:
 
 
 class HelperHooks(Hooks):
-    """What a device does for stages of others, and hands to those that help its own.
+    """A device's work for stages of others, and its messages to those that help its own.
 
     Args:
         own: the device.
@@ -167,7 +167,7 @@ def _layout(forms: Mapping[str, Form]) -> Layout:
 
 
 def _helpers(own: OwnDevice) -> dict[int, Helper]:
-    """What a device does for stages of others."""
+    """The device's helpers of other devices' stages."""
     job, out = own.job, dict[int, Helper]()
     for s, stage in enumerate(job.plan.stages):
         if own.device_id not in stage.beside:

@@ -30,7 +30,7 @@ LONGEST_LINE = 600
 
 
 def cheapest_cuts(places: Sequence[np.ndarray], costs: Sequence[np.ndarray]) -> list[int] | None:
-    """Where to cut a line into a given number of stages so that the sum of their costs is least; None if every cut costs infinity.
+    """The cuts of a line into a given number of stages with the least sum of costs; None if every cut costs infinity.
 
     Three stages of six operators, whose boundaries may move by one place (`.`: not allowed):
 

@@ -181,7 +181,7 @@ class Placer:
 
     @cached_property
     def mean_rates(self) -> list[float]:
-        """Of each type the mean rate of its devices' links, in bytes per second."""
+        """The mean rate of the links of each type's devices, in bytes per second."""
         out = []
         for k, count in enumerate(self.counts):
             own = [rate for rate, type in zip(self.cluster.wiring.mean_rates, self.type_of, strict=True) if type == k]

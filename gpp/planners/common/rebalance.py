@@ -43,7 +43,7 @@ def rebalance(incumbent: Incumbent, order: Sequence[int] | None = None) -> None:
 
 
 def placed_anew(around: Around, point: Point) -> Iterator[Point]:
-    """The same stages on the placer's devices."""
+    """The point's stages on the placer's devices."""
     yield replace(point, devices=None)
 
 

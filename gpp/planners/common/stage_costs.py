@@ -72,7 +72,7 @@ class StageCosts:
         self._held: dict[tuple[int, int], StageBytes] = {}
 
     def labels(self) -> list[tuple[float, ...]]:
-        """What tells operators apart in time: their column of the tables."""
+        """The labels that tell operators apart in time: their columns of the tables."""
         return [(*self.forward_s[:, op].tolist(), *self.backward_s[:, op].tolist()) for op in range(self.graph.num_ops)]
 
     def op_seconds(self) -> list[float]:

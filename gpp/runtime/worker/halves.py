@@ -48,7 +48,7 @@ def slow_nodes(job: Job, s: int) -> frozenset[str]:
 
 @final
 class LateHalves:
-    """What the micro-batches of one stage hold between the halves.
+    """The tensors that the micro-batches of one stage hold between the halves.
 
     Operators that stay whole give the gradients of their weights in the first half. Where the pipeline drains, these meet the sums
     at once. Where it does not, that may be before the update of the mini-batch before, so they wait like all others.
@@ -63,7 +63,7 @@ class LateHalves:
         self._kept: dict[int, LateGradients] = {}
 
     def sent(self, microbatch: int, made: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """What goes to others after the first half of `microbatch`: by direction, tensors by name.
+        """The tensors that go to others after the first half of `microbatch`, by direction and name.
 
         Args:
             made: the gradients of the stage's inputs.
@@ -71,7 +71,7 @@ class LateHalves:
         return self._late.between(self._kept[microbatch], made) if self._late.between else {BACKWARD: made}
 
     def keep(self, microbatch: int, number: int) -> None:
-        """After the first half of `microbatch`, which is number `number` of those that this device counts for its weights."""
+        """Keep what the first half of `microbatch` has left, number `number` of those that this device counts for its weights."""
         kept = self._kept[microbatch] = self._late.take()
         if self._weights:
             for leaf in self._weights.leaves(number):

@@ -1,4 +1,4 @@
-"""What mechanisms do on a worker: actions of their own kinds, and what comes before and after an update."""
+"""The part of mechanisms on a worker: actions of their own kinds, and what comes before and after an update."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Hooks:
 
 
 class AbstractWorkerPart(ABC):
-    """What a mechanism does on workers."""
+    """The part of a mechanism on workers."""
 
     @abstractmethod
     def build(self, own: OwnDevice) -> Hooks | None:
