@@ -45,9 +45,9 @@ def world() -> dict[str, object]:
     problem = Problem(graph=graph, cluster=cluster, cost=cost, minibatch_size=4, microbatch_size=1)
     strategy = Strategy(name="mine", planner=Even(), schedule=OneFOneB())
     plan = make_plan(problem, "mine", [(0b01, 1), (0b10, 1)], 1)
-    own = {"graph": graph, "problem": problem, "strategy": strategy, "plan": plan, "program": strategy.lower(plan, problem)}
+    values = {"graph": graph, "problem": problem, "strategy": strategy, "plan": plan, "program": strategy.lower(plan, problem)}
     named = (flat, Constant, Holding, Task, equal_chain, equal_towers, make_plan, replace)
-    return own | {each.__name__: each for each in named} | {"predict": partial(strategy.predict, problem=problem)}
+    return {**values, "predict": partial(strategy.predict, problem=problem), **{each.__name__: each for each in named}}
 
 
 def modules() -> Iterator[ModuleType]:
