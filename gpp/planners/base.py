@@ -139,7 +139,7 @@ class Fits(Exception):
 
 @final
 @dataclass(slots=True)
-class Judged:
+class JudgedCandidates:
     """What the candidates of a search have told.
 
     Args:
