@@ -17,7 +17,7 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import Task, refuse_policies, refuse_split_operators
+from gpp.runtime.engine import EngineTask, refuse_policies, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.timeline import Event, Outcome
 
@@ -71,7 +71,7 @@ def refuse_shared_devices(plan: Plan, engine: str) -> None:
             )
 
 
-def refuse_early_loss(plan: Plan, task: Task, engine: str) -> None:
+def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
     """Refuse a loss before the last stage: the other systems start their backward there.
 
     Raises:

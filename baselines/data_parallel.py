@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import data_parallel
-from gpp.runtime.engine import AbstractEngine, Progress, Task, crowded
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -45,7 +45,7 @@ class DataParallel(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         refuse_several_stages(plan, self.name)
 
     def refuse(self, job: Job) -> None:

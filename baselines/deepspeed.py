@@ -12,7 +12,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
-from gpp.runtime.engine import AbstractEngine, Progress, Task, crowded
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -49,14 +49,14 @@ class DeepSpeed(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         self._refuse(plan)
         refuse_early_loss(plan, task, self.name)
         _refuse_clipping_of_shared(plan, task)
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        self.refuse_plan(job.plan, Task.of_job(job))
+        self.refuse_plan(job.plan, EngineTask.of_job(job))
 
     def _refuse(self, plan: Plan) -> None:
         refuse_what_is_no_chain(plan, self.name)
@@ -69,7 +69,7 @@ class DeepSpeed(AbstractEngine):
         return measured_by_events(job, run_dir, logs)
 
 
-def _refuse_clipping_of_shared(plan: Plan, task: Task) -> None:
+def _refuse_clipping_of_shared(plan: Plan, task: EngineTask) -> None:
     """Refuse clipping with shared parameters: DeepSpeed's norm counts one once for every stage that has a copy.
 
     Raises:

@@ -25,7 +25,7 @@ from gpp.runtime.checkpoint.checkpoint import Checkpointer
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.job import Job, restore
-from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
+from gpp.runtime.nonfinite import PassPlace, Seen, nonfinite, shown, told
 from gpp.runtime.worker.allocator import MemoryEvents, states
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
 from gpp.runtime.worker.rows import minibatch_indices
@@ -113,7 +113,7 @@ class Harness:
         for name, value in terms.items():
             number = value.item() if isinstance(value, torch.Tensor) else value
             if not math.isfinite(number):
-                place = Place(step=self.step, sample=0, end=0, microbatch=microbatch)
+                place = PassPlace(step=self.step, sample=0, end=0, microbatch=microbatch)
                 self._end(told(Seen(name=name, value=number, stage=stage, place=place), ()))
 
     def _end(self, text: str) -> None:

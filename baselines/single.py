@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
-from gpp.runtime.engine import AbstractEngine, Progress, Task
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Outcome
@@ -39,7 +39,7 @@ class Single(AbstractEngine):
         refuse_several_stages(plan, self.name)
         return ()
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         refuse_several_stages(plan, self.name)
 
     def refuse(self, job: Job) -> None:

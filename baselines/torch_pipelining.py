@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Progress, Task, crowded
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -47,7 +47,7 @@ class TorchPipelining(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         self._refuse(plan)
         refuse_early_loss(plan, task, self.name)
 
@@ -88,7 +88,7 @@ class TorchPipelining(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        self.refuse_plan(job.plan, Task.of_job(job))
+        self.refuse_plan(job.plan, EngineTask.of_job(job))
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers

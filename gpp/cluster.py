@@ -227,7 +227,7 @@ def uniform(
     )
 
 
-class Node(TypedDict):
+class ClusterNode(TypedDict):
     """A node of equal devices."""
 
     device: Device
@@ -238,7 +238,7 @@ class Node(TypedDict):
 def mixed(
     *,
     name: str,
-    nodes: Annotated[Sequence[Node], Field(min_length=1)],
+    nodes: Annotated[Sequence[ClusterNode], Field(min_length=1)],
     intra_node: Link,
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,

@@ -13,7 +13,7 @@ from pydantic import Field
 from gpp.errors import InvalidConfig
 from gpp.settings import Decay, Natural, NotNegative, Share, settings
 from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition, Predictor
-from gpp.weights.work import ADD, COPY, Work
+from gpp.weights.work import ADD, COPY, WeightWork
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ ClipScope = Literal["model", "stage"]
 Shard = Literal["none", "replicas"]
 
 
-def keeping(weight_decay: float) -> Work:
+def keeping(weight_decay: float) -> WeightWork:
     """Keeping the last gradient at an update, with the coupled decay in it."""
     return ADD if weight_decay else COPY
 
@@ -174,7 +174,7 @@ class SGD(AbstractOptimizer):
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         if rule.future == "zero":
-            shrunk = Work(2.0, 1)
+            shrunk = WeightWork(2.0, 1)
             return Extrapolation(once=shrunk if not self.momentum else shrunk + ADD if self.weight_decay else ADD)
         if self.momentum and not rule.nesterov:
             return Extrapolation()
@@ -213,11 +213,11 @@ class Adam(AbstractAdam):
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
-        step, shrinks = Work(8.0, 3), bool(rule.decay and self.decoupled and self.weight_decay)
+        step, shrinks = WeightWork(8.0, 3), bool(rule.decay and self.decoupled and self.weight_decay)
         if rule.future == "same":
             return Extrapolation(once=step + COPY * shrinks)
         if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=COPY * 2, each=step + Work(5.0, 2))
+            return Extrapolation(once=COPY * 2, each=step + WeightWork(5.0, 2))
         return Extrapolation(once=COPY, each=step)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -252,13 +252,13 @@ class RMSprop(AbstractOptimizer):
         if rule.future == "zero":
             if self.weight_decay:
                 # Weights copied, a root made and shifted, a velocity copied or filled; then a step of three operators.
-                velocity = COPY if self.momentum else Work(1.0, 1)
-                return Extrapolation(once=COPY + Work(4.0, 2) + velocity, each=Work(9.0, 3))
+                velocity = COPY if self.momentum else WeightWork(1.0, 1)
+                return Extrapolation(once=COPY + WeightWork(4.0, 2) + velocity, each=WeightWork(9.0, 3))
             return Extrapolation() if self.momentum else Extrapolation(once=COPY)
         if self.momentum:
             return Extrapolation()
         # At the update the gradient is copied, with its decay, and divided by the root of the mean square.
-        return Extrapolation(kept=1.0, update=keeping(self.weight_decay) + Work(7.0, 3))
+        return Extrapolation(kept=1.0, update=keeping(self.weight_decay) + WeightWork(7.0, 3))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -274,7 +274,7 @@ class RMSprop(AbstractOptimizer):
         )
 
 
-LAST_STEP = Extrapolation(kept=1.0, update=Work(7.0, 3))
+LAST_STEP = Extrapolation(kept=1.0, update=WeightWork(7.0, 3))
 """Along the last step, which is kept at an update: the weights before it, less those after it, over the rate."""
 
 
@@ -288,11 +288,11 @@ class NAdam(AbstractAdam):
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         if rule.future == "same":
             shrinks = bool(rule.decay and self.decoupled and self.weight_decay)
-            return replace(LAST_STEP, once=Work(2.0, 1) + ADD if shrinks else ADD)
+            return replace(LAST_STEP, once=WeightWork(2.0, 1) + ADD if shrinks else ADD)
         # As Adam's; with L2 decay each update reads the weights once more, as the gradient itself.
         if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=COPY * 2, each=Work(16.0, 6))
-        return Extrapolation(once=COPY, each=Work(8.0, 3))
+            return Extrapolation(once=COPY * 2, each=WeightWork(16.0, 6))
+        return Extrapolation(once=COPY, each=WeightWork(8.0, 3))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -346,7 +346,7 @@ class Muon(AbstractOptimizer):
         if rule.future == "zero":
             lacks = "has no steps without gradients other than its last one, repeated"
             raise InvalidConfig("strategy.weights.future", "zero", f"optimizer=muon {lacks}", "set strategy.weights.future=same")
-        return replace(LAST_STEP, once=Work(2.0, 1) + ADD if rule.decay and self.weight_decay else ADD)
+        return replace(LAST_STEP, once=WeightWork(2.0, 1) + ADD if rule.decay and self.weight_decay else ADD)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

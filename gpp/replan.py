@@ -119,7 +119,7 @@ LEAST_PASSES = 10
 
 
 @final
-class Pace:
+class DevicePace:
     """Seconds of the passes of every device against the plan's.
 
     Args:

@@ -21,7 +21,7 @@ MOST = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class SettingKind:
     """The values that a declared type allows, and their description.
 
     Args:
@@ -40,7 +40,7 @@ class Kind:
     near: Callable[[object], Iterable[object]] = lambda value: ()
     examples: tuple[object, ...] = ()
     remedy: Callable[[object], str] = lambda value: ""
-    part: Callable[[int | str], Kind | None] = lambda key: None
+    part: Callable[[int | str], SettingKind | None] = lambda key: None
 
     def allows(self, value: object) -> bool:
         try:
@@ -50,7 +50,7 @@ class Kind:
         return True
 
 
-def kind_of(hint: Any, limits: Mapping[str, Any] | None = None) -> Kind:
+def kind_of(hint: Any, limits: Mapping[str, Any] | None = None) -> SettingKind:
     """The kind of values that a type hint allows.
 
     Args:
@@ -81,7 +81,7 @@ def kind_of(hint: Any, limits: Mapping[str, Any] | None = None) -> Kind:
             {key: kind_of(part) for key, part in get_type_hints(hint, include_extras=True).items()}, hint.__required_keys__
         )
     if origin is Callable:
-        return Kind(schema=core_schema.callable_schema(), rule=lambda value: "a function", many="functions")
+        return SettingKind(schema=core_schema.callable_schema(), rule=lambda value: "a function", many="functions")
     if isinstance(origin or hint, type):
         return _instance(origin or hint)
     raise TypeError(f"settings cannot have the type {hint}")
@@ -98,12 +98,12 @@ def _limits(extra: Iterable[Any]) -> dict[str, Any]:
     return out
 
 
-def _integer(limits: Mapping[str, Any]) -> Kind:
+def _integer(limits: Mapping[str, Any]) -> SettingKind:
     bounds: dict[str, Any] = {"le": MOST} | _bounds(limits)
     if "gt" not in bounds:
         bounds = {"ge": -MOST} | bounds
     least = bounds.get("ge", bounds.get("gt", 0) + 1)
-    return Kind(
+    return SettingKind(
         schema=core_schema.int_schema(strict=True, **bounds),
         rule=lambda value: _ranged("an integer", value, bounds),
         many=_ranged("integers", None, bounds),
@@ -112,10 +112,10 @@ def _integer(limits: Mapping[str, Any]) -> Kind:
     )
 
 
-def _number(limits: Mapping[str, Any]) -> Kind:
+def _number(limits: Mapping[str, Any]) -> SettingKind:
     bounds = _bounds(limits)
     inside = [value for value in (1.0, 0.5, 0.0) if value not in (bounds.get("gt"), bounds.get("lt"))]
-    return Kind(
+    return SettingKind(
         schema=core_schema.float_schema(strict=True, allow_inf_nan=False, **bounds),
         rule=lambda value: _ranged("a finite number" if _endless(value) else "a number", value, bounds),
         many=_ranged("numbers", None, bounds),
@@ -181,14 +181,14 @@ def _near_number(value: object, *, whole: bool, bounds: Mapping[str, Any]) -> It
     yield number
 
 
-def _truth(limits: Mapping[str, Any]) -> Kind:
+def _truth(limits: Mapping[str, Any]) -> SettingKind:
     meant = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
     def near(value: object) -> Iterable[object]:
         word = written(value).strip("'\"").lower()
         return [meant[word]] if word in meant else []
 
-    return Kind(
+    return SettingKind(
         schema=core_schema.bool_schema(strict=True),
         rule=lambda value: "true or false",
         many="truth values",
@@ -197,7 +197,7 @@ def _truth(limits: Mapping[str, Any]) -> Kind:
     )
 
 
-def _word(limits: Mapping[str, Any]) -> Kind:
+def _word(limits: Mapping[str, Any]) -> SettingKind:
     least, most = limits.get("min_length", 1), limits.get("max_length", 4096)
 
     def rule(value: object) -> str:
@@ -208,7 +208,7 @@ def _word(limits: Mapping[str, Any]) -> Kind:
     def near(value: object) -> Iterable[object]:
         return [written(value)] if isinstance(value, bool | float) or (isinstance(value, int) and not _endless(value)) else []
 
-    return Kind(
+    return SettingKind(
         schema=core_schema.str_schema(strict=True, min_length=least, max_length=most),
         rule=rule,
         many="texts",
@@ -217,17 +217,17 @@ def _word(limits: Mapping[str, Any]) -> Kind:
     )
 
 
-_PLAIN: dict[Any, Callable[[Mapping[str, Any]], Kind]] = {
+_PLAIN: dict[Any, Callable[[Mapping[str, Any]], SettingKind]] = {
     int: _integer,
     float: _number,
     bool: _truth,
     str: _word,
-    Any: lambda limits: Kind(schema=core_schema.any_schema(), rule=lambda value: "anything"),
-    object: lambda limits: Kind(schema=core_schema.any_schema(), rule=lambda value: "anything"),
+    Any: lambda limits: SettingKind(schema=core_schema.any_schema(), rule=lambda value: "anything"),
+    object: lambda limits: SettingKind(schema=core_schema.any_schema(), rule=lambda value: "anything"),
 }
 
 
-def _choice(choices: tuple[Any, ...]) -> Kind:
+def _choice(choices: tuple[Any, ...]) -> SettingKind:
     """One of a few words or numbers."""
 
     words = [written(choice) for choice in choices]
@@ -243,7 +243,7 @@ def _choice(choices: tuple[Any, ...]) -> Kind:
     if any(isinstance(choice, bool | int) for choice in choices):
         # To Python 1 is true and 0 is false; to a user they are not.
         schema = core_schema.no_info_plain_validator_function(partial(_exact, choices))
-    return Kind(schema=schema, rule=rule, many=f"the words {', '.join(words)}", near=near, examples=choices[:1])
+    return SettingKind(schema=schema, rule=rule, many=f"the words {', '.join(words)}", near=near, examples=choices[:1])
 
 
 def _exact(choices: tuple[Any, ...], value: object) -> object:
@@ -253,7 +253,7 @@ def _exact(choices: tuple[Any, ...], value: object) -> object:
     return value
 
 
-def _union(hints: list[Any], optional: bool, limits: Mapping[str, Any]) -> Kind:
+def _union(hints: list[Any], optional: bool, limits: Mapping[str, Any]) -> SettingKind:
     kinds = [kind_of(hint, limits) for hint in hints]
     first = kinds[0]
     schemas: list[CoreSchema | tuple[CoreSchema, str]] = [kind.schema for kind in kinds]
@@ -263,7 +263,7 @@ def _union(hints: list[Any], optional: bool, limits: Mapping[str, Any]) -> Kind:
         words = " or ".join(kind.rule(value) for kind in kinds)
         return f"{words}, or null" if optional else words
 
-    return Kind(
+    return SettingKind(
         schema=core_schema.nullable_schema(schema) if optional else schema,
         rule=rule,
         many=" or ".join(kind.many for kind in kinds),
@@ -273,7 +273,7 @@ def _union(hints: list[Any], optional: bool, limits: Mapping[str, Any]) -> Kind:
     )
 
 
-def _items(hints: Sequence[Any], limits: Mapping[str, Any], *, fixed: bool) -> Kind:
+def _items(hints: Sequence[Any], limits: Mapping[str, Any], *, fixed: bool) -> SettingKind:
     """A list, held as a tuple: of any length, or with a type for each position."""
     kinds = [kind_of(hint) for hint in hints]
     schemas = [kind.schema for kind in kinds]
@@ -294,7 +294,7 @@ def _items(hints: Sequence[Any], limits: Mapping[str, Any], *, fixed: bool) -> K
             yield mended
         yield [value]
 
-    return Kind(
+    return SettingKind(
         schema=core_schema.no_info_before_validator_function(_as_tuple, inner),
         rule=lambda value: rule,
         many="lists",
@@ -308,11 +308,11 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _mapping(keys: Kind, values: Kind, limits: Mapping[str, Any]) -> Kind:
+def _mapping(keys: SettingKind, values: SettingKind, limits: Mapping[str, Any]) -> SettingKind:
     least = limits.get("min_length", 0)
     inner = core_schema.dict_schema(keys.schema, values.schema, strict=True, min_length=least)
     rule = f"a mapping from {keys.many} to {values.many}{f' with at least {least} entry' if least else ''}"
-    return Kind(
+    return SettingKind(
         schema=core_schema.no_info_before_validator_function(_as_dict, inner),
         rule=lambda value: rule,
         many="mappings",
@@ -324,7 +324,7 @@ def _as_dict(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) and not isinstance(value, dict) else value
 
 
-def _record(parts: Mapping[str, Kind], required: Iterable[str]) -> Kind:
+def _record(parts: Mapping[str, SettingKind], required: Iterable[str]) -> SettingKind:
     """A mapping with these keys, and no others."""
     schema = {key: core_schema.typed_dict_field(part.schema, required=key in required) for key, part in parts.items()}
     words = f"with {' and '.join(parts)}" if required else f"with no other keys than {' and '.join(parts)}"
@@ -333,7 +333,7 @@ def _record(parts: Mapping[str, Kind], required: Iterable[str]) -> Kind:
         if isinstance(value, Mapping):
             yield {key: item for key, item in value.items() if key in parts}
 
-    return Kind(
+    return SettingKind(
         schema=core_schema.typed_dict_schema(schema, strict=True, extra_behavior="forbid"),
         rule=lambda value: f"a mapping {words}",
         many=f"mappings {words}",
@@ -342,7 +342,7 @@ def _record(parts: Mapping[str, Kind], required: Iterable[str]) -> Kind:
     )
 
 
-def _instance(cls: type) -> Kind:
+def _instance(cls: type) -> SettingKind:
     """An object of a class, which is passed on as it is."""
     path = f"{cls.__module__}.{cls.__qualname__}"
 
@@ -350,4 +350,4 @@ def _instance(cls: type) -> Kind:
         return f"write _target_: {path} beside its other settings" if isinstance(value, Mapping) else ""
 
     rule, many = f"an object of the class {path}", f"objects of the class {path}"
-    return Kind(schema=core_schema.is_instance_schema(cls), rule=lambda value: rule, many=many, remedy=remedy)
+    return SettingKind(schema=core_schema.is_instance_schema(cls), rule=lambda value: rule, many=many, remedy=remedy)

@@ -29,7 +29,7 @@ from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
-from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, Judged, continuous
+from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
@@ -119,7 +119,7 @@ class Strategy:
         if self.drafted is not self:
             return self.drafted.plan(problem, first=first)
         start = time.perf_counter()
-        problem, judged = self.posed(problem), Judged(first=first)
+        problem, judged = self.posed(problem), JudgedCandidates(first=first)
         try:
             plan = self._sparing(problem, judged) if self.memory.ways else self._search(problem, problem, judged)
         except Fits as found:
@@ -144,7 +144,7 @@ class Strategy:
         """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
         return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
-    def _sparing(self, problem: Problem, judged: Judged) -> Plan:
+    def _sparing(self, problem: Problem, judged: JudgedCandidates) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
 
         The search ends where the best plan is as fast as any candidate would be if memory were endless.
@@ -168,7 +168,7 @@ class Strategy:
         assert why is not None  # the problem itself has been asked
         raise why
 
-    def _search(self, view: Problem, problem: Problem, judged: Judged) -> Plan:
+    def _search(self, view: Problem, problem: Problem, judged: JudgedCandidates) -> Plan:
         """The planner's plan for a view of the problem, validated.
 
         Raises:
@@ -185,7 +185,7 @@ class Strategy:
                     raise
         return self._within_limits(problem, questions[-1], judged)
 
-    def _ask(self, planner: AbstractPlanner, asked: Problem, problem: Problem, judged: Judged) -> Plan | None:
+    def _ask(self, planner: AbstractPlanner, asked: Problem, problem: Problem, judged: JudgedCandidates) -> Plan | None:
         """The planner's plan, checked; None if the engine cannot run it. What the engine said is added to `judged`.
 
         Raises:
@@ -201,7 +201,7 @@ class Strategy:
         self.check(plan, problem)
         return plan
 
-    def _within_limits(self, problem: Problem, asked: Problem, judged: Judged) -> Plan:
+    def _within_limits(self, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Plan:
         """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
         the model in one piece.
 
@@ -387,7 +387,7 @@ class Strategy:
             plan = each.chosen(plan, problem)
         return with_edges(plan, self.posed(problem))
 
-    def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
+    def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
         run, or if the engine cannot run it."""
         try:

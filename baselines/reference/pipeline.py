@@ -27,7 +27,7 @@ from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.routing import Piece, pieces
 from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
-from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
+from gpp.runtime.nonfinite import PassPlace, Seen, told, told_of_weights
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights, PipelinePosition
@@ -231,7 +231,7 @@ class Pipeline:
                 kept[-1].append(found)
                 for name, value in values.items():
                     if is_loss(name) and not math.isfinite(number := value.item()):
-                        place = Place(step=step, sample=lo, end=hi, microbatch=microbatch)
+                        place = PassPlace(step=step, sample=lo, end=hi, microbatch=microbatch)
                         self._nonfinite(Seen(name=name, value=number, stage=s, place=place), chunk, kept, rows, (lo, hi))
         return kept
 
@@ -248,7 +248,7 @@ class Pipeline:
                     for name in names:
                         grad = self._placed(name, _cut(made[t, name], lo, hi))
                         gradients[name] = gradients[name] + grad if name in gradients else grad
-                place = Place(step=step, sample=lo, end=hi, microbatch=microbatch)
+                place = PassPlace(step=step, sample=lo, end=hi, microbatch=microbatch)
                 stage.backward(self.job.plan.stages[s].devices.index(device), found, gradients, place)
                 for name, leaf in found.received.items():
                     if leaf.requires_grad:
@@ -264,7 +264,7 @@ class Pipeline:
             # Of the last stage, only the pieces up to this one.
             for (_, microbatch, lo, hi), made in zip(chunk[s], own, strict=False):
                 if max(lo, samples[0]) < min(hi, samples[1]):
-                    place = Place(step=seen.place.step, sample=lo, end=hi, microbatch=microbatch)
+                    place = PassPlace(step=seen.place.step, sample=lo, end=hi, microbatch=microbatch)
                     found.append(self.stages[s].finding(s, place, made, rows(lo, hi, self.stages[s].inputs)))
         self._end(told(seen, found, first_step=self.job.settings.first_step))
 
@@ -360,7 +360,7 @@ class Pipeline:
         for name, value in results.items():
             if is_loss(name) and not math.isfinite(number := value.item()):
                 microbatch = lo // self.job.plan.stages[stage].microbatch_size
-                place = Place(step=self._done, sample=lo, end=hi, microbatch=microbatch)
+                place = PassPlace(step=self._done, sample=lo, end=hi, microbatch=microbatch)
                 self._end(Seen(name=name, value=number, stage=stage, place=place).held_out())
 
     @staticmethod

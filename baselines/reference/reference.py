@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractServer, Progress, Task, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractServer, EngineTask, Progress, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Outcome, Versions
@@ -48,7 +48,7 @@ class Reference(AbstractServer):
         _refuse(plan)
         return ()
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         _refuse(plan)
 
     def refuse(self, job: Job) -> None:

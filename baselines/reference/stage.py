@@ -22,7 +22,7 @@ from baselines.reference.explicit import Explicit, explicit
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
-from gpp.runtime.nonfinite import Finding, Place, Probes, nonfinite
+from gpp.runtime.nonfinite import Finding, PassPlace, Probes, nonfinite
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
@@ -227,7 +227,7 @@ class FollowedStage:
                 _put(places, buffers)
         return self._explicit[size]
 
-    def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor], place: Place) -> None:
+    def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor], place: PassPlace) -> None:
         """The backward of a forward's `kept`; the tensors in `received` then hold their gradients.
 
         Args:
@@ -258,12 +258,12 @@ class FollowedStage:
             damp(self.table.correction, self.table.optimizer, sums, kept.leaves, self.masters, self.table.version)
         self._probe(replica, place)
 
-    def _probe(self, replica: int, place: Place) -> None:
+    def _probe(self, replica: int, place: PassPlace) -> None:
         if self.probes.index is not None:
             self.probes.note(place, self.sums[replica][self.probes.index])
 
     def finding(
-        self, stage: int, place: Place | None = None, kept: Kept | None = None, rows: Mapping[str, Tensor] = EMPTY
+        self, stage: int, place: PassPlace | None = None, kept: Kept | None = None, rows: Mapping[str, Tensor] = EMPTY
     ) -> Finding:
         """What is not finite: of the weights, and of a forward."""
         made = kept.outputs if kept else {}

@@ -26,9 +26,9 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractReleased, Predict
-from gpp.planners.chains.bottleneck import Chain, Room, Way, best_chain
+from gpp.planners.chains.bottleneck import BottleneckChain, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import Best, Part, Seconds, fits
-from gpp.planners.chains.downsets import Budget, Family
+from gpp.planners.chains.downsets import Budget, StateFamily
 from gpp.planners.chains.hierarchical import even_servers
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.common.linear_orders import depth_first_order
@@ -201,7 +201,7 @@ class _States:
 
     def __init__(self, tool: Tool, outputs: dict[int, float], budget: Budget) -> None:
         whole = max(outputs, key=int.bit_count)
-        self.family = Family(tool.graph, [whole, *(whole & ~prefix for prefix in outputs)], tool.seconds, budget)
+        self.family = StateFamily(tool.graph, [whole, *(whole & ~prefix for prefix in outputs)], tool.seconds, budget)
         self.outputs = np.array([outputs.get(whole & ~mask, 0.0) for mask in self.family.masks])
         if tool.compression is not None:
             self.outputs = self.outputs / tool.compression
@@ -242,7 +242,7 @@ def _flat(tool: Tool, outputs: dict[int, float], num_machines: int, bandwidth: f
     return _published(family, chain)
 
 
-def _published(family: Family, chain: Chain | None) -> Published:
+def _published(family: StateFamily, chain: BottleneckChain | None) -> Published:
     if chain is None:
         return Published(math.inf, ())
     stages = []
@@ -283,7 +283,9 @@ def _hierarchical(tool: Tool, outputs: dict[int, float], levels: list[int], spee
     return Published(value, tuple(_unroll(family, tables, len(levels) - 1, last, 0)))
 
 
-def _unroll(family: Family, tables: list, level: int, start: int, end: int, times: int = 1) -> list[tuple[tuple[int, ...], int]]:
+def _unroll(
+    family: StateFamily, tables: list, level: int, start: int, end: int, times: int = 1
+) -> list[tuple[tuple[int, ...], int]]:
     """(operators, replicas over all servers) of the stages between two states."""
     if level < 0:
         return [(tuple(bits(family.masks[start] & ~family.masks[end])), times)]

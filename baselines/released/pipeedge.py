@@ -27,9 +27,9 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractReleased, Predict
-from gpp.planners.chains.typed_chain import Placed
+from gpp.planners.chains.typed_chain import PlacedStage
 from gpp.planners.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
-from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
 from gpp.planners.edgepipe.kinds import Kinds
 from gpp.settings import settings
 
@@ -45,7 +45,7 @@ class PipeEdgeScheduler(AbstractReleased[EdgePipe]):
     """The published tool's schedule, at the micro-batch size at which it is predicted fastest."""
 
     def plan(self, planner: EdgePipe, problem: Problem, predict: Predict) -> Plan:
-        def candidates(forward: Forward) -> Iterator[Told]:
+        def candidates(forward: ForwardProblem) -> Iterator[Told]:
             found = published(forward, corrected=planner.corrected)
             if found is not None:
                 stages, believed_s = found
@@ -54,7 +54,7 @@ class PipeEdgeScheduler(AbstractReleased[EdgePipe]):
         return planner.fastest(problem, predict, candidates)
 
 
-def published(forward: Forward, *, corrected: bool) -> tuple[Assigned, float] | None:
+def published(forward: ForwardProblem, *, corrected: bool) -> tuple[Assigned, float] | None:
     """The published tool's stages and devices, and the seconds that it believes they take; None where it finds none.
 
     Types are told apart by their names alone, and the rate of a type's links is that of its devices.
@@ -115,7 +115,7 @@ class Published:
 class Schedule(NamedTuple):
     """What the tool answers: the stages, and the bottleneck by its own reckoning."""
 
-    chain: list[Placed]
+    chain: list[PlacedStage]
     believed_s: float
 
 
@@ -152,10 +152,10 @@ def schedule(given: Published, *, corrected: bool) -> Schedule | None:
     if end is None:
         return None
     i, s, u = end
-    chain = [Placed(u, i, num_layers)]
+    chain = [PlacedStage(u, i, num_layers)]
     while i:
         start, kind = map(int, parent[i, s, u])
-        chain.append(Placed(kind, start, i))
+        chain.append(PlacedStage(kind, start, i))
         i, s, u = start, int(s - radix[kind]), kind
     return Schedule(chain[::-1], believed)
 

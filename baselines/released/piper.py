@@ -32,7 +32,7 @@ from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
 from gpp.planners.chains.chain_tables import Best, Part, Seconds
-from gpp.planners.chains.downsets import Budget, Family, Stages, all_states, linear_states
+from gpp.planners.chains.downsets import Budget, Stages, StateFamily, all_states, linear_states
 from gpp.planners.chains.piper import MOST_STATES, Piper
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.settings import settings
@@ -146,7 +146,7 @@ def published_plan(
         raise Infeasible(
             f"the graph has more than {max_states:,} downsets, where Piper gives up", "strategy.planner.linearize=auto"
         )
-    family = Family(graph, masks, work_of, budget)
+    family = StateFamily(graph, masks, work_of, budget)
     limit = min(num_microbatches, num_devices)
     at_most = None
     if not linear and len(masks) > 4 * graph.num_ops:
@@ -228,7 +228,7 @@ def _edges(graph: OpGraph, ways: Sequence[dict], t: int) -> tuple[tuple[int, int
 
 
 class _Search(NamedTuple):
-    family: Family
+    family: StateFamily
     menus: list[Menu]
     num_devices: int
     limit: int

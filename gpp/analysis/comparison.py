@@ -96,7 +96,7 @@ def compare(
     return tuple(out)
 
 
-class Best(NamedTuple):
+class BestAttempts(NamedTuple):
     """The attempts with the shortest predicted time of a sample of each kind; None where no strategy of the kind has a plan.
 
     The kinds are two tasks: a pipeline that drains before every update trains as one device would, one that does not trains on
@@ -116,14 +116,14 @@ class Best(NamedTuple):
         return self.synchronous if attempt.drains else self.asynchronous
 
 
-def best_of(attempts: Sequence[Attempt]) -> Best:
+def best_of(attempts: Sequence[Attempt]) -> BestAttempts:
     """The best attempt of each kind, the first among equals; ceilings are none."""
 
     def least(drains: bool) -> Attempt | None:
         found = (a for a in attempts if a.status == "ok" and a.drains == drains and not a.ceiling)
         return min(found, key=lambda a: a.sample_s, default=None)
 
-    return Best(least(True), least(False))
+    return BestAttempts(least(True), least(False))
 
 
 def chain_beside(strategy: Strategy) -> Strategy | None:

@@ -97,7 +97,7 @@ class Grid:
         return found
 
 
-class Setting(NamedTuple):
+class GridPoint(NamedTuple):
     """A point of the grid.
 
     Args:
@@ -128,18 +128,18 @@ class Explored:
     strategies: tuple[str, ...]
     schedules: tuple[str, ...]
     meanings: Mapping[str, str]
-    points: Mapping[Setting, Attempt]
+    points: Mapping[GridPoint, Attempt]
 
     @property
-    def settings(self) -> Iterator[Setting]:
+    def settings(self) -> Iterator[GridPoint]:
         """All settings, the last field changing fastest."""
-        return starmap(Setting, product(*self._axes))
+        return starmap(GridPoint, product(*self._axes))
 
     @property
     def start(self) -> list[int]:
         """The position of each value of the fastest setting, on the most devices and with the most memory that have a plan."""
 
-        def rank(setting: Setting) -> tuple[bool, int, int, float]:
+        def rank(setting: GridPoint) -> tuple[bool, int, int, float]:
             found = self.points[setting]
             return found.status == "ok", setting.devices, setting.memory, -found.iteration_s
 
@@ -206,11 +206,11 @@ def explore(
         say("all the memory", number)
         free.append(attempt(chosen[who], posed[size]))
     limits = _limits(grid, problem, [peak_bytes(found) for found in free if found.plan is not None])
-    points: dict[Setting, Attempt] = {}
+    points: dict[GridPoint, Attempt] = {}
     for number, (size, who) in enumerate(wholes):
         say("less memory", number)
         for m, found in _descent(chosen[who], posed[size], free[number], limits):
-            points[Setting(*size, m, *who)] = found
+            points[GridPoint(*size, m, *who)] = found
     return Explored(
         minibatch_size=problem.minibatch_size,
         devices=counts,

@@ -26,7 +26,7 @@ LARGEST = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
+class LargestMicrobatch:
     """The largest micro-batch of a strategy.
 
     Args:
@@ -88,7 +88,9 @@ def at_size(problem: Problem, microbatch_size: int, microbatches: int) -> Proble
     return replace(problem, minibatch_size=microbatch_size * microbatches, microbatch_size=microbatch_size)
 
 
-def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], None] = lambda name, size: None) -> Boundary:
+def largest(
+    strategy: Strategy, problem: Problem, trying: Callable[[str, int], None] = lambda name, size: None
+) -> LargestMicrobatch:
     """The largest micro-batch for which the strategy has a plan.
 
     Args:
@@ -114,7 +116,7 @@ def largest(strategy: Strategy, problem: Problem, trying: Callable[[str, int], N
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
     best = attempt(strategy, at_size(problem, low or 1, count))
-    return Boundary(
+    return LargestMicrobatch(
         best=best,
         microbatch_size=low,
         microbatches=count,

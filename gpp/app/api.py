@@ -31,7 +31,7 @@ from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
-from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, Found, continues, find, training_of
+from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Progress
@@ -211,7 +211,7 @@ def train(
     return outcome
 
 
-def _found(resume: str | Path | None, run_dir: Path, steps: int) -> Found | None:
+def _found(resume: str | Path | None, run_dir: Path, steps: int) -> FoundCheckpoint | None:
     """The checkpoint to go on from; None to begin."""
     if resume == AUTO:
         resume = run_dir if continues(run_dir) else None

@@ -20,7 +20,7 @@ MOST = 64
 AGAIN = "set it before gpp.parallelize, or close this pipeline and call gpp.parallelize again"
 
 
-class Given:
+class UserObjects:
     """A model, a loss and an optimizer as they were when the workers got them.
 
     Args:

@@ -71,13 +71,13 @@ def _in_c() -> Any:
     """OmegaConf's rules for scalars and mappings, on the parser of libyaml."""
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
-    class Loader(CParser, _in_python()):
+    class ParserInC(CParser, _in_python()):
         def __init__(self, stream: Any) -> None:
             CParser.__init__(self, stream)
             yaml.constructor.SafeConstructor.__init__(self)
             yaml.resolver.Resolver.__init__(self)
 
-    return Loader
+    return ParserInC
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
 from gpp.app.given import check_engine, check_given
-from gpp.app.made import Made
+from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
 from gpp.app.serving import posed as posed_to_serve
@@ -38,10 +38,10 @@ from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
-from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, Found, continues, find, training_of, uncaptured
+from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine, Task
+from gpp.runtime.engine import AbstractEngine, EngineTask
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
@@ -142,9 +142,9 @@ class Experiment:
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
     @cached_property
-    def made(self) -> Made:
+    def made(self) -> MadeOnce:
         """What this run has made so far."""
-        return Made()
+        return MadeOnce()
 
     @property
     def max_ops(self) -> int | None:
@@ -237,7 +237,7 @@ class Experiment:
         return replace(self, resume=str(run_dir) if continues(run_dir) else otherwise)
 
     @cached_property
-    def resumed(self) -> Found | None:
+    def resumed(self) -> FoundCheckpoint | None:
         """The checkpoint that this run goes on from."""
         return None if self.resume is None else find(self.resume, self.steps)
 
@@ -304,7 +304,7 @@ class Experiment:
             global_norm=self.optimizer.needs_norm(autocast),
             norm_for=self.optimizer.norm_for(autocast),
             extrapolation=self.optimizer.extrapolation,
-            refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
+            refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         posed = posed_to_serve(self, posed)
         if not self.engine.runs:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.cluster import LOOPBACK, Cluster
-from gpp.cost.models.profiled import Profile, Profiled, cpu_setting, keep
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, keep
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.errors import WorkerFailed
@@ -168,7 +168,9 @@ def settle(
 class _Settled:
     """The problem by what has been timed in place so far."""
 
-    def __init__(self, problem: Problem, profile: Profile, strategy: Strategy, given: bool, costs: MachineCosts | None) -> None:
+    def __init__(
+        self, problem: Problem, profile: GraphProfile, strategy: Strategy, given: bool, costs: MachineCosts | None
+    ) -> None:
         assert isinstance(problem.cost, Profiled)
         self.costs = costs
         self.problem, self.profile, self.strategy, self.given, self.cost = problem, profile, strategy, given, problem.cost
@@ -215,12 +217,12 @@ class _Settled:
         return self.problem, min(timed, key=self.seconds, default=plan)
 
 
-def _to_time(profile: Profile, plan: Plan) -> bool:
+def _to_time(profile: GraphProfile, plan: Plan) -> bool:
     """Whether a plan is to be rehearsed: not one whose devices run in periods, a pass of whose stages is made on several."""
     return not plan.periodic and not _timed(profile, plan)
 
 
-def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
+def _profile(problem: Problem, engine: AbstractEngine) -> GraphProfile | None:
     """The measured times that may be corrected; None where plans cannot be timed in place."""
     cost, cluster = problem.cost, problem.cluster
     if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals):
@@ -231,7 +233,7 @@ def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
     return None if described else cost.profile_of(problem.graph, cluster.devices[0])
 
 
-def _paced(problem: Problem, profile: Profile) -> tuple[Problem, Profile]:
+def _paced(problem: Problem, profile: GraphProfile) -> tuple[Problem, GraphProfile]:
     """The problem with stages timed at the rate of its requests: a pass that follows an idle time takes longer than one of a worker
     that is never idle, whose caches are warm."""
     rate, cost = problem.regime.arrivals.rate, problem.cost
@@ -262,12 +264,12 @@ def _shared_memory(engine: AbstractEngine) -> bool:
     return bool(engine.worker_settings.get("shared_memory", True))
 
 
-def _on(problem: Problem, costs: MachineCosts, profile: Profile) -> Problem:
+def _on(problem: Problem, costs: MachineCosts, profile: GraphProfile) -> Problem:
     """The problem with the constants of this machine in place of those that stand for all machines."""
     overheads = costs.overheads(profile.pass_s).with_messages(profile.messages)
     return replace(problem, cluster=costs.cluster(problem.cluster), overheads=overheads)
 
 
-def _timed(profile: Profile, plan: Plan) -> bool:
+def _timed(profile: GraphProfile, plan: Plan) -> bool:
     """Whether a profile has times in place for all stages of a plan."""
     return all(stage.tensor_parallel > 1 or profile.knows(stage.ops, stage.samples) for stage in plan.stages)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpp.app.stopping import end_with_launcher
 from gpp.errors import GppError, InvalidConfig
-from gpp.runtime.controller.place import TORCHRUN, Place
+from gpp.runtime.controller.place import TORCHRUN, LaunchPlace
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
@@ -60,7 +60,7 @@ def run_together(engine: Distributed, words: list[str], tell: Callable[[Path | N
             attempt before this one, if there was one.
     """
     try:
-        place = Place.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
+        place = LaunchPlace.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
         end_with_launcher()
         quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
         # torch prints a stack for a store that is gone; we say it in a line.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Made:
+class MadeOnce:
     """What takes long and is needed more than once on the way of a run; an experiment itself never changes.
 
     Args:

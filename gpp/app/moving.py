@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpp.runtime.engines.distributed import Distributed
 
 
-class Asked(Protocol):
+class MovingSettings(Protocol):
     """Settings of a run, as far as its refusals read them; `gpp.app.experiment.Experiment` has the contract."""
 
     @property
@@ -94,7 +94,7 @@ def transfer_s(cluster: Cluster, sent: dict[tuple[int, int], float]) -> float:
     return max(busy.values(), default=0.0)
 
 
-def check_replan(e: Asked) -> None:
+def check_replan(e: MovingSettings) -> None:
     """Refuse what no plan can be replaced under, before anything is captured.
 
     Raises:

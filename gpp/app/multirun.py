@@ -40,7 +40,7 @@ from gpp.serialization import read_json
 
 if TYPE_CHECKING:
     from gpp.report.sweep.figure import SweepFigure
-    from gpp.report.sweep.jobs import Asked
+    from gpp.report.sweep.jobs import AskedJob
 
 LABELS = ("name", "logger", "cache_dir", "optimized_metric", "hydra")
 """Settings that change nothing in a result."""
@@ -123,7 +123,7 @@ class Sweep(Callback):
             from gpp.report.sweep.figure import SweepFigure
 
             self.figures += [SweepFigure.of(figure) for figure in declared]
-        self.jobs: list[Asked] = []
+        self.jobs: list[AskedJob] = []
         self.known = True
         """Whether all jobs are known before the first runs, as those of a search are not."""
         self.loggers: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def refused_job(directory: RunDir, digest: str, reason: str, setup: Mapping[str,
         write_json(directory.path / "result.json", run.result)
 
 
-def _jobs(config: Any) -> list[Asked]:
+def _jobs(config: Any) -> list[AskedJob]:
     """The jobs that Hydra's sweeper makes of a command line, in its order.
 
     Raises:
@@ -261,7 +261,7 @@ def _loggers(config: Any) -> dict[str, Any]:
     return loggers
 
 
-def _job(config: Any, number: int, overrides: list[str]) -> Asked:
+def _job(config: Any, number: int, overrides: list[str]) -> AskedJob:
     refuse_start(OmegaConf.select(config, "engine.launch"), sweep=True)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.num, config.hydra.job.id = number, str(number)
@@ -269,11 +269,11 @@ def _job(config: Any, number: int, overrides: list[str]) -> Asked:
     return _asked(config, overrides)
 
 
-def _asked(config: Any, overrides: list[str]) -> Asked:
-    from gpp.report.sweep.jobs import Asked
+def _asked(config: Any, overrides: list[str]) -> AskedJob:
+    from gpp.report.sweep.jobs import AskedJob
 
     keep(OmegaConf.to_container(config))  # its words go into the files of the sweep
-    return Asked(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
+    return AskedJob(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
 
 
 def job_folder(*, _root_: Any) -> str:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
-from gpp.app.changes import Given
+from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
 from gpp.app.modules import plain_module
 from gpp.app.optimizer_factory import optimizer_of
@@ -40,7 +40,7 @@ from gpp.report.run.terminal import show_plan
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.controller.collected import collect
 from gpp.runtime.controller.controller import Follower, clear
-from gpp.runtime.controller.place import Place, world_of
+from gpp.runtime.controller.place import LaunchPlace, world_of
 from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job
@@ -160,12 +160,12 @@ def parallelize(
     return Pipeline(wanted, problem, job)
 
 
-def _place(engine: Distributed, launch: Launch | None) -> Place | None:
+def _place(engine: Distributed, launch: Launch | None) -> LaunchPlace | None:
     """This process's place among the ranks of a launch; None where it is the only one, and starts workers."""
     launched = "RANK" in os.environ and (world_of(os.environ) or 1) > 1
     if launch == "local" or (launch is None and engine.launch != "env" and not launched):
         return None
-    return Place.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
+    return LaunchPlace.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
 
 
 def _planned(wanted: Wanted, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Problem, Job]:
@@ -180,7 +180,7 @@ def _planned(wanted: Wanted, inputs: Mapping[str, Tensor], targets: Mapping[str,
     return problem, job
 
 
-def _joined(wanted: Wanted, place: Place, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Pipeline:
+def _joined(wanted: Wanted, place: LaunchPlace, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Pipeline:
     """The pipeline of one rank among several."""
     from gpp.runtime.live.ranks import Meeting
 
@@ -226,7 +226,7 @@ class Pipeline:
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
         self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.lengths)
         self._usual: set[int] = set()
-        self._given = Given(wanted.model, wanted.loss, wanted.made, wanted.progress.warn)
+        self._given = UserObjects(wanted.model, wanted.loss, wanted.made, wanted.progress.warn)
         self._ignored = ignored_label(job.captured)
         self._first = meeting is None or meeting.place.rank == 0
         self._directory = hold or (RunDir(self.run_dir, field="run_dir") if self._first else None)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
     from gpp.analysis.explore import Explored
     from gpp.analysis.gains import Gains
-    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
 
 LOG_RECORDS = 1000
@@ -214,7 +214,7 @@ class Recorder:
             room = max(0, min(60, self.console.width - 1))
             self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
-    def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[Boundary, ...] = ()) -> Attempt | None:
+    def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[LargestMicrobatch, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
 
         With `boundaries` each attempt is one at the largest micro-batch of its strategy.

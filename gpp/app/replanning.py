@@ -25,7 +25,7 @@ from gpp.app.moving import better, changes, transfer_s
 from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
 from gpp.files import copy
-from gpp.replan import Pace, Replaced, Replan, Switch, at_speeds, without
+from gpp.replan import DevicePace, Replaced, Replan, Switch, at_speeds, without
 from gpp.runtime.run_dir import ANSWERS
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
@@ -82,8 +82,8 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
     if not settings.every:
         return engine.execute(job, run_dir, progress)
     if job.settings.serving is None:
-        return _Training(experiment, captured, problem, plan, job, progress, recorder).run(run_dir)
-    stream, number = _Stream(experiment, captured, problem, plan, job, progress), 0
+        return _ReplannedTraining(experiment, captured, problem, plan, job, progress, recorder).run(run_dir)
+    stream, number = _ReplannedStream(experiment, captured, problem, plan, job, progress), 0
     while settings.most is None or number < settings.most:
         try:
             return stream.run(run_dir, settings)
@@ -96,7 +96,7 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
     return stream.run(run_dir, replace(settings, every=0))
 
 
-class _Run:
+class _ReplannedRun:
     """The common part of streams and trainings: the plan under way, and the speeds that its devices have shown.
 
     `problem.cluster` has the devices at these speeds.
@@ -129,7 +129,7 @@ class _Run:
         return replace(self._experiment.job(self._captured, problem, plan), cluster=self._machines)
 
 
-class _Stream(_Run):
+class _ReplannedStream(_ReplannedRun):
     """The state of a stream: what is answered, and under which plan it goes on."""
 
     def __init__(
@@ -151,7 +151,7 @@ class _Stream(_Run):
         """
         progress = replace(self._progress, on_step=self._on_step)
         if settings.every:
-            pace = Pace(self._planned_s(), settings)
+            pace = DevicePace(self._planned_s(), settings)
 
             def on_pass(rank: int, seconds: float) -> None:
                 pace.note(rank, seconds)
@@ -218,7 +218,7 @@ class _Stream(_Run):
         self._progress.warn(str(found))
 
 
-class _Announced(NamedTuple):
+class _AnnouncedPlan(NamedTuple):
     """A plan that the workers are to take."""
 
     problem: Problem
@@ -229,7 +229,7 @@ class _Announced(NamedTuple):
     restart_s: float
 
 
-class _Training(_Run):
+class _ReplannedTraining(_ReplannedRun):
     """The state of a training: its pace, and what has been announced to its workers."""
 
     def __init__(
@@ -245,12 +245,12 @@ class _Training(_Run):
         super().__init__(experiment, captured, problem, plan, job, progress)
         self._recorder, self._settings = recorder, experiment.strategy.replan
         self._first, self._done = job.settings.first_step, job.settings.first_step
-        self._pace = Pace(self._planned_s(), self._settings)
+        self._pace = DevicePace(self._planned_s(), self._settings)
         self._passes: dict[int, int] = {}
         self._took: dict[int, float] = {}
         self._built: dict[int, float] = {}
         self._restart_s: float | None = None
-        self._announced: _Announced | None = None
+        self._announced: _AnnouncedPlan | None = None
         self._unpaid = False
         """Whether it has been said that a switch does not pay."""
         self._dearer: dict[int, float] = dict.fromkeys(range(len(self._devices)), 1.0)
@@ -342,7 +342,7 @@ class _Training(_Run):
             self._progress.warn(f"the plan stays: a better one cannot run ({why})")
             return True
         self._unpaid = False
-        self._announced = _Announced(problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
+        self._announced = _AnnouncedPlan(problem, found, slow, round(sum(sent.values())), moving_s, restart_s)
         return True
 
     def _first_restart_s(self, job: Job, problem: Problem) -> float:

@@ -30,7 +30,7 @@ INFERENCE: Final = "inference"
 """The mode."""
 
 
-class Asked(Protocol):
+class ServingSettings(Protocol):
     """What of a run's settings decides how it serves; `gpp.app.experiment.Experiment` has them all."""
 
     @property
@@ -74,7 +74,7 @@ def serving_strategy(strategy: Strategy) -> Strategy:
     return replace(strategy, schedule=ForwardOnly(), memory=Keep())
 
 
-def check_inference(e: Asked) -> None:
+def check_inference(e: ServingSettings) -> None:
     """Refuse settings of a training that mode=inference cannot follow.
 
     Raises:
@@ -114,12 +114,12 @@ def check_inference(e: Asked) -> None:
             raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
 
 
-def arrivals_of(e: Asked, engine: AbstractServer) -> Arrivals:
+def arrivals_of(e: ServingSettings, engine: AbstractServer) -> Arrivals:
     """The stream of requests: `steps` of them."""
     return Arrivals(requests=e.num_steps, rate=engine.arrival_rate, spacing=engine.arrivals, seed=e.seed)
 
 
-def posed(e: Asked, problem: Problem) -> Problem:
+def posed(e: ServingSettings, problem: Problem) -> Problem:
     """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
     engine = e.engine
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
@@ -139,7 +139,7 @@ def _refuses(engine: Callable[[Any], str | None]) -> Callable[[Plan], str | None
     return why_not
 
 
-def model_of(e: Asked, captured: Captured) -> Captured:
+def model_of(e: ServingSettings, captured: Captured) -> Captured:
     """The model that runs: in mode=inference without its loss, metrics and targets."""
     if e.mode != INFERENCE:
         return captured
@@ -147,7 +147,9 @@ def model_of(e: Asked, captured: Captured) -> Captured:
     return served(captured) if captured.nodes else replace(captured, graph=forward_only(captured.graph))
 
 
-def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], plan: Plan, problem: Problem) -> ServeSettings | None:
+def serve_settings(
+    e: ServingSettings, engine: AbstractEngine, sizes: dict[str, int], plan: Plan, problem: Problem
+) -> ServeSettings | None:
     """The settings that serving adds to a job; None where it trains."""
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return None
@@ -162,7 +164,9 @@ def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], plan
     )
 
 
-def judge(e: Asked, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path) -> dict[str, float]:
+def judge(
+    e: ServingSettings, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path
+) -> dict[str, float]:
     """The quality of the answers by the data's targets; empty where nothing was answered.
 
     Args:

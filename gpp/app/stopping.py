@@ -35,7 +35,7 @@ class Stopped(BaseException):
 
 
 @dataclass(slots=True)
-class _State:
+class _StopState:
     """Of this process.
 
     Args:
@@ -53,7 +53,7 @@ class _State:
     arrived_s: float = 0.0
 
 
-_state = _State()
+_state = _StopState()
 
 
 def listen() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from gpp.analysis.comparison import beside, chain_beside, compare
 from gpp.analysis.explore import explore
 from gpp.analysis.gains import predicted_gains
-from gpp.analysis.max_batch import Boundary, Confirmed, at_size, largest
+from gpp.analysis.max_batch import Confirmed, LargestMicrobatch, at_size, largest
 from gpp.app import judging
 from gpp.app.experiment import Experiment
 from gpp.app.recording import Recorder
@@ -54,7 +54,7 @@ def largest_batches(experiment: Experiment, captured: Captured, problem: Problem
     def trying(name: str, size: int) -> None:
         recorder.pass_by(f"planning with {name}, micro-batch {size} ...")
 
-    found = list[Boundary]()
+    found = list[LargestMicrobatch]()
     for strategy in experiment.strategies:
         boundary = largest(strategy, problem, trying)
         if experiment.confirm and boundary.beyond is not None and boundary.best.plan is not None:
@@ -84,7 +84,12 @@ SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": lar
 
 
 def _confirm(
-    experiment: Experiment, captured: Captured, problem: Problem, strategy: Strategy, boundary: Boundary, recorder: Recorder
+    experiment: Experiment,
+    captured: Captured,
+    problem: Problem,
+    strategy: Strategy,
+    boundary: LargestMicrobatch,
+    recorder: Recorder,
 ) -> Confirmed:
     """Run the plan of a boundary, then the same stages with a larger micro-batch, which is refused.
 

@@ -12,12 +12,12 @@ from gpp.loggers.base import AbstractLogger, End, RunInfo
 from gpp.loggers.masked import start
 from gpp.report.draw.svg import standalone
 from gpp.report.sweep.files import result_rows, summarise
-from gpp.report.sweep.jobs import SETUP, Job, flatten
+from gpp.report.sweep.jobs import SETUP, SweepJob, flatten
 from gpp.report.sweep.page import general_charts
 
 
 def track_sweep(
-    folder: Path, jobs: Sequence[Job], loggers: Mapping[str, AbstractLogger], *, command: str, end: End
+    folder: Path, jobs: Sequence[SweepJob], loggers: Mapping[str, AbstractLogger], *, command: str, end: End
 ) -> tuple[list[str], list[str]]:
     """Record a sweep that has ended, from the files in its directory.
 
@@ -55,14 +55,14 @@ def track_sweep(
     return hints, warnings
 
 
-def figures(folder: Path, jobs: Sequence[Job]) -> dict[str, str]:
+def figures(folder: Path, jobs: Sequence[SweepJob]) -> dict[str, str]:
     """The sweep's own figures as SVG files by name; the general charts of its page where it declares none."""
     own = {svg.stem: svg.read_text(encoding="utf-8") for svg in sorted(folder.glob("figure*.svg"))}
     charts = general_charts(jobs, summarise(jobs)["groups"])
     return own or {f"figure_{n}" if n > 1 else "figure": standalone(panel.chart) for n, panel in enumerate(charts, start=1)}
 
 
-def jobs_table(jobs: Sequence[Job]) -> tuple[str, list[str], list[list[Any]]]:
+def jobs_table(jobs: Sequence[SweepJob]) -> tuple[str, list[str], list[list[Any]]]:
     """Name, columns and rows: results.csv without what each stage, device or step has a value of its own of."""
     columns, rows = result_rows(jobs)
     whole = [name for name in columns if not name.rpartition(".")[2].isdigit() and not name.startswith("loss")]
@@ -70,7 +70,7 @@ def jobs_table(jobs: Sequence[Job]) -> tuple[str, list[str], list[list[Any]]]:
     return "jobs", ["job", *known], [[job.name, *(row[name] for name in known)] for job, row in zip(jobs, rows, strict=True)]
 
 
-def groups_table(jobs: Sequence[Job]) -> tuple[str, list[str], list[list[Any]]]:
+def groups_table(jobs: Sequence[SweepJob]) -> tuple[str, list[str], list[list[Any]]]:
     """Name, columns and rows: medians over the repetitions of a job, and speed-ups over the chain."""
     flat = [{**flatten(group), "jobs": len(group["jobs"])} for group in summarise(jobs)["groups"]]
     columns = list(dict.fromkeys(name for row in flat for name in row))
@@ -78,7 +78,7 @@ def groups_table(jobs: Sequence[Job]) -> tuple[str, list[str], list[list[Any]]]:
     return "groups", known, [[row.get(name) for name in known] for row in flat]
 
 
-def sweep_summary(jobs: Sequence[Job], end: End) -> dict[str, Any]:
+def sweep_summary(jobs: Sequence[SweepJob], end: End) -> dict[str, Any]:
     """The summary of a sweep: how the jobs ended, the fastest one, and how good the predictions were."""
     found = summarise(jobs)
     timed = [

@@ -24,7 +24,7 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
@@ -66,7 +66,7 @@ class Wanted:
     run_dir: str = "outputs/pipeline"
     engine: Distributed = field(default_factory=Distributed)
     progress: Any = None
-    place: Place | None = None
+    place: LaunchPlace | None = None
 
     def __post_init__(self) -> None:
         check_unreplanned(self.strategy)

@@ -104,7 +104,7 @@ class _Builder:
         for block in self.blocks:
             self._block(block)
         last = self.outputs[self.blocks[-1].name]
-        tail = _Tail(len(last))
+        tail = _StandIn(len(last))
         examples = {f"outputs{i}": torch.zeros(self.values[n][0].shape, dtype=self.values[n][0].dtype) for i, n in enumerate(last)}
         targets = {key: resized(value, MEASURED_BATCH) for key, value in self.targets.items()}
         traced = trace(tail, examples, targets, self.loss, self.metrics, batch=None)
@@ -226,7 +226,7 @@ class _Builder:
         return assemble(joined, name=name, inputs=inputs, batch=None, warnings=warnings, facts=self.facts)
 
 
-class _Tail(nn.Module):
+class _StandIn(nn.Module):
     """A stand-in for the whole model where only its loss is captured: it hands its inputs on."""
 
     def __init__(self, num_outputs: int) -> None:

@@ -26,9 +26,9 @@ from gpp.capture.halves import halves
 from gpp.capture.items import with_items
 from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
-from gpp.capture.merge import Groups, Merger
+from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
-from gpp.capture.transients import Transients
+from gpp.capture.transients import MeasuredTransients
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
@@ -113,7 +113,7 @@ def assemble(
     for draft in drafts.drafts:
         if draft.kind != "param":
             draft.requires_grad = known[draft.name].requires_grad
-    graph = _Costs(drafts, known, groups, size).graph(name)
+    graph = _OpCosts(drafts, known, groups, size).graph(name)
     named = {draft.name: draft for draft in drafts.drafts}
     counted = needed_by(named, [item.node for item in drafts.items])
     kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.name in counted or draft.kind == "input"]
@@ -148,7 +148,7 @@ def assemble(
     return with_variants(replace(captured, **cut_loss(captured)._asdict()))
 
 
-def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
+def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
     """Operators that compute a part of the loss, and all operators behind them.
 
     The network's last operator stays the network's, even if a view of the loss has joined it.
@@ -189,10 +189,10 @@ def _untrained(loss: Loss, model: nn.Module) -> tuple[str, ...]:
     )
 
 
-class _Costs:
+class _OpCosts:
     """Names, kinds, costs per sample and edges of the operators; `facts` hold for `batch` samples."""
 
-    def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: Groups, batch: int) -> None:
+    def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: NodeGroups, batch: int) -> None:
         self.drafts, self.facts, self.groups, self.batch = drafts, facts, groups, batch
         self.draft = {draft.name: draft for draft in drafts.drafts}
         self.index = {draft.name: i for i, draft in enumerate(drafts.drafts)}
@@ -228,7 +228,10 @@ class _Costs:
         saved, kept = self._saved()
         dtype = self._dtype()
         names, tensors = self._names(), self._tensors(saved, dtype)
-        transients, given = Transients(self.draft, self.facts, self.batch), {*self.losses, *(tensor.name for tensor in tensors)}
+        transients, given = (
+            MeasuredTransients(self.draft, self.facts, self.batch),
+            {*self.losses, *(tensor.name for tensor in tensors)},
+        )
         charged: set[str] = set()
         split, late = self._late()
         ops = []

@@ -33,7 +33,7 @@ _MEAN = 1
 _TOLERANCE = 1e-6
 
 
-class Cut(NamedTuple):
+class BatchCut(NamedTuple):
     """What becomes of a loss if its batch is cut.
 
     Args:
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     summed: bool = False
 
 
-def cut_loss(captured: Captured) -> Cut:
+def cut_loss(captured: Captured) -> BatchCut:
     """The loss of random outputs, beside the losses of their halves.
 
     Nothing is known where the loss does not run on made-up values, or was captured at one batch size. Where the network computes
@@ -53,12 +53,12 @@ def cut_loss(captured: Captured) -> Cut:
     """
     known = _whole_and_parts(captured, _BATCH, _BATCH // 2, {}, trials=_TRIALS)
     if known is None or not all(math.isfinite(number) for pair in known for number in pair):
-        return Cut()
+        return BatchCut()
     means = [_near(value, total / 2) for value, total in known]
     summed = any(not mean and _near(*pair) for mean, pair in zip(means, known, strict=True))
     if captured.loss_ops or summed or not all(means):
-        return Cut(not all(means) if captured.loss_ops else summed or None, summed)
-    return Cut(False if _read_by_samples(captured) else None)
+        return BatchCut(not all(means) if captured.loss_ops else summed or None, summed)
+    return BatchCut(False if _read_by_samples(captured) else None)
 
 
 def uneven(captured: Captured, rows: Mapping[str, torch.Tensor], *, weighs: bool = True) -> bool:

@@ -22,7 +22,7 @@ LEAVES = ("param", "buffer", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
+class BoundaryTensor:
     """The form of a received or sent tensor.
 
     Args:
@@ -198,13 +198,13 @@ class Cut:
             self._tell(emitter, emitter.call, name, self.place[following], draws)
         return emitter.finish([]), reads
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> BoundaryTensor:
         """See `StageModule.spec`."""
         node = self.node_of[name]
         if node.batch_dim is None or node.shape is None or node.dtype is None:
             raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
         rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
         dtype = dtype_of(node.dtype)
-        return TensorSpec(
+        return BoundaryTensor(
             shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
         )

@@ -69,10 +69,10 @@ def halves(
         elsewhere: whether another device makes the second half, out of what it is sent: operators of which
             it could not know enough stay whole.
     """
-    return _Search(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
+    return _HalvesSearch(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
 
 
-class _Search:
+class _HalvesSearch:
     def __init__(
         self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool, elsewhere: bool
     ) -> None:

@@ -32,7 +32,7 @@ class Missing:
     """Stands for an attribute that was not there."""
 
 
-class Kept:
+class KeptModules:
     """Modules as they are now: their attributes and modes, and if asked the values and gradients of their tensors.
 
     Containers (lists, dicts and the like) are kept with what they hold, and no deeper; so are the states of all random generators.

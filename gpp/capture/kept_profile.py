@@ -2,7 +2,7 @@
 
 Operators take half as long again while other programs use the caches and cores, though only seconds of computing are counted.
 So two of them are timed once more beside every profile, alone and at best, and again in a third of a second at a later start:
-`Profile.outdated` judges.
+`GraphProfile.outdated` judges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from gpp.capture.profiler import MIN_REPEATS, clock_of, fill, one_pass, profile, setting_of, threads
 from gpp.capture.stage import build_stage
 from gpp.cost.load import Load
-from gpp.cost.models.profiled import Profile, Profiled, Spot, sample_counts
+from gpp.cost.models.profiled import GraphProfile, Profiled, Spot, sample_counts
 from gpp.graph.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def measured(
     return cost.add(found)
 
 
-def _outdated(captured: Captured, graph: OpGraph, profile: Profile) -> str | None:
+def _outdated(captured: Captured, graph: OpGraph, profile: GraphProfile) -> str | None:
     """Why a profile of this machine holds no more; None for one that holds, or that nothing can be said of."""
     load, device = Load(), torch.device(profile.setting.device_kind)
     with threads(profile.setting.num_threads):
@@ -87,7 +87,7 @@ def _outdated(captured: Captured, graph: OpGraph, profile: Profile) -> str | Non
     )
 
 
-def _spots(captured: Captured, graph: OpGraph, profile: Profile, device: torch.device) -> tuple[Spot, ...]:
+def _spots(captured: Captured, graph: OpGraph, profile: GraphProfile, device: torch.device) -> tuple[Spot, ...]:
     """The longest operators that take little, at the most samples of which there are any; on a card none."""
     for column, samples in reversed(list(enumerate(profile.sample_counts))) if device.type == "cpu" else ():
         took = {op: profile.forward_s[op][column] + profile.backward_s[op][column] for op in range(graph.num_ops)}

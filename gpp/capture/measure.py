@@ -126,10 +126,10 @@ def measure(drafts: list[Draft], losses: Iterable[str], batch: int) -> dict[str,
     Raises:
         CaptureError: a node does not run at this batch size.
     """
-    return _Run(drafts, losses, batch).run()
+    return _MeasuredPass(drafts, losses, batch).run()
 
 
-class _Run:
+class _MeasuredPass:
     """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
     def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int) -> None:

@@ -18,7 +18,7 @@ from gpp.graph.captured import is_loss, loss_nodes, references
 
 
 @dataclass(kw_only=True)
-class Groups:
+class NodeGroups:
     """Operators as lists of node names, both in execution order, and further results of the analysis.
 
     Args:
@@ -55,7 +55,7 @@ class Merger:
         }
         self.parent: dict[str, str] = {}
 
-    def merge(self) -> Groups:
+    def merge(self) -> NodeGroups:
         """Run the whole analysis, in the order of the module's docstring."""
         self._order_writes()
         live = self._live()
@@ -257,14 +257,14 @@ class Merger:
         graph.remove_node(group)
         self.parent[group] = target
 
-    def _collect(self, live: set[str]) -> Groups:
+    def _collect(self, live: set[str]) -> NodeGroups:
         members: dict[str, list[str]] = defaultdict(list)
         for unit in self.units:
             members[self._find(unit)].append(unit)
         graph = self._graph()
         first = {group: self.index[units[0]] for group, units in members.items()}
         order = list(nx.lexicographical_topological_sort(graph, key=first.__getitem__))
-        out = Groups(groups=[members[group] for group in order], live=live)
+        out = NodeGroups(groups=[members[group] for group in order], live=live)
         out.producer = {unit: number for number, units in enumerate(out.groups) for unit in units}
         for draft in self.drafts:
             if draft.free and draft.mutates and draft.name in live:
@@ -273,7 +273,7 @@ class Merger:
             units.sort(key=self.index.__getitem__)
         return out
 
-    def _home(self, draft: Draft, out: Groups) -> int:
+    def _home(self, draft: Draft, out: NodeGroups) -> int:
         """The operator that a free update of a buffer belongs to: one of the same module, else the nearest one."""
 
         def nearness(unit: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import torch
 from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
 from gpp.cost.load import Load
-from gpp.cost.models.profiled import MOST_APART, Profile, Setting, cpu_setting
+from gpp.cost.models.profiled import MOST_APART, GraphProfile, Setting, cpu_setting
 from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
@@ -63,7 +63,7 @@ def profile(
     budget_s: float = 8.0,
     optimizer: Any = None,
     num_companions: int = 0,
-) -> Profile:
+) -> GraphProfile:
     """Time every operator of `graph` at every sample count.
 
     Args:
@@ -85,7 +85,7 @@ def profile(
         distinct = dict(zip(keys, graph.ops, strict=True))
         budget = budget_s / (2 * _ROUNDS * len(sample_counts) * max(1, len(distinct)))
         seen: dict[Any, list[_Row]] = {key: [] for key in distinct}
-        parts: dict[Any, list[_Halves]] = {key: [] for key in distinct}
+        parts: dict[Any, list[_SplitShares]] = {key: [] for key in distinct}
         for _ in range(_ROUNDS):
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
@@ -97,7 +97,7 @@ def profile(
         update = _update_s_per_byte(optimizer, at) if optimizer else None
         halves = {key: _median_halves(found) for key, found in parts.items()}
         others = load.share()
-    return Profile(
+    return GraphProfile(
         graph_fingerprint=graph.fingerprint,
         sample_counts=tuple(sample_counts),
         update_s_per_byte=update,
@@ -127,12 +127,12 @@ def threads(count: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _PassTimes:
     forward_s: float
     backward_s: float
 
 
-class _Halves(NamedTuple):
+class _SplitShares(NamedTuple):
     """A split backward.
 
     Args:
@@ -145,21 +145,32 @@ class _Halves(NamedTuple):
 
 
 def _halves(
-    captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float, overhead: _Pair, whole_s: float
-) -> _Halves:
+    captured: Captured,
+    module: StageModule,
+    samples: int,
+    device: torch.device,
+    budget_s: float,
+    overhead: _PassTimes,
+    whole_s: float,
+) -> _SplitShares:
     """The halves of a group's backward, given the seconds of the whole one; `module` is split."""
     forward, seeds = one_pass(captured, module, samples, device)
     first, second = _time_backwards(forward, seeds, device, budget_s, module.late)
     first = max(first - overhead.backward_s, first / 10)
-    return _Halves(second / (first + second), (first + second) / whole_s)
+    return _SplitShares(second / (first + second), (first + second) / whole_s)
 
 
-def _median_halves(found: Sequence[_Halves]) -> _Halves:
-    return _Halves(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _Halves(0.0, 0.0)
+def _median_halves(found: Sequence[_SplitShares]) -> _SplitShares:
+    return _SplitShares(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _SplitShares(0.0, 0.0)
 
 
 def _row(
-    captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _Pair
+    captured: Captured,
+    module: StageModule,
+    sample_counts: Sequence[int],
+    device: torch.device,
+    budget_s: float,
+    overhead: _PassTimes,
 ) -> _Row:
     """(forward, backward) seconds of one group at each sample count, extrapolated above the first slow count."""
     out: _Row = []
@@ -176,7 +187,7 @@ def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(f for f, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
+def _without(pair: _PassTimes, overhead: _PassTimes) -> tuple[float, float]:
     """An operator's own time: at least a tenth of the measured time, so that noise cannot make it vanish."""
     return (
         max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
@@ -230,7 +241,7 @@ def _values(captured: Captured, module: StageModule, samples: int, device: torch
     return {**out, **(module.counts.columns(out)(0, samples) if module.counts else {})}
 
 
-def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _Pair:
+def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _PassTimes:
     """Forward and backward seconds of one group on `samples` samples."""
     return _time_passes(*one_pass(captured, module, samples, device), device, budget_s)
 
@@ -250,7 +261,7 @@ def one_pass(
     return forward, [torch.ones_like(t) for t in forward()]
 
 
-def _overhead(device: torch.device) -> _Pair:
+def _overhead(device: torch.device) -> _PassTimes:
     """Seconds of a stage without any computing: a tensor enters and its gradient leaves."""
     received = torch.randn(1, device=device)
     return _time_passes(lambda: [received.detach().requires_grad_()], [torch.ones(1, device=device)], device, 0.05)
@@ -258,7 +269,7 @@ def _overhead(device: torch.device) -> _Pair:
 
 def _time_passes(
     forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float
-) -> _Pair:
+) -> _PassTimes:
     """Medians over repeats of a forward and its backward."""
 
     def backward(made: list[list[torch.Tensor]]) -> None:
@@ -266,7 +277,7 @@ def _time_passes(
             torch.autograd.backward(roots, seeds)
 
     first, second = _time(lambda loops: [forward() for _ in range(loops)], [backward], device, budget_s)
-    return _Pair(first, second if seeds else 0.0)
+    return _PassTimes(first, second if seeds else 0.0)
 
 
 def _time_backwards(

@@ -129,11 +129,11 @@ class _Conversions:
         return _Enter.apply(x, self.team)
 
     def leave(self, x: Tensor) -> Tensor:
-        return _Leave.apply(x, self.team)
+        return _LeaveTeam.apply(x, self.team)
 
     def leave_and_add(self, x: Tensor, bias: Tensor) -> Tensor:
         # Under autocast the product is of another type.
-        whole = _Leave.apply(x, self.team)
+        whole = _LeaveTeam.apply(x, self.team)
         return whole + bias.to(whole.dtype)
 
     def take(self, x: Tensor, dim: int, blocks: int) -> Tensor:
@@ -177,7 +177,7 @@ class _Enter(torch.autograd.Function):
         return total, None
 
 
-class _Leave(torch.autograd.Function):
+class _LeaveTeam(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)

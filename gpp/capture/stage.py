@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.counts import Counts, Rows, needed_by
-from gpp.capture.cut import Cut, TensorSpec
+from gpp.capture.cut import BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
 from gpp.capture.halves import Halves
 from gpp.capture.late import Late
@@ -177,7 +177,7 @@ class StageModule(nn.Module):
         if self.counts:
             self.counts.module.adopt(tensors)
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> BoundaryTensor:
         """The form of tensor `name` (an input, received or sent).
 
         Raises:

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gpp.capture.assigned import in_place, read_copies
-from gpp.capture.kept import Kept
+from gpp.capture.kept import KeptModules
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
 from gpp.models.losses import Loss, Measure, loss_terms, module_of
@@ -280,7 +280,7 @@ def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
 
     Hooks on the backward of modules are left out: they are functions of autograd, which cannot be traced.
     """
-    kept = Kept(whole, values=False)
+    kept = KeptModules(whole, values=False)
 
     def begin() -> None:
         kept.put_back()

@@ -39,7 +39,7 @@ class Transient(NamedTuple):
     fixed: float
 
 
-class Transients:
+class MeasuredTransients:
     """Transients of the operators of one model; equal operators are run once.
 
     Args:

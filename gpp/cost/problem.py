@@ -24,7 +24,7 @@ from gpp.cost.shares import largest_share
 from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.graph.sums import SetSums, Sums
+from gpp.graph.sums import OpSums, SetSums
 from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
 
 ENDLESS = 1e18
@@ -252,8 +252,8 @@ class Problem:
         return made[key]
 
     @cached_property
-    def _sums(self) -> Sums:
-        return Sums(self.graph)
+    def _sums(self) -> OpSums:
+        return OpSums(self.graph)
 
     def param_bytes(self, mask: int) -> tuple[float, float]:
         """Bytes of trainable and of frozen parameters that a set of operators reads, each counted once."""

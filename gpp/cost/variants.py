@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.errors import InvalidPlan
-from gpp.graph.op_graph import OpGraph, Sums, Variant, bits, mask_of
+from gpp.graph.op_graph import OpGraph, ReplicaSums, Variant, bits, mask_of
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
@@ -106,9 +106,9 @@ def boundary_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int
     return total
 
 
-def sums_inside(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[Sums, Sums]:
+def sums_inside(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[ReplicaSums, ReplicaSums]:
     """Sums over the devices of one replica that a forward and a backward of a stage wait for."""
-    forward, backward = Sums(), Sums()
+    forward, backward = ReplicaSums(), ReplicaSums()
     for op in ops:
         variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
         if variant is not None:
@@ -117,7 +117,7 @@ def sums_inside(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], 
     return forward, backward
 
 
-def sums_s(cluster: Cluster, sums: Sums, samples: float, devices: tuple[int, ...]) -> float:
+def sums_s(cluster: Cluster, sums: ReplicaSums, samples: float, devices: tuple[int, ...]) -> float:
     """Seconds of sums over so many samples on a replica's devices: each waits for the links' latencies, and moves its bytes."""
     if not sums.count:
         return 0.0

@@ -38,7 +38,7 @@ class Digits(AbstractData):
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
         import numpy as np
 
-        from gpp.data.table import Table
+        from gpp.data.table import ColumnSamples
 
         check_split(split)
         image, digit = _names(model)
@@ -50,7 +50,7 @@ class Digits(AbstractData):
             mean, deviation = pixels[~held_out].mean(axis=0), pixels[~held_out].std(axis=0)
             pixels = np.where(deviation > 0, (pixels - mean) / np.where(deviation > 0, deviation, 1.0), 0.0)
         images = pixels[rows].reshape(len(rows), *model.inputs()[image].shape)
-        return Table(len(rows), {image: lambda: images, TARGET + digit: lambda: labels[rows]}, dtype)
+        return ColumnSamples(len(rows), {image: lambda: images, TARGET + digit: lambda: labels[rows]}, dtype)
 
 
 def _names(model: AbstractModel) -> tuple[str, str]:

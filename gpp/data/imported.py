@@ -59,7 +59,7 @@ class Imported(AbstractData):
         )
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.items import Items
+        from gpp.data.items import DatasetSamples
 
         check_split(split)
         named = (self.args or {}) | ((self.train_args if split == "train" else self.test_args) or {})
@@ -70,7 +70,7 @@ class Imported(AbstractData):
         with users_code(**names):
             count = len(dataset)
         rows = range(count) if self._is_split else self._rows(split, count)
-        return Items(dataset, model, dtype, rows)
+        return DatasetSamples(dataset, model, dtype, rows)
 
     def _rows(self, split: str, count: int) -> list[int]:
         """The samples of one split of a single data set, in their order there.

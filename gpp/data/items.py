@@ -15,7 +15,7 @@ from gpp.models.base import AbstractModel, TensorSpec
 
 
 @final
-class Items(Samples):
+class DatasetSamples(Samples):
     """The items of a Dataset under a model's names, in the dtypes of its specs.
 
     Args:

@@ -44,7 +44,7 @@ class Synthetic(AbstractData):
         pass  # any shape can be made up
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import Table
+        from gpp.data.table import ColumnSamples
 
         check_split(split)
         num_samples = self.num_samples if split == "train" else self.num_test_samples
@@ -54,7 +54,7 @@ class Synthetic(AbstractData):
             columns[name] = partial(draw.input, name, spec)
         for name, spec in model.targets().items():
             columns[TARGET + name] = partial(draw.target, TARGET + name, spec)
-        return Table(num_samples, columns, dtype)
+        return ColumnSamples(num_samples, columns, dtype)
 
 
 @final

@@ -13,7 +13,7 @@ from gpp.data.base import Samples, check_names
 
 
 @final
-class Table(Samples):
+class ColumnSamples(Samples):
     """Columns [num_samples, ...] by name.
 
     A rank that asks for two of ten names pays for two.

@@ -29,13 +29,13 @@ class Tensors(AbstractData):
     def load(self, split: str, model: AbstractModel | None, *, seed: int, dtype: str) -> Samples:
         from safetensors.numpy import load_file
 
-        from gpp.data.table import Table
+        from gpp.data.table import ColumnSamples
 
         check_split(split)
         path = Path(self.folder) / f"{split}.safetensors"
         columns = load_file(path) if path.exists() else {}
         count = len(next(iter(columns.values()))) if columns else 0
-        return Table(count, {name: (lambda column=column: column) for name, column in columns.items()}, dtype)
+        return ColumnSamples(count, {name: (lambda column=column: column) for name, column in columns.items()}, dtype)
 
 
 def write(folder: Path, split: str, tensors: Mapping[str, Tensor]) -> None:

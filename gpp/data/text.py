@@ -45,7 +45,7 @@ class Text(AbstractData):
             raise InvalidConfig("model.vocabulary", spec.high, rule, fix)
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import Table
+        from gpp.data.table import ColumnSamples
 
         check_split(split)
         self.check(model)
@@ -57,7 +57,7 @@ class Text(AbstractData):
             rule = f"must not exceed the {len(tokens) - 1} characters of the {split} text that have a next one"
             raise InvalidConfig("model.sequence", length, rule, "a shorter sequence, or a longer text")
         given, following = (tokens[start : start + count * length].reshape(count, length) for start in (0, 1))
-        return Table(count, {name: lambda: given, TARGET + target: lambda: following}, dtype)
+        return ColumnSamples(count, {name: lambda: given, TARGET + target: lambda: following}, dtype)
 
     def _tokens(self, split: str) -> np.ndarray:
         """The split's part of the text: [num_characters], int64."""

@@ -46,7 +46,7 @@ class Translation(AbstractData):
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
         import numpy as np
 
-        from gpp.data.table import Table
+        from gpp.data.table import ColumnSamples
 
         check_split(split)
         self.check(model)
@@ -57,7 +57,7 @@ class Translation(AbstractData):
         source = rng.integers(1, spec.high, (self.num_samples if split == "train" else self.num_test_samples, *spec.shape))
         target = exchanged[source[:, ::-1]]
         columns = {"source": source, "previous": late(target), TARGET + "target": target}
-        return Table(len(source), {name: lambda column=column: column for name, column in columns.items()}, dtype)
+        return ColumnSamples(len(source), {name: lambda column=column: column for name, column in columns.items()}, dtype)
 
 
 def late(tokens: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ OPEN: Any = ConfigDict(extra="ignore")
 
 
 @dataclass(slots=True)
-class Node:
+class ProfileNode:
     """An operator of a profile."""
 
     name: str
@@ -41,11 +41,11 @@ class Node:
 
 
 @dataclass(slots=True)
-class Draft:
+class ProfileDraft:
     """Nodes by the file's own name, and the bytes of the tensors on edges, in the file's order."""
 
     path: Path
-    nodes: dict[Any, Node]
+    nodes: dict[Any, ProfileNode]
     tensors: list[tuple[Any, list[Any], float]]
 
     def build(self, name: str) -> OpGraph:
@@ -157,9 +157,9 @@ def check_ends(a: Id, b: Id, known: Mapping[Id, object], path: Path, edge: int) 
         raise InvalidFile(path, f"edges[{edge}]", "joins nodes that are not given", "correct the ids", value=[f"{a} -> {b}"])
 
 
-def joined(path: Path, nodes: dict[Id, Node], sizes: Mapping[tuple[Id, Id], float]) -> Draft:
+def joined(path: Path, nodes: dict[Id, ProfileNode], sizes: Mapping[tuple[Id, Id], float]) -> ProfileDraft:
     """One tensor for all edges from an operator that carry equally much."""
     readers: dict[tuple[Id, float], list[Id]] = defaultdict(list)
     for (a, b), size in sizes.items():
         readers[a, size].append(b)
-    return Draft(path, nodes, [(a, consumers, size) for (a, size), consumers in readers.items()])
+    return ProfileDraft(path, nodes, [(a, consumers, size) for (a, size), consumers in readers.items()])

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpp.errors import InvalidFile
-from gpp.formats.draft import MOST, Draft, Node
+from gpp.formats.draft import MOST, ProfileDraft, ProfileNode
 
 
-def read_graph_txt(text: str, path: Path) -> Draft:
+def read_graph_txt(text: str, path: Path) -> ProfileDraft:
     """The profile in a graph.txt.
 
     Raises:
         InvalidFile: a line is none of its; names the line.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, ProfileNode] = {}
     edges: list[tuple[str, str]] = []
     sizes: dict[str, float] = {}
     descriptions: dict[str, str] = {}
@@ -52,7 +52,7 @@ def read_graph_txt(text: str, path: Path) -> Draft:
         read = {name: _graph_number(values, name, path, where) for name in GRAPH_FIELDS}
         forward, backward, sizes[words[0]], params = read.values()
         descriptions[words[0]] = words[1]
-        nodes[words[0]] = Node(
+        nodes[words[0]] = ProfileNode(
             f"{words[0]}.{words[1].split('(')[0].strip() or 'op'}", forward / 1e3, backward / 1e3, params, sizes[words[0]]
         )
     edges = list(dict.fromkeys(edges))
@@ -66,7 +66,7 @@ def read_graph_txt(text: str, path: Path) -> Draft:
     readers = {key: list[str]() for key in nodes}
     for a, b in edges:
         readers[a].append(b)
-    return Draft(path, nodes, [(key, readers[key], sizes[key]) for key in nodes])
+    return ProfileDraft(path, nodes, [(key, readers[key], sizes[key]) for key in nodes])
 
 
 GRAPH_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

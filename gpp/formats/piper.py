@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, with_config
 
 from gpp.errors import InvalidFile
-from gpp.formats.draft import MOST, OPEN, SETTING, Amount, Draft, Id, Node, by_id, check_ends, joined
+from gpp.formats.draft import MOST, OPEN, SETTING, Amount, Id, ProfileDraft, ProfileNode, by_id, check_ends, joined
 from gpp.graph.op_graph import Variant
 from gpp.serialization import from_json
 
@@ -76,7 +76,7 @@ def is_piper(text: str) -> bool:
     return _PIPER.search(text) is not None
 
 
-def read_piper(text: str, path: Path, seconds: float) -> Draft:
+def read_piper(text: str, path: Path, seconds: float) -> ProfileDraft:
     """The profile in Piper's JSON.
 
     Args:
@@ -101,7 +101,7 @@ def read_piper(text: str, path: Path, seconds: float) -> Draft:
 _DEGREE = re.compile("[1-9][0-9]{0,8}")
 
 
-def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: str, seconds: float) -> Node:
+def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: str, seconds: float) -> ProfileNode:
     ways: dict[tuple[int, bool], PiperWay] = {}
     for word, listed in node.ways.items():
         if not _DEGREE.fullmatch(word):
@@ -140,7 +140,7 @@ def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: 
             )
     name = node.name or str(node.id)
     forward_s = split[1] * seconds
-    return Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants=variants)
+    return ProfileNode(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants=variants)
 
 
 def _share(amount: float, whole: float, path: Path, where: str) -> float:

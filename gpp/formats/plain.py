@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, with_config
 
-from gpp.formats.draft import OPEN, SETTING, Amount, Draft, Id, Node, by_id, check_ends, joined
+from gpp.formats.draft import OPEN, SETTING, Amount, Id, ProfileDraft, ProfileNode, by_id, check_ends, joined
 from gpp.serialization import from_json
 
 
@@ -42,18 +42,18 @@ class PlainProfile:
     edges: tuple[tuple[Id, Id, Amount], ...]
 
 
-def read_plain(text: str, path: Path) -> Draft:
+def read_plain(text: str, path: Path) -> ProfileDraft:
     """The profile in plain JSON.
 
     Raises:
         InvalidFile: a field is missing or wrong; names the place.
     """
     profile = from_json(PlainProfile, text, path, setting=SETTING)
-    known, nodes = by_id(profile.nodes, path), dict[Id, Node]()
+    known, nodes = by_id(profile.nodes, path), dict[Id, ProfileNode]()
     for key, n in known.items():
         forward, backward, weight = n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.wgt_ms / 1e3
         name = str(key) if n.name is None else n.name
-        nodes[key] = Node(name, forward, backward, n.param_bytes, n.activation_bytes, weight, n.late_bytes)
+        nodes[key] = ProfileNode(name, forward, backward, n.param_bytes, n.activation_bytes, weight, n.late_bytes)
     sizes: dict[tuple[Id, Id], float] = defaultdict(float)
     for i, (a, b, size) in enumerate(profile.edges):
         check_ends(a, b, known, path, i)

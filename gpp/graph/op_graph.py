@@ -47,7 +47,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class ReplicaSums:
     """All-reduces over the devices that share one replica.
 
     Args:
@@ -58,9 +58,9 @@ class Sums:
     count: Natural = 0
     num_bytes: NotNegative = 0.0
 
-    def plus(self, num_bytes: float, count: int = 1) -> Sums:
+    def plus(self, num_bytes: float, count: int = 1) -> ReplicaSums:
         """These sums and further ones."""
-        return Sums(count=self.count + count, num_bytes=self.num_bytes + num_bytes)
+        return ReplicaSums(count=self.count + count, num_bytes=self.num_bytes + num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class Variant:
     extra_bytes: float = 0.0
     receive: tuple[tuple[Natural, NotNegative], ...] = ()
     send: tuple[tuple[Natural, NotNegative], ...] = ()
-    forward_sums: Sums = Sums()
-    backward_sums: Sums = Sums()
+    forward_sums: ReplicaSums = ReplicaSums()
+    backward_sums: ReplicaSums = ReplicaSums()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
+class OpAmounts:
     """The amounts of all operators as arrays of shape [num_ops], for cost models.
 
     Args:
@@ -376,12 +376,12 @@ class OpGraph:
         return {param.name: param for param in self.params}
 
     @cached_property
-    def amounts(self) -> Amounts:
+    def amounts(self) -> OpAmounts:
         def column(field: str) -> np.ndarray:
             return np.array([getattr(op, field) for op in self.ops], dtype=float)
 
         params = [[self.param_of[name] for name in op.params] for op in self.ops]
-        return Amounts(
+        return OpAmounts(
             forward_flops=column("forward_flops"),
             backward_flops=column("backward_flops"),
             traffic_bytes=column("traffic_bytes"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.transients import Line, Transients
+from gpp.graph.transients import TransientLine, Transients
 
 
 class SetSums(NamedTuple):
@@ -44,7 +44,7 @@ class SetSums(NamedTuple):
     late: float
 
 
-class Sums:
+class OpSums:
     """The arrays of one graph."""
 
     def __init__(self, graph: OpGraph) -> None:
@@ -89,7 +89,7 @@ class Sums:
         members = self.members(mask)
         trainable, frozen = self.params(members)
         rows, saved, late = self.rows(members), float(self._saved[members].sum()), float(self._late[members].sum())
-        inside = Line(*(float(values[0]) for values in self._transients.of(members[None])))
+        inside = TransientLine(*(float(values[0]) for values in self._transients.of(members[None])))
         if not len(self._producer):
             return SetSums(trainable, frozen, rows, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0, late)
         made, reads = members[self._producer], members[self._consumers]

@@ -6,8 +6,8 @@ follow from it are gone; in the forward they are not there yet. With b samples b
     f_v(b) = b * (transient_bytes[v] - sum of saved_bytes[w] over the w of the set that follow from v) + fixed_bytes[v]
 
 counted beyond everything that the set saves. Branches may run in any order, so one frees nothing for the other. Gradients of
-what leaves the set are there during the whole backward and are counted with the boundary (`Line.within`). The operator that
-they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
+what leaves the set are there during the whole backward and are counted with the boundary (`TransientLine.within`). The operator
+that they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
 
 Activations that are made again (`again_bytes`, in views of a problem that `gpp.memory.priced` makes) are all there at once, beside
 that.
@@ -27,7 +27,7 @@ import numpy as np
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 
 
-class Line(NamedTuple):
+class TransientLine(NamedTuple):
     """Transient bytes of sets of operators; numbers, or arrays of one element for each set.
 
     Args:
@@ -43,13 +43,13 @@ class Line(NamedTuple):
         """Bytes at any number of samples; no less than zero for want of a digit."""
         return np.maximum(self.first - self.slope, 0.0)
 
-    def within(self, incoming: Any, outgoing: Any) -> Line:
+    def within(self, incoming: Any, outgoing: Any) -> TransientLine:
         """Those of a stage: gradients of what goes out are there during the whole backward, those of what came in at its end.
 
         Args:
             incoming, outgoing: gradients at the boundary, bytes per sample.
         """
-        return Line(outgoing + np.maximum(self.slope, incoming), outgoing + np.maximum(self.first, incoming))
+        return TransientLine(outgoing + np.maximum(self.slope, incoming), outgoing + np.maximum(self.first, incoming))
 
 
 class Transients:
@@ -72,17 +72,19 @@ class Transients:
         self._num_readers = np.array([len(t.consumers) for t in tensors])
         self._tensors = tensors
 
-    def of(self, members: np.ndarray) -> Line:
+    def of(self, members: np.ndarray) -> TransientLine:
         """Lines of many sets.
 
         Args:
             members: [sets, num_ops] bool.
         """
         if not self._any:
-            return Line(np.zeros(len(members)), np.zeros(len(members)))
+            return TransientLine(np.zeros(len(members)), np.zeros(len(members)))
         inside = members.astype(float)
         slopes, again = self._slopes(members), inside @ self._again
-        return Line(slopes.max(axis=1, initial=0.0) + again, (slopes + inside * self._fixed).max(axis=1, initial=0.0) + again)
+        return TransientLine(
+            slopes.max(axis=1, initial=0.0) + again, (slopes + inside * self._fixed).max(axis=1, initial=0.0) + again
+        )
 
     def most(self, members: np.ndarray, samples: int) -> float:
         """Bytes of one set with so many samples.
@@ -101,12 +103,12 @@ class Transients:
         leaving = (inside @ self._readers < self._num_readers) @ self._gradients
         return np.where(members, self._own - inside @ self._after - leaving, 0.0)
 
-    def of_intervals(self, order: Sequence[int]) -> Line:
+    def of_intervals(self, order: Sequence[int]) -> TransientLine:
         """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""
         n = len(order)
         slope, first = np.zeros((2, n + 1, n + 1))
         if not self._any:
-            return Line(slope, first)
+            return TransientLine(slope, first)
         ids = list(order)
         at = {op: i for i, op in enumerate(order)}
         # [p, x]: what is freed before the operator at p by those that follow from it and lie before x.
@@ -123,14 +125,14 @@ class Transients:
             prefix = np.concatenate([[0.0], self._again[ids].cumsum()])
             again = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
             slope, first = slope + again, first + again
-        return Line(slope, first)
+        return TransientLine(slope, first)
 
 
-def grouped(graph: OpGraph, ops: Sequence[int]) -> Line:
+def grouped(graph: OpGraph, ops: Sequence[int]) -> TransientLine:
     """The line of one operator made of several of a graph; gradients of what leaves it are its own."""
-    line = Line(0.0, 0.0)
+    line = TransientLine(0.0, 0.0)
     mask = mask_of(ops)
     for v in ops:
         slope = graph.ops[v].transient_bytes - sum(graph.ops[w].saved_bytes for w in bits(graph.descendants[v] & mask))
-        line = Line(max(line.slope, slope), max(line.first, slope + graph.ops[v].fixed_bytes))
+        line = TransientLine(max(line.slope, slope), max(line.first, slope + graph.ops[v].fixed_bytes))
     return line

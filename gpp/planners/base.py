@@ -142,7 +142,7 @@ class Fits(Exception):
 
 @final
 @dataclass(slots=True)
-class Judged:
+class JudgedCandidates:
     """The findings of a search about its candidates.
 
     Args:

@@ -19,7 +19,7 @@ Rates = Mapping[tuple[Direction, int, int], tuple[float, float]]
 """Direction, source and destination stage -> bytes for each sample, and bytes for each message."""
 
 
-class Message(NamedTuple):
+class AddedMessage(NamedTuple):
     """A message of a mechanism: both devices, what each does, and the direction of the pass that makes it."""
 
     made: Direction
@@ -37,14 +37,14 @@ class Return(NamedTuple):
     made: Direction
 
 
-class Part(NamedTuple):
+class ActionShare(NamedTuple):
     """What a device makes of a pass, or sends of a message: of what grows with the samples, and of what does not."""
 
     of_samples: float = 1.0
     fixed: float = 1.0
 
 
-WHOLE = Part()
+WHOLE = ActionShare()
 
 
 class AbstractLowering(ABC):
@@ -86,7 +86,7 @@ class AbstractLowering(ABC):
         """Device -> the sums and updates that stand behind each of its passes; none: behind the last one of a mini-batch."""
         return {}
 
-    def messages(self, plan: Plan, num_samples: int) -> Sequence[Message]:
+    def messages(self, plan: Plan, num_samples: int) -> Sequence[AddedMessage]:
         """The messages of passes, beside those of the edges."""
         return ()
 
@@ -94,7 +94,7 @@ class AbstractLowering(ABC):
         """Stage -> who sends the gradients of its inputs back, each a part of every sample, where others make some of them."""
         return {}
 
-    def part(self, plan: Plan, device: int, action: Action) -> Part:
+    def part(self, plan: Plan, device: int, action: Action) -> ActionShare:
         """The part of a pass that a device makes, or of a message that it sends."""
         return WHOLE
 
@@ -130,13 +130,13 @@ def lowerings(plan: Plan) -> list[AbstractLowering]:
     return [part for name, part in found("lowering", "LOWERING", AbstractLowering).items() if name in names] if names else []
 
 
-def part_of(added: Iterable[AbstractLowering], plan: Plan, device: int, action: Action) -> Part:
+def part_of(added: Iterable[AbstractLowering], plan: Plan, device: int, action: Action) -> ActionShare:
     """The part of a pass that a device makes, or of a message that it sends, by all mechanisms of `lowerings`."""
     samples = fixed = 1.0
     for each in added:
         part = each.part(plan, device, action)
         samples, fixed = samples * part.of_samples, fixed * part.fixed
-    return Part(samples, fixed)
+    return ActionShare(samples, fixed)
 
 
 def check_form(plan: Plan) -> None:

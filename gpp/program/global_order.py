@@ -55,7 +55,7 @@ _LAST = 1 << 60
 """What a device hands to itself is taken over behind all sends of the pass."""
 
 
-class _Block(NamedTuple):
+class _IssueBlock(NamedTuple):
     """A pass, a sum, an update or a copy to or from the host, and the sends that follow it."""
 
     node: int
@@ -180,17 +180,17 @@ def _ticks(waits: Waits, seconds: Sequence[float]) -> list[int]:
     return took
 
 
-def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
-    out: list[_Block] = []
+def _blocks(actions: Sequence[Action], first: int) -> list[_IssueBlock]:
+    out: list[_IssueBlock] = []
     for node, action in enumerate(actions, start=first):
         if action.kind in SENDS:
             out[-1].sends.append(node)
         elif action.kind not in RECEIVES:
-            out.append(_Block(node, []))
+            out.append(_IssueBlock(node, []))
     return out
 
 
-def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
+def _classes(program: Program, plan: Plan, blocks: dict[int, list[_IssueBlock]]) -> tuple[list[int], list[int]]:
     """Node of a block -> its class; and -> its mini-batch (0 in a program that drains).
 
     All members of a sum are one class. So are the devices of a replica that share its passes: they meet in the midst of each.
@@ -222,7 +222,7 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
     return class_of, minibatch_of
 
 
-def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
+def _body(program: Program, own: Sequence[_IssueBlock]) -> tuple[int, int]:
     """The range of a device's blocks that every mini-batch of the steady state repeats. A program that drains repeats all."""
     if program.minibatches == 1:
         return 0, len(own)

@@ -79,7 +79,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EngineTask:
     """What an engine asks beside a plan before it says that it can run it.
 
     Args:
@@ -93,14 +93,14 @@ class Task:
     clips: bool
 
     @classmethod
-    def of(cls, captured: Captured, graph: OpGraph, *, clips: bool) -> Task:
+    def of(cls, captured: Captured, graph: OpGraph, *, clips: bool) -> EngineTask:
         """That of a captured model whose operators, coarse or not, are those of `graph`."""
         op_of = {node: i for i, op in enumerate(graph.ops) for node in op.nodes}
         losses = {name: op_of[node] for name, node in captured.results.items() if is_loss(name)}
         return cls(graph=graph, losses=losses, clips=clips)
 
     @classmethod
-    def of_job(cls, job: Job) -> Task:
+    def of_job(cls, job: Job) -> EngineTask:
         """That of a job."""
         return cls.of(job.captured, job.graph, clips=job.settings.optimizer.get("clip_norm") is not None)
 
@@ -212,7 +212,7 @@ class AbstractEngine(ABC):
         """Whether plans can be timed in place: the project's own workers run them, and this process starts them."""
         return False
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         """Refuse a plan that this engine can never run, whatever the machine; an engine may have nothing to refuse.
 
         Planners that plan for the engine are asked with it, so that no plan of theirs is refused when it is to run.
@@ -222,7 +222,7 @@ class AbstractEngine(ABC):
         """
         return
 
-    def limits(self, task: Task) -> Callable[[Plan], str | None]:
+    def limits(self, task: EngineTask) -> Callable[[Plan], str | None]:
         """`refuse_plan` as a question: why the engine cannot run a plan; None if it can."""
 
         def why_not(plan: Plan) -> str | None:

@@ -44,7 +44,7 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     return tuple(name for name, t in suspects if not t.isfinite().all())
 
 
-class Place(NamedTuple):
+class PassPlace(NamedTuple):
     """A forward or a backward: the step, the samples [sample, end) of its mini-batch, and the micro-batch's number."""
 
     step: int
@@ -72,7 +72,7 @@ class Finding:
     made: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
-    backward: Place | None = None
+    backward: PassPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Seen:
     name: str
     value: float
     stage: int
-    place: Place
+    place: PassPlace
 
     def __str__(self) -> str:
         return self._text(f"step {self.place.step}")
@@ -108,9 +108,9 @@ class Probes:
         small = (i for i, p in enumerate(masters) if p.numel() <= PROBE_ELEMENTS)
         smallest = min(range(len(masters)), key=lambda i: (masters[i].numel(), i), default=None)
         self.index: int | None = next(small, smallest)
-        self._sums: deque[tuple[Place, torch.Tensor]] = deque(maxlen=last)
+        self._sums: deque[tuple[PassPlace, torch.Tensor]] = deque(maxlen=last)
 
-    def note(self, place: Place, gradient: torch.Tensor | None) -> None:
+    def note(self, place: PassPlace, gradient: torch.Tensor | None) -> None:
         """After a backward: keep the sum over the gradient of the parameter number `index`."""
         if gradient is not None:
             self._sums.append((place, gradient.sum()))
@@ -119,7 +119,7 @@ class Probes:
         """What the gradients were is of no interest: their update was left out."""
         self._sums.clear()
 
-    def first(self) -> Place | None:
+    def first(self) -> PassPlace | None:
         """The first backward after which the gradient was not finite."""
         return min((place for place, total in list(self._sums) if not math.isfinite(total.item())), default=None)
 
@@ -148,7 +148,7 @@ def _last_with_weights(findings: Sequence[Finding]) -> Finding:
     return max((f for f in findings if f.weights), key=lambda f: f.stage)
 
 
-def _by_backward(findings: Sequence[Finding], before: Place | None) -> str | None:
+def _by_backward(findings: Sequence[Finding], before: PassPlace | None) -> str | None:
     """The first gradient; None if there is none, or it has come of the forward `before`."""
     found = [(f.backward, f.stage) for f in findings if f.backward]
     found = [

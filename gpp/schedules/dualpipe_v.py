@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.program.program import Task
-from gpp.schedules.v import AHEAD, AbstractV, Place, Writer
+from gpp.schedules.v import AHEAD, AbstractV, VDevice, Writer
 from gpp.settings import settings
 
 
@@ -21,7 +21,7 @@ class DualPipeV(AbstractV):
 
     share: ClassVar[float] = 0.0
 
-    def published(self, place: Place) -> list[Task] | None:
+    def published(self, place: VDevice) -> list[Task] | None:
         far, near, rank, line, count = place
         # Devices are counted from the one with the source and the sink.
         before, own = rank, line - rank - 1

@@ -1,18 +1,18 @@
 """The best order of a flow by constraint programming, with a proven bound (OR-Tools' CP-SAT, optional), and a bound without it.
 
 Variables are the starts of all passes. Constraints:
-1. A pass begins when its messages have arrived: `_Model.starts`.
-2. The passes of a lane do not overlap; those of one kind of a stage are first-in first-out: `_Model.starts`.
-3. Micro-batches hold no more bytes than the lane has room for: `_Model.memory`. Where a micro-batch of a lane's only stage holds as
-   much late as in full, and c of them have room, F(m + c) comes after W(m), and nothing else is needed.
+1. A pass begins when its messages have arrived: `_OrderModel.starts`.
+2. The passes of a lane do not overlap; those of one kind of a stage are first-in first-out: `_OrderModel.starts`.
+3. Micro-batches hold no more bytes than the lane has room for: `_OrderModel.memory`. Where a micro-batch of a lane's only stage
+   holds as much late as in full, and c of them have room, F(m + c) comes after W(m), and nothing else is needed.
 
 Objective: the step's end, or its period. A period of P seconds is possible if and only if there are starts of one step with
 which no lane needs longer than P from its first pass to its update: repeat them every P seconds; and where a training repeats a
 step every P seconds, each lane begins its next step after its update.
 
-Two cuts for each lane tell the solver what it would take long to find out (`_Model.cuts`): from the end of its first forward to its
-first pass backwards it can run only forwards, as many as have room; and from the end of its last forward to its last pass backwards
-only passes backwards of what it holds.
+Two cuts for each lane tell the solver what it would take long to find out (`_OrderModel.cuts`): from the end of its first
+forward to its first pass backwards it can run only forwards, as many as have room; and from the end of its last forward to its
+last pass backwards only passes backwards of what it holds.
 
 Times are rounded down to the solver's integers, so what is proven of its objective holds for the flow.
 
@@ -65,7 +65,7 @@ def value_of(flow: Flow, by_lane: Sequence[Sequence[int]], aim: Aim) -> float:
 
 def bound_s(flow: Flow, aim: Aim) -> float:
     """A lower bound on the period, or on the end of a step, of every order that keeps to the flow's room, without a search."""
-    heads, tails, cuts = _heads(flow), _tails(flow), _Cuts(flow)
+    heads, tails, cuts = _heads(flow), _tails(flow), _LaneCuts(flow)
     out = 0.0
     for lane, work in enumerate(flow.work_s):
         idle = cuts.idle_s(lane)
@@ -94,7 +94,7 @@ def prove(flow: Flow, hint: Sequence[Sequence[int]], aim: Aim, limit: float) -> 
     by_lane = [list(own) for own in hint]
     if best_s <= least_s * (1 + HAIR):
         return Proven(by_lane, best_s, True)
-    model = _Model(_solver(), flow, aim, hint, best_s, least_s)
+    model = _OrderModel(_solver(), flow, aim, hint, best_s, least_s)
     found, proven_s, closed = model.solve(limit)
     if found is not None and value_of(flow, found, aim) < best_s * (1 - HAIR):
         by_lane, best_s = found, value_of(flow, found, aim)
@@ -140,7 +140,7 @@ def _tails(flow: Flow) -> list[float]:
     return out
 
 
-class _Ends(NamedTuple):
+class _LaneEnds(NamedTuple):
     """The passes of a lane of one stage between which its cuts lie, and the most that it can run between them.
 
     Args:
@@ -163,7 +163,7 @@ class _Ends(NamedTuple):
 
 
 @final
-class _Cuts:
+class _LaneCuts:
     """Idle time that no order can avoid, of lanes that run one stage."""
 
     def __init__(self, flow: Flow) -> None:
@@ -171,7 +171,7 @@ class _Cuts:
         self._ways: dict[int, dict[int, float]] = {}
         self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
 
-    def _ends_of(self, lane: int) -> _Ends | None:
+    def _ends_of(self, lane: int) -> _LaneEnds | None:
         """The ends of a lane's passes; None for a lane of several stages, and for one without backwards."""
         flow = self.flow
         queues = {kind: queue for (_, kind), queue in flow.queues[lane].items()}
@@ -190,7 +190,7 @@ class _Cuts:
             left = room - held.full * (full + 1)
             waiting = (min(count - 1 - full, int(left / held.late)) if held.late > 0 else count - 1 - full) if late else 0
             behind = max(behind, full * (slow + slow_late) + waiting * slow_late)
-        return _Ends(
+        return _LaneEnds(
             last_s=flow.seconds[queues[back][-1]] + sum(flow.seconds[i] for i in late[-1:]) + flow.update_s[lane],
             first=forwards[0],
             begins=queues[back][0],
@@ -201,7 +201,7 @@ class _Cuts:
             apart=most < count,
         )
 
-    def _before_s(self, ends: _Ends) -> float:
+    def _before_s(self, ends: _LaneEnds) -> float:
         """Seconds that a lane idles between its first forward and its first pass backwards, whatever the order."""
         return max(self.way_s(ends.first, ends.begins) - self.flow.seconds[ends.first] - ends.ahead_s, 0.0)
 
@@ -273,7 +273,7 @@ class _Cuts:
         return far
 
 
-class _Model:
+class _OrderModel:
     """The model for the solver. Its times are whole units, rounded down."""
 
     def __init__(self, cp_model: Any, flow: Flow, aim: Aim, hint: Sequence[Sequence[int]], best_s: float, least_s: float) -> None:
@@ -348,7 +348,7 @@ class _Model:
 
     def cuts(self) -> None:
         """Add cuts: what a lane can run before its first pass backwards, and behind its last forward."""
-        m, cuts = self.model, _Cuts(self.flow)
+        m, cuts = self.model, _LaneCuts(self.flow)
         self.idle: list[list[Any]] = [[] for _ in self.flow.lanes]
         """By lane, sums of idle time that do not overlap."""
         for lane, ends in enumerate(cuts.ends):

@@ -14,7 +14,7 @@ from functools import cache
 from typing import ClassVar, NamedTuple
 
 from gpp.program.program import Task
-from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, Place
+from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice
 
 BLOCK = 6
 """Slots from one micro-batch to the next."""
@@ -46,7 +46,7 @@ class AbstractRepeating(AbstractV, ABC):
 
     steps: ClassVar[Steps]
 
-    def published(self, place: Place) -> list[Task] | None:
+    def published(self, place: VDevice) -> list[Task] | None:
         """Where both stages of a device would have passes in one slot, as on plans that do not pair up to a V, the nearer one goes
         first: every order by slots can run, since each pass has a later slot than those that it needs."""
         far, near, rank, line, count = place

@@ -29,7 +29,7 @@ from gpp.schedules.zero_bubble_auto import rules
 AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
 
 
-class Place(NamedTuple):
+class VDevice(NamedTuple):
     """A device of a V.
 
     Args:
@@ -55,7 +55,7 @@ class AbstractV(RankedSchedule, ABC):
     long; 0: there are none beside the published order."""
 
     @abstractmethod
-    def published(self, place: Place) -> list[Task] | None:
+    def published(self, place: VDevice) -> list[Task] | None:
         """The published order of a device; None if there is none for so few micro-batches."""
 
     @property
@@ -134,7 +134,7 @@ class AbstractV(RankedSchedule, ABC):
         out = {}
         for device, stages in plan.stages_of_device.items():
             near, far = sorted(stages, key=lambda s: (plan.distance_to_sink[s], -s))
-            order = self.published(Place(far, near, plan.distance_to_sink[near] - 1, line, count))
+            order = self.published(VDevice(far, near, plan.distance_to_sink[near] - 1, line, count))
             if order is None:
                 return None
             out[device] = order
@@ -153,7 +153,7 @@ def _held(order: Sequence[Task]) -> dict[int, int]:
 class Writer:
     """Writes a device's order by kinds and stages; micro-batches are counted."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: VDevice) -> None:
         self.place = place
         self.out: list[Task] = []
         self.next: dict[tuple[int, str], int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.program.program import Task
-from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, Place, Writer
+from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice, Writer
 from gpp.settings import settings
 
 
@@ -21,7 +21,7 @@ class ZeroBubbleV(AbstractV):
 
     share: ClassVar[float] = 1.0
 
-    def published(self, place: Place) -> list[Task] | None:
+    def published(self, place: VDevice) -> list[Task] | None:
         far, near, rank, line, count = place
         if count < 2 * line:
             return None

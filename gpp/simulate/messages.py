@@ -9,7 +9,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.edges import announcing
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.added import WHOLE, Part, lowerings
+from gpp.program.added import WHOLE, ActionShare, lowerings
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, Direction
 
 ORDER_BYTES = 1
@@ -29,7 +29,9 @@ def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int]
     return out
 
 
-def message_bytes(rates: Mapping[tuple[Direction, int, int], tuple[float, float]], action: Action, part: Part = WHOLE) -> float:
+def message_bytes(
+    rates: Mapping[tuple[Direction, int, int], tuple[float, float]], action: Action, part: ActionShare = WHOLE
+) -> float:
     """Bytes of a message.
 
     Args:

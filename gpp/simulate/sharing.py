@@ -34,7 +34,7 @@ def shared_times(
         late: by channel, seconds from the wire to the arrival.
         processors: the number of processors that the devices share.
     """
-    run = _Run(waits, seconds, late, processors, repeats)
+    run = _SharedRun(waits, seconds, late, processors, repeats)
     run.all()
     first = [min((run.begin[step[1]] for step in own), default=0.0) for own in run.lists]
     counted = repeats - 2 - FILLING
@@ -42,7 +42,7 @@ def shared_times(
     return Times(run.begin, run.end, first + [float("inf")] * (waits.num_resources - len(waits.devices)), run.free), period
 
 
-class _Run:
+class _SharedRun:
     """One run over all steps; devices are resources 0, 1, ..."""
 
     def __init__(self, waits: Waits, seconds: Sequence[float], late: Sequence[float], processors: int, repeats: int) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
 from gpp.weights.corrections.base import AbstractCorrection
-from gpp.weights.work import ADD, COPY, NONE, Work
+from gpp.weights.work import ADD, COPY, NONE, WeightWork
 
 Backward = Literal["same", "current", "predicted"]
 """Those that the forward used; the latest; others, extrapolated for the backward."""
@@ -85,17 +85,17 @@ class Extrapolation:
         update: work at every update to keep them.
     """
 
-    once: Work = ADD
-    each: Work = NONE
+    once: WeightWork = ADD
+    each: WeightWork = NONE
     kept: float = 0.0
-    update: Work = NONE
+    update: WeightWork = NONE
 
-    def of(self, horizon: int) -> Work:
+    def of(self, horizon: int) -> WeightWork:
         """One prediction of so many updates."""
         return self.once + self.each * horizon
 
 
-ALONG_THE_DRIFT = Extrapolation(kept=1.0, update=Work(10.0, 4))
+ALONG_THE_DRIFT = Extrapolation(kept=1.0, update=WeightWork(10.0, 4))
 """Along a running mean of past updates: at each the weights before it are copied, their change is made and taken into the mean."""
 
 
@@ -107,9 +107,9 @@ def along_a_momentum(rule: Predictor) -> Extrapolation:
 class Traffic(NamedTuple):
     """Work around a forward, a backward and an update: means over a mini-batch of the steady state."""
 
-    forward: Work = NONE
-    backward: Work = NONE
-    update: Work = NONE
+    forward: WeightWork = NONE
+    backward: WeightWork = NONE
+    update: WeightWork = NONE
 
 
 class AbstractWeights(ABC):
@@ -350,7 +350,7 @@ def _staleness(policy: AbstractWeights, position: PipelinePosition) -> int:
     return max(position.batch(j) - policy.forward_version(position, j) for j in batch)
 
 
-class _Way(NamedTuple):
+class _WeightMean(NamedTuple):
     """What each forward, or each backward, does to the weights: a mean over some of them."""
 
     extrapolations: float = 0.0
@@ -358,33 +358,33 @@ class _Way(NamedTuple):
     copies: float = 0.0
 
     @classmethod
-    def of(cls, horizons: list[int], passes: int) -> _Way:
+    def of(cls, horizons: list[int], passes: int) -> _WeightMean:
         """The mean over so many passes, of which some make a prediction, or a copy (0), of these horizons."""
         return cls(sum(h != 0 for h in horizons) / passes, sum(max(h, 0) for h in horizons) / passes, horizons.count(0) / passes)
 
 
-class _Moves(NamedTuple):
+class _WeightMoves(NamedTuple):
     """What is done to the weights for each forward and for each backward; copies for each update."""
 
-    forward: _Way = _Way()
-    backward: _Way = _Way()
+    forward: _WeightMean = _WeightMean()
+    backward: _WeightMean = _WeightMean()
     update: float = 0.0
 
 
 @lru_cache(KNOWN)
-def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
+def _moves(policy: AbstractWeights, position: PipelinePosition) -> _WeightMoves:
     """What the passes of a mini-batch of the steady state do to the weights, divided by their number."""
     m, warmup = position.accumulation, position.warmup
     if policy.copies(position) == 1:
-        return _Moves()
+        return _WeightMoves()
     if policy.predictor is None and policy.backward == "same":
         # A version that is still needed is copied before the update that would overwrite it.
-        return _Moves(update=1.0)
+        return _WeightMoves(update=1.0)
     first, behind = _steady(position) * m, policy.backward_horizon(position)
     if policy.backward == "same":
         sources = {j: policy.lasting(position, j) for j in range(first - warmup, first + m)}
         new = [s for j in range(first, first + m) if (s := sources[j]) and s not in [sources[i] for i in range(j - warmup, j)]]
-        return _Moves(forward=_Way.of([horizon for _, horizon in new], m))
+        return _WeightMoves(forward=_WeightMean.of([horizon for _, horizon in new], m))
     forwards, backwards, held = list[int](), list[int](), None
     for j in range(first, first + m):
         # The mini-batch begins with nothing held: the update before it has made the prediction that was there an old one.
@@ -393,4 +393,4 @@ def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
             if horizon and horizon != held:
                 made.append(horizon)
                 held = horizon
-    return _Moves(_Way.of(forwards, m), _Way.of(backwards, m))
+    return _WeightMoves(_WeightMean.of(forwards, m), _WeightMean.of(backwards, m))

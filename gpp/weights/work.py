@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WeightWork:
     """The work on all weights of a stage together.
 
     Args:
@@ -17,15 +17,15 @@ class Work:
     moved: float = 0.0
     launches: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.moved + other.moved, self.launches + other.launches)
+    def __add__(self, other: WeightWork) -> WeightWork:
+        return WeightWork(self.moved + other.moved, self.launches + other.launches)
 
-    def __mul__(self, times: float) -> Work:
-        return Work(self.moved * times, self.launches * times)
+    def __mul__(self, times: float) -> WeightWork:
+        return WeightWork(self.moved * times, self.launches * times)
 
 
-NONE = Work()
-COPY = Work(2.0, 1)
+NONE = WeightWork()
+COPY = WeightWork(2.0, 1)
 """A copy reads and writes every byte."""
-ADD = Work(3.0, 1)
+ADD = WeightWork(3.0, 1)
 """The sum of two lists of tensors: both are read, a third is written."""

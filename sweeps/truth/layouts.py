@@ -10,7 +10,7 @@ import numpy as np
 from gpp.cluster import Device
 from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
-from gpp.graph.op_graph import Op, OpGraph, Sums, mask_of
+from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -109,8 +109,8 @@ def with_split_head(row: Row, graph: OpGraph) -> OpGraph:
     head, loss = (next(i for i, op in enumerate(graph.ops) if op.name == name) for name in ("head", "loss"))
     entering = next(tensor for tensor in graph.tensors if head in tensor.consumers)
     sums = {
-        head: {"backward_sums": Sums(count=1, num_bytes=entering.bytes_per_sample)},
-        loss: {"forward_sums": Sums(count=3, num_bytes=3 * 4 * int(row.words["model.sequence"]))},
+        head: {"backward_sums": ReplicaSums(count=1, num_bytes=entering.bytes_per_sample)},
+        loss: {"forward_sums": ReplicaSums(count=3, num_bytes=3 * 4 * int(row.words["model.sequence"]))},
     }
     ops = list(graph.ops)
     for i, own in sums.items():

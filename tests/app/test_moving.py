@@ -198,7 +198,7 @@ def test_a_switch_is_made_that_pays(case: Trained, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(replanning, "announce", announce)
     monkeypatch.setattr(replanning, "_sent", lambda old, new, factor: {(1, 0): 640.0})
-    monkeypatch.setattr(replanning._Training, "_first_restart_s", lambda self, job, problem: case.restart_s)
+    monkeypatch.setattr(replanning._ReplannedTraining, "_first_restart_s", lambda self, job, problem: case.restart_s)
     job = Job(plan, Settings(case.steps))
     experiment: Any = SimpleNamespace(
         engine=Slowing(case.factor, case.dear, case.pause_s, announced),
@@ -206,7 +206,7 @@ def test_a_switch_is_made_that_pays(case: Trained, tmp_path: Path, monkeypatch: 
         job=lambda captured, problem, plan: Job(plan, Settings(case.steps)),
     )
     recorder: Any = SimpleNamespace(replaced=lambda plan, predicted: taken.append(plan))
-    training = replanning._Training(experiment, Any, problem, plan, job, Progress(warn=said.append), recorder)  # type: ignore[arg-type]
+    training = replanning._ReplannedTraining(experiment, Any, problem, plan, job, Progress(warn=said.append), recorder)  # type: ignore[arg-type]
     outcome = training.run(tmp_path)
     assert tuple(one.first for one in outcome.replaced) == case.firsts
     assert tuple(len(plan.stages[0].ops) for plan in taken) == case.ops
@@ -231,7 +231,7 @@ def test_the_first_pause_is_that_of_the_slowest_worker(tmp_path: Path, monkeypat
     monkeypatch.setattr(replanning, "_sent", lambda old, new, factor: {})
     monkeypatch.setattr(replanning.time, "thread_time", lambda: next(clock))
     experiment: Any = SimpleNamespace(strategy=STRATEGY)
-    training = replanning._Training(experiment, Any, problem, plan, job, Progress(), Any)  # type: ignore[arg-type]
+    training = replanning._ReplannedTraining(experiment, Any, problem, plan, job, Progress(), Any)  # type: ignore[arg-type]
     training._run_dir = tmp_path
     training._built.update({0: 5.0, 1: 2.0})
     slow = replace(problem, cluster=at_speeds(problem.cluster, {0: 1.5, 1: 4.5}))

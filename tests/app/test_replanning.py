@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from gpp.app.replanning import _Stream
+from gpp.app.replanning import _ReplannedStream
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, OffPace, WorkerFailed
 from gpp.graph.inference import forward_only
 from gpp.links import Link, PairLink
 from gpp.planners.chains.sequential import Sequential
-from gpp.replan import Pace, Replan, at_speeds, without
+from gpp.replan import DevicePace, Replan, at_speeds, without
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.watch import said_pids
 from gpp.schedules.forward_only import ForwardOnly
@@ -42,7 +42,7 @@ STREAM = [
 
 
 def test_a_device_is_off_its_time_against_the_best() -> None:
-    pace = Pace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(every=12))
+    pace = DevicePace({0: 1.0, 1: 2.0, 2: 4.0}, Replan(every=12))
     for number in range(12):
         assert not pace.off() and not pace.factors() and not pace.usual()
         pace.note(0, 3.0)
@@ -120,7 +120,7 @@ def serve(engine: Engine, devices: int, slower: float = 0.2, most: int = 9) -> t
     experiment: Any = SimpleNamespace(engine=engine, strategy=strategy, job=lambda captured, problem, plan: Job())
     done, said = list[int](), list[str]()
     progress = Progress(on_step=lambda step, loss, rate: done.append(step), warn=said.append)
-    stream = _Stream(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
+    stream = _ReplannedStream(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
     while True:
         try:
             return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=10))

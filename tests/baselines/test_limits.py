@@ -15,7 +15,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.sequential import Sequential
-from gpp.runtime.engine import Task
+from gpp.runtime.engine import EngineTask
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.graphs import chain, with_weights
@@ -30,8 +30,8 @@ def heavy_passes(minibatch_size: int = 8) -> Problem:
     return Problem(graph=graph, cost=Rate(flop_per_s=1e30), cluster=cluster(2, 1e15), minibatch_size=minibatch_size)
 
 
-def task(problem: Problem, *losses: int, clips: bool = False) -> Task:
-    return Task(graph=problem.graph, losses={f"loss:{op}": op for op in losses}, clips=clips)
+def task(problem: Problem, *losses: int, clips: bool = False) -> EngineTask:
+    return EngineTask(graph=problem.graph, losses={f"loss:{op}": op for op in losses}, clips=clips)
 
 
 def strategy(planner: AbstractPlanner) -> Strategy:

@@ -26,7 +26,7 @@ from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
 from gpp.plan.plan import Plan
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.edgepipe.edgepipe import EdgePipe
-from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
 from gpp.planners.edgepipe.kinds import Kinds
 from gpp.planners.edgepipe.typed_stages import TypedStages
 from tests.oracle.edge import Served
@@ -167,7 +167,7 @@ def compare(shape: Shape, seed: int, *, searched: bool = True) -> Found:
         return served.bottleneck_s(_device_of(plan))
 
     exact = EdgePipe()
-    forward = Forward(problem, StageCosts(problem, replication=False), served.samples)
+    forward = ForwardProblem(problem, StageCosts(problem, replication=False), served.samples)
     search = TypedStages(forward, Kinds.of(problem.cluster), most_downsets=1000, most_states=10**6)
     alone = search.fastest(None, 0.0)
     return Found(

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from gpp.cost.models.in_place import StageTimes, corrected, update_s_per_byte
-from gpp.cost.models.profiled import Profile, Setting
+from gpp.cost.models.profiled import GraphProfile, Setting
 
 
 def stage(ops: tuple[int, ...], samples: int, forward: float, backward: float) -> StageTimes:
     return StageTimes(ops=ops, samples=samples, forward_s=forward, backward_s=backward)
 
 
-def profile(num_ops: int, counts: tuple[int, ...], rng: random.Random) -> Profile:
+def profile(num_ops: int, counts: tuple[int, ...], rng: random.Random) -> GraphProfile:
     rows = tuple(tuple(rng.uniform(1, 5) * n for n in counts) for _ in range(num_ops))
     setting = Setting(device_kind="cpu", device_name="x", torch_version="2")
-    return Profile(
+    return GraphProfile(
         graph_fingerprint="f", setting=setting, sample_counts=counts, forward_s=rows, backward_s=rows, update_s_per_byte=7.0
     )
 

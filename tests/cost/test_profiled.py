@@ -10,7 +10,7 @@ import pytest
 from gpp.cluster import Device
 from gpp.cost.load import Load, others
 from gpp.cost.models.analytical import Analytical
-from gpp.cost.models.profiled import Profile, Profiled, Setting, Spot, cpu_setting, sample_counts
+from gpp.cost.models.profiled import GraphProfile, Profiled, Setting, Spot, cpu_setting, sample_counts
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
 from tests.support.graphs import chain
@@ -18,7 +18,7 @@ from tests.support.graphs import chain
 GRAPH = chain(2)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e6)
 SETTING = Setting(device_kind="cpu", device_name="some core", torch_version="2.13.0")
-PROFILE = Profile(
+PROFILE = GraphProfile(
     graph_fingerprint=GRAPH.fingerprint,
     setting=SETTING,
     sample_counts=(1, 2, 8),
@@ -64,7 +64,7 @@ def test_other_graphs_and_devices_fall_back_or_are_refused(tmp_path):
 
 
 def test_reads_back_equal(tmp_path):
-    assert from_json(Profile, to_json(PROFILE)) == PROFILE
+    assert from_json(GraphProfile, to_json(PROFILE)) == PROFILE
     assert from_json(Profiled, to_json(cost(tmp_path, fallback=Analytical()))) == cost(tmp_path, fallback=Analytical())
 
 
@@ -136,7 +136,7 @@ def test_a_profile_is_taken_again_where_that_helps(then, now, factors, outdated)
     spots = (Spot(op=0, samples=8, seconds=2e-3), Spot(op=1, samples=8, seconds=1e-3))
     profile = replace(PROFILE, others=then, spots=spots)
     assert profile.outdated([factor * spot.seconds for factor, spot in zip(factors, spots, strict=True)], now) == outdated
-    assert from_json(Profile, to_json(profile)) == profile
+    assert from_json(GraphProfile, to_json(profile)) == profile
 
 
 def test_a_profile_without_spots_holds():

@@ -19,7 +19,7 @@ from typing import final
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster, flat
 from gpp.cost.models.analytical import Analytical
-from gpp.cost.models.profiled import Profile, Profiled, cpu_setting, sample_counts
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, sample_counts
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
@@ -32,7 +32,7 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, check_program
 from gpp.report.sweep.files import write_sweep
-from gpp.report.sweep.jobs import Asked
+from gpp.report.sweep.jobs import AskedJob
 from gpp.runtime.checkpoint.resume import find, training_of
 from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.job import Job, restore
@@ -209,7 +209,7 @@ class ProfileCache(AbstractFormat):
         self._graph, self._setting = coarsen(captured_named("mlp")[1].graph, 4), cpu_setting(optimizer="SGD")
         counts = sample_counts(8)
         rows = tuple(tuple(1e-3 * (i + 1) * n for n in counts) for i in range(self._graph.num_ops))
-        self._profile = Profile(
+        self._profile = GraphProfile(
             graph_fingerprint=self._graph.fingerprint, setting=self._setting, sample_counts=counts, forward_s=rows, backward_s=rows
         )
 
@@ -281,7 +281,7 @@ class Sweeps(AbstractFormat):
 
     def use(self, folder: Path) -> bool:
         words = ("strategy=graphpipe", "model=mlp", "seed=0")
-        jobs = write_sweep(folder, [Asked(folder=str(i), overrides=words, configuration=CONFIGURATION) for i in range(3)])
+        jobs = write_sweep(folder, [AskedJob(folder=str(i), overrides=words, configuration=CONFIGURATION) for i in range(3)])
         assert len(jobs) == 3 and (folder / "report.html").stat().st_size > 0
         wrong = [job for job in jobs if job.result["status"] == "failed" and "result.json" in str(job.result.get("reason"))]
         return not wrong

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
-from gpp.graph.transients import Line, Transients, grouped
+from gpp.graph.transients import TransientLine, Transients, grouped
 
 
 def random_graph(rng: random.Random, chain: bool) -> OpGraph:
@@ -100,6 +100,6 @@ def test_a_branch_frees_nothing_for_another() -> None:
 
 def test_gradients_at_the_boundary() -> None:
     """What goes out is there all the time, what came in only at the end, when all else is gone."""
-    line = Line(10.0, 14.0)
+    line = TransientLine(10.0, 14.0)
     assert line.within(3.0, 5.0) == (15.0, 19.0)
     assert line.within(30.0, 5.0) == (35.0, 35.0)

@@ -31,7 +31,7 @@ from gpp.private import masked
 from gpp.program.kinds import COMPUTE
 from gpp.report.run.console import make_console
 from gpp.report.sweep.files import write_sweep
-from gpp.report.sweep.jobs import Asked
+from gpp.report.sweep.jobs import AskedJob
 from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.run_dir import RunDir
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -190,7 +190,7 @@ def test_tables_and_drawings_of_a_run() -> None:
 
 def test_a_sweep_has_a_record_with_table_and_figure(tmp_path: Path) -> None:
     made = make_run(4)
-    asked = [Asked(folder=name, overrides=(f"strategy={name}",), configuration="c") for name in ("even", "sequential")]
+    asked = [AskedJob(folder=name, overrides=(f"strategy={name}",), configuration="c") for name in ("even", "sequential")]
     for job in asked[:1]:
         (tmp_path / job.folder).mkdir()
         result = {**made.result, "strategy": job.folder, "configuration": "c"}

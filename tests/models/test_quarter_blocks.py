@@ -9,7 +9,7 @@ from torch import nn
 from gpp.errors import InvalidConfig
 from gpp.graph.coarsen.whole import whole_modules
 from gpp.graph.op_graph import Op, OpGraph, Tensor
-from gpp.models.networks.quarter_blocks import EPS, Block
+from gpp.models.networks.quarter_blocks import EPS, QuarterBlock
 from gpp.plan.loss_stage import coarsen_for
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
@@ -35,7 +35,7 @@ def test_parameters_are_those_of_the_published_models(name):
 @pytest.mark.parametrize("before", [True, False])
 def test_a_block_is_pytorchs_layer(before):
     torch.manual_seed(0)
-    own = Block(8, 2, before=before)
+    own = QuarterBlock(8, 2, before=before)
     theirs = nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", EPS, batch_first=True, norm_first=before)
     norms = (own.attend.norm, own.widen.norm) if before else (own.project.norm, own.narrow.norm)
     weights = {f"self_attn.out_proj.{k}": v for k, v in own.project.linear.state_dict().items()}

@@ -29,7 +29,7 @@ CLUSTERS = ("summit_1x4", "flat", "local_4")
 PIPER = Piper(tensor_parallel=False)
 BASELINES = {
     "pipedream": (PipeDream(), pipedream_s, lambda problem: pipedream._Flat(problem, PipeDream(), Budget("test", 60, 1e9), 1.0)),
-    "piper": (PIPER, piper_s, lambda problem: piper._Search(problem, PIPER, Budget("test", 60, 1e9), 1.0)),
+    "piper": (PIPER, piper_s, lambda problem: piper._PiperSearch(problem, PIPER, Budget("test", 60, 1e9), 1.0)),
 }
 
 

@@ -19,7 +19,7 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.formats.pipeedge.graph import cluster
 from gpp.models.pipeedge import PipeEdge
 from gpp.plan.plan import Plan
-from gpp.planners.chains.typed_chain import Placed, TypedChain
+from gpp.planners.chains.typed_chain import PlacedStage, TypedChain
 from gpp.planners.edgepipe.edgepipe import EdgePipe
 from gpp.planners.edgepipe.kinds import Kinds
 from tests.checks.edgepipe import check
@@ -47,7 +47,7 @@ def test_fitting_is_not_monotone():
         fits=fits,
         move_s=np.broadcast_to(np.array([0.0, 9.0, 9.0, 0.0]), (1, 1, 4)),
     )
-    assert chain.fastest() == [Placed(0, 0, 3)]
+    assert chain.fastest() == [PlacedStage(0, 0, 3)]
     assert chain.within(2.9) is None and chain.fastest(most=0) is None
 
 

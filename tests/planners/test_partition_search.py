@@ -13,7 +13,7 @@ from gpp.cluster import Link
 from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.graph.series_parallel import Order
-from gpp.graph.sums import Sums
+from gpp.graph.sums import OpSums
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
@@ -80,7 +80,7 @@ def test_equal_branches_side_by_side_and_packed():
 def test_sums_are_what_a_walk_over_the_graph_finds(seed):
     rng = random.Random(seed)
     graph = (random_dag if seed % 2 else random_series_parallel)(rng.randint(1, 40), seed)
-    sums = Sums(graph)
+    sums = OpSums(graph)
     for _ in range(20):
         mask = rng.getrandbits(graph.num_ops) or 1
         found = sums.of(mask)

@@ -27,7 +27,7 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
-from gpp.strategy import Judged, Strategy
+from gpp.strategy import JudgedCandidates, Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
@@ -162,7 +162,7 @@ def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed:
             candidate = assessor.assess(parts, b, chain=True)
             if isinstance(candidate, Candidate):
                 plan = make_plan(asked, "x", candidate.parts, b, chain=True, ordered=True, placement=candidate.placement)
-                seconds = of._judge(plan, problem, asked, Judged()).metrics.iteration_s
+                seconds = of._judge(plan, problem, asked, JudgedCandidates()).metrics.iteration_s
                 assert 0.3 * seconds < candidate.bound_s <= seconds * SAME
 
 

@@ -29,7 +29,7 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
-from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
+from gpp.runtime.checkpoint.resume import Checkpoints, FoundCheckpoint, drop_halves, find, training_of
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.worker import course
@@ -44,7 +44,7 @@ RATE = LearningRate(shape="cosine", warmup_steps=2)
 
 
 def train(
-    job: Job, run_dir: Path, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoints, resumed: Found | None = None
+    job: Job, run_dir: Path, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoints, resumed: FoundCheckpoint | None = None
 ) -> tuple[dict[int, float], dict[str, torch.Tensor]]:
     """The whole of every worker's run, one thread a worker: loss of each step, final parameters and buffers."""
     job = replace(job, settings=replace(job.settings, **checkpoint.settings(resumed), timeout_s=60.0))
@@ -144,7 +144,7 @@ def test_one_device_and_stages_go_on_from_each_other(tmp_path: Path) -> None:
     whole_job, _ = random_job("digits", Adam(lr=1e-3), random.Random(4), one=True)
 
     def single(
-        name: str, checkpoint: Checkpoints, resumed: Found | None = None
+        name: str, checkpoint: Checkpoints, resumed: FoundCheckpoint | None = None
     ) -> tuple[dict[int, float], dict[str, torch.Tensor]]:
         run_dir = tmp_path / name
         alone = replace(whole_job, settings=replace(whole_job.settings, **checkpoint.settings(resumed)))

@@ -18,7 +18,7 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.runtime.controller.controller import all_ended, failure
-from gpp.runtime.controller.follow import Ranks, commands, follow, gather, machines
+from gpp.runtime.controller.follow import RankFiles, commands, follow, gather, machines
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
@@ -229,4 +229,4 @@ def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(
     report(tmp_path, 1, "error", error="ValueError: x")
     with pytest.raises(WorkerFailed, match="worker 1 failed: ValueError: x"):
         follow(job, tmp_path, Progress())
-    assert Ranks(job, tmp_path).open() == [0]
+    assert RankFiles(job, tmp_path).open() == [0]

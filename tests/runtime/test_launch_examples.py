@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from torch.distributed.run import get_args_parser
 
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
-from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place import LaunchPlace
 from tests.support.conf import CONF
 
 FOLDER = CONF.parent / "docs" / "launch"
@@ -52,7 +52,7 @@ def test_the_slurm_script() -> None:
     check_command(words[2:], tasks)
     # What Slurm sets for the last of these tasks.
     env = {"SLURM_PROCID": str(tasks - 1), "SLURM_NTASKS": str(tasks), "SLURM_LOCALID": "3", "SLURM_JOB_NODELIST": "n[1-2]"}
-    assert Place.of(env, interface="ib0", address=None, port=1).machines == int(asked["nodes"])
+    assert LaunchPlace.of(env, interface="ib0", address=None, port=1).machines == int(asked["nodes"])
 
 
 def torchrun(words: list[str]) -> Any:

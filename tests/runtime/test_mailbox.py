@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpp.capture.stage import TensorSpec
+from gpp.capture.stage import BoundaryTensor
 from gpp.cost.edges import useful_bits
 from gpp.graph.op_graph import Tensor
 from gpp.runtime.transport.channels import Channel
@@ -25,8 +25,8 @@ def ranges(devices: list[int], rng: random.Random) -> list[tuple[int, int, int]]
     return [(device, lo, hi) for device, lo, hi in zip(devices, cuts, cuts[1:], strict=False)]
 
 
-def spec(batch_dim: int, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(shape=(2, 3), batch_dim=batch_dim, dtype=dtype, differentiable=True)
+def spec(batch_dim: int, dtype: torch.dtype) -> BoundaryTensor:
+    return BoundaryTensor(shape=(2, 3), batch_dim=batch_dim, dtype=dtype, differentiable=True)
 
 
 @pytest.mark.parametrize("direction", ["F", "B"])
@@ -113,7 +113,7 @@ def choose(rate: float, sample_s: float, sizes: dict[int, int]) -> int:
 def test_bits_follow_the_link_and_both_ends_agree(seed: int) -> None:
     rng = random.Random(seed)
     samples, count, buffers, window, sample_s = 3, 60, rng.choice([1, 2, 4]), rng.choice([1, 3, 8]), 0.01
-    specs = (spec(0, torch.float32), TensorSpec(shape=(), batch_dim=0, dtype=torch.int64, differentiable=False))
+    specs = (spec(0, torch.float32), BoundaryTensor(shape=(), batch_dim=0, dtype=torch.int64, differentiable=False))
     lay = Layout(("x", "n"), (replace(specs[0], shape=(500,)), specs[1]))
     tensors = [
         Tensor(name="x", producer=0, consumers=(1,), bytes_per_sample=2000.0),

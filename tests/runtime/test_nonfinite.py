@@ -22,7 +22,7 @@ from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
-from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, told
+from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, told
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
@@ -165,8 +165,8 @@ def test_a_gradient_of_the_last_step_is_seen_too(tmp_path: Path) -> None:
                 poisoned_by_reference(told, weights, poison)
 
 
-def place(step: int, microbatch: int) -> Place:
-    return Place(step=step, sample=8 * microbatch, end=8 * microbatch + 8, microbatch=microbatch)
+def place(step: int, microbatch: int) -> PassPlace:
+    return PassPlace(step=step, sample=8 * microbatch, end=8 * microbatch + 8, microbatch=microbatch)
 
 
 @pytest.mark.parametrize(

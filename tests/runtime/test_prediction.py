@@ -11,7 +11,7 @@ from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon, NAdam, RMSprop
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import Predictor
-from gpp.weights.work import Work
+from gpp.weights.work import WeightWork
 from tests.support.moved import Moved
 
 START, GRADIENT = 1.5, 0.7
@@ -173,11 +173,11 @@ def test_what_a_prediction_costs_is_what_its_operators_move_and_keep(spec: Abstr
         predict = predictor(spec, run.optimizer, rule)
         with Moved() as moved:
             predict([run.weight], [spec.lr] * horizon)
-        assert Work(moved.bytes / size, moved.launches) == cost.of(horizon), horizon
+        assert WeightWork(moved.bytes / size, moved.launches) == cost.of(horizon), horizon
     run.weight.grad = torch.ones_like(run.weight)
     with Moved() as moved, run.kept([run.weight]):
         pass
-    assert Work(moved.bytes / size, moved.launches) == cost.update
+    assert WeightWork(moved.bytes / size, moved.launches) == cost.update
 
     def held(one: Run) -> int:
         return sum(t.numel() for t in one.optimizer.state[one.weight].values() if torch.is_tensor(t) and t.numel() > 1)

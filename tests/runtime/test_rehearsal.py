@@ -17,7 +17,7 @@ import gpp.app.in_place as in_place
 from gpp.cluster import local
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.analytical import Analytical
-from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
@@ -26,7 +26,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.rehearsal.machine import CHAINS, Chain, MachineCosts, fit, known
+from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, fit, known
 from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, _others, _times, message_factor, stage_times
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -48,7 +48,7 @@ TRUE = MachineCosts(
 )
 
 
-def chain(chain: Chain) -> tuple[DeviceTimes, DeviceTimes]:
+def chain(chain: TwoStageChain) -> tuple[DeviceTimes, DeviceTimes]:
     """Both workers of a chain of two stages on a machine with the constants `TRUE`, by hand."""
     width, size, count, tensors = chain
     size_bytes = 4 * width * size * tensors
@@ -177,7 +177,7 @@ class Fake:
 def posed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
     graph = branches(3)
     rows = tuple((1e-3,) for _ in graph.ops)
-    profile = Profile(
+    profile = GraphProfile(
         graph_fingerprint=graph.fingerprint,
         setting=SETTING,
         sample_counts=(2,),
@@ -255,7 +255,7 @@ def test_requests_at_a_rate_are_timed_apart_from_those_that_wait(posed: Problem)
     busy, _, _ = settled(posed, STRATEGY.plan(posed), given=True)
     assert Fake.rates == [None]
 
-    def at(rate: float) -> tuple[Problem, Profile]:
+    def at(rate: float) -> tuple[Problem, GraphProfile]:
         paced = in_place.here(replace(busy, regime=Regime(buffers=2, arrivals=Arrivals(rate=rate))), Distributed())
         profile = paced.cost.profile_of(paced.graph, paced.cluster.devices[0])  # pyright: ignore[reportAttributeAccessIssue]
         return paced, profile

@@ -23,9 +23,9 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller import attendant, board
 from gpp.runtime.controller.attendant import Attendant
 from gpp.runtime.controller.board import Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.follow import Ranks
+from gpp.runtime.controller.follow import RankFiles
 from gpp.runtime.controller.leader import Leader
-from gpp.runtime.controller.place import Place, hosts
+from gpp.runtime.controller.place import LaunchPlace, hosts
 from gpp.runtime.run_dir import RUN, RunDir
 from gpp.runtime.transport.network import client, serve
 from tests.runtime.test_processes import COMMON, check_against_one_device
@@ -45,21 +45,21 @@ TORCHRUN = {
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "node[07-08]"}
 
 
-def place_of(env: dict[str, str], interface: str = "eth0", address: str | None = None) -> Place:
-    return Place.of(env, interface=interface, address=address, port=29500)
+def place_of(env: dict[str, str], interface: str = "eth0", address: str | None = None) -> LaunchPlace:
+    return LaunchPlace.of(env, interface=interface, address=address, port=29500)
 
 
 def test_the_place_of_a_process_is_what_its_launcher_says() -> None:
     there: dict[str, Any] = {"rank": 3, "world": 4, "local_rank": 1, "machines": 2}
-    assert place_of(TORCHRUN) == Place(**there, address="10.0.0.1", port=29501, agent=True)
-    assert place_of(SLURM) == Place(**there, address="node07", port=29500, agent=False)
+    assert place_of(TORCHRUN) == LaunchPlace(**there, address="10.0.0.1", port=29501, agent=True)
+    assert place_of(SLURM) == LaunchPlace(**there, address="node07", port=29500, agent=False)
     # torchrun inside a Slurm job is torchrun; a step's nodes may be fewer than the job's.
     assert place_of({**SLURM, **TORCHRUN}) == place_of(TORCHRUN)
     step = place_of({**SLURM, "SLURM_STEP_NODELIST": "node08"}, interface="lo")
     assert (step.machines, step.address) == (1, "127.0.0.1")
     assert place_of(SLURM, address="10.9.9.9").address == "10.9.9.9"
     bare = {name: value for name, value in TORCHRUN.items() if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    assert place_of(bare, address="10.9.9.9") == Place(
+    assert place_of(bare, address="10.9.9.9") == LaunchPlace(
         rank=3, world=4, local_rank=1, machines=None, address="10.9.9.9", port=29500, agent=False
     )
 
@@ -101,8 +101,8 @@ def port() -> Iterator[int]:
     del store
 
 
-def place(rank: int, port: int, world: int = 2) -> Place:
-    return Place(rank=rank, world=world, local_rank=rank, machines=1, address="127.0.0.1", port=port, agent=True)
+def place(rank: int, port: int, world: int = 2) -> LaunchPlace:
+    return LaunchPlace(rank=rank, world=world, local_rank=rank, machines=1, address="127.0.0.1", port=port, agent=True)
 
 
 def until(holds: Callable[[], object], limit_s: float = 20.0) -> None:
@@ -170,7 +170,7 @@ def test_files_come_whole_and_in_order_and_only_those_that_may(port: int, tmp_pa
     assert (there / "log").read_bytes() == b"one\ntwo\n"
 
 
-def attend(place: Place, words: list[str], limit_s: float = 20.0) -> tuple[threading.Thread, list[int]]:
+def attend(place: LaunchPlace, words: list[str], limit_s: float = 20.0) -> tuple[threading.Thread, list[int]]:
     """Another rank, in a thread; its exit code."""
     codes: list[int] = []
 
@@ -260,7 +260,7 @@ def test_a_store_that_nobody_opens_is_waited_for_only_so_long() -> None:
         with pytest.raises(WorkerFailed, match=r"opened no store at 127.0.0.1:\d+ within 0.5 s"):
             open_store(nobody, interface="lo", limit_s=0.5)
         free.listen()
-        taken = Place(rank=0, world=2, local_rank=0, machines=1, address="127.0.0.1", port=nobody.port, agent=False)
+        taken = LaunchPlace(rank=0, world=2, local_rank=0, machines=1, address="127.0.0.1", port=nobody.port, agent=False)
         with pytest.raises(InvalidConfig, match=r"MASTER_PORT=\d+: cannot be bound"):
             open_store(taken, interface="lo", limit_s=0.5)
 
@@ -274,7 +274,7 @@ def leader_that_heard(said: dict[int, dict[str, Any]], silent: dict[int, float] 
 
 def test_the_likeliest_cause_of_ranks_that_are_gone_is_told(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
-    ranks = Ranks.__new__(Ranks)
+    ranks = RankFiles.__new__(RankFiles)
     ranks.world, ranks.folder, ranks.run_dir = 4, tmp_path / "ranks", tmp_path
     launcher = {"host": "b", "gone": "stopped by SIGTERM: its launcher, process 7, has ended"}
     stopped, killed, failed = {"host": "b", "gone": "stopped by SIGTERM"}, {"exit": -9}, {"exit": 1}

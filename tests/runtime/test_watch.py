@@ -25,7 +25,7 @@ from gpp.runtime.hang_detection.status import (
     Status,
     read_state,
 )
-from gpp.runtime.hang_detection.watch import Look, Watch, process
+from gpp.runtime.hang_detection.watch import HangWatch, Look, process
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support.graphs import chain, problem
 from tests.support.programs import lower
@@ -35,13 +35,13 @@ WAITING = RankState(phase=TRAINING, runs=3, index=4, waiting=True)
 COMPUTING = RankState(phase=TRAINING, runs=3, index=4)
 
 
-def watch(**more: bool) -> Watch:
+def watch(**more: bool) -> HangWatch:
     prob = problem(chain(2), 2, 4)
     program = lower(make_plan(prob, "test", [(1, 1), (2, 1)], 2), prob.graph, OneFOneB())
-    return Watch(programs=Programs((0, 1), program), timeout_s=TIMEOUT, startup_timeout_s=STARTUP, **more)
+    return HangWatch(programs=Programs((0, 1), program), timeout_s=TIMEOUT, startup_timeout_s=STARTUP, **more)
 
 
-def until(of: Watch, looks: Callable[[float], dict[int, Look]], limit_s: float = 500.0) -> tuple[float, Diagnosis] | None:
+def until(of: HangWatch, looks: Callable[[float], dict[int, Look]], limit_s: float = 500.0) -> tuple[float, Diagnosis] | None:
     """When it speaks, and what it says; None if it says nothing up to `limit_s`."""
     for tick in range(int(limit_s * 4)):
         now = tick / 4

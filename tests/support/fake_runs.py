@@ -13,7 +13,7 @@ from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.report.run.record import Asked, Judged, Planned, RunRecord
+from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord
 from gpp.report.run.result import Status
 from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
 from tests.support.bills import peak_bytes
@@ -178,6 +178,6 @@ def make_run(num_branches: int, *, measured: bool = True, **settings: object) ->
         ),
         planned=Planned(plan=plan, graph=graph, cluster=problem.cluster, predicted=predicted),
         outcome=Outcome(measured=real, losses=tuple(losses), evaluations=(*evaluations, last)),
-        judged=Judged(baseline={"sequential": fake_timeline(chain, other).metrics}),
+        judged=PlanWorth(baseline={"sequential": fake_timeline(chain, other).metrics}),
         warnings=("measured on shared cores: times vary by some per cent",),
     )

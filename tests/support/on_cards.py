@@ -15,7 +15,7 @@ from gpp.graph.captured import is_loss
 from gpp.program.communicators import communicators
 from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
-from gpp.runtime.cards.card import AbstractCard, Communicator, Work
+from gpp.runtime.cards.card import AbstractCard, CardCommunicator, CardWork
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
@@ -115,7 +115,7 @@ class TransportOfBefore(AbstractTransport):
 
     def __init__(self, job: Job, card: AbstractCard, device: int) -> None:
         ranks = {d: r for r, d in enumerate(sorted(job.plan.stages_of_device))}
-        self._lines: dict[Channel, tuple[Communicator, int]] = {}
+        self._lines: dict[Channel, tuple[CardCommunicator, int]] = {}
         for channel in channels_of(job.plan):
             pair = channel[3:]
             line = card.communicator([ranks[d] for d in pair], str(channel))
@@ -124,7 +124,7 @@ class TransportOfBefore(AbstractTransport):
         groups = [group.devices for group in reduce_groups(job.plan, job.graph)]
         self._sums = [card.communicator([ranks[d] for d in devices], f"sum {g}") for g, devices in enumerate(groups)]
         self._all = card.communicator(sorted(ranks.values()), "all")
-        self._card, self._sent = card, list[tuple[Work, torch.Tensor]]()
+        self._card, self._sent = card, list[tuple[CardWork, torch.Tensor]]()
 
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         return None
@@ -163,7 +163,7 @@ class TransportOfBefore(AbstractTransport):
 class _Received:
     """A receive of a communicator, without a side stream."""
 
-    def __init__(self, work: Work, buffer: torch.Tensor) -> None:
+    def __init__(self, work: CardWork, buffer: torch.Tensor) -> None:
         self._work, self._buffer = work, buffer
 
     def wait(self) -> torch.Tensor:

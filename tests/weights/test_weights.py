@@ -16,7 +16,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from gpp.weights.work import Work
+from gpp.weights.work import WeightWork
 
 POLICIES: list[AbstractWeights] = [
     Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1), PipeMare()
@@ -149,10 +149,10 @@ def test_settings_out_of_range_are_named(make, field: str) -> None:
     assert caught.value.field == field
 
 
-PREDICTION = Extrapolation(once=Work(3.0, 2), each=Work(0.7, 0.3), update=Work(0.2, 5))
+PREDICTION = Extrapolation(once=WeightWork(3.0, 2), each=WeightWork(0.7, 0.3), update=WeightWork(0.2, 5))
 
 
-def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[Work]]:
+def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[WeightWork]]:
     """Copies, staleness and work (of forwards, backwards, updates of one mini-batch) of a stage that runs its order, with memory
     handled as the runtime does. What a backward will need again and an update overwrites has memory of its own, one for all that
     use the same; else there is one prediction, made where a pass needs one that is not there; nothing outlives an update."""
@@ -161,10 +161,10 @@ def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, in
     measured = range(total // m // 2 * m, (total // m // 2 + 1) * m)
     own = policy.backward == "same"
     updates, copies, staleness = 0, 1, 0
-    done: dict[str, Work] = {
-        "F": Work(),
-        "B": Work(),
-        "U": cost.update if policy.predictor or policy.backward_horizon(position) else Work(),
+    done: dict[str, WeightWork] = {
+        "F": WeightWork(),
+        "B": WeightWork(),
+        "U": cost.update if policy.predictor or policy.backward_horizon(position) else WeightWork(),
     }
     used: dict[int, int] = {}
     lasting: dict[int, tuple[int, int]] = {}
@@ -179,7 +179,7 @@ def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, in
             if policy.predictor is None and own and i * m + m + position.warmup < total:
                 needed = {*used.values(), *range(policy.forward_version(position, (i + 1) * m + position.warmup), updates), updates}
                 # The version before is still needed, so the update is made on a copy of it.
-                done["U"] += Work(2.0, 1) * (counted and updates - 1 in needed)
+                done["U"] += WeightWork(2.0, 1) * (counted and updates - 1 in needed)
                 copies = max(copies, len(needed))
             continue
         ahead = policy.horizon(position, i) if kind == "F" else policy.backward_horizon(position)

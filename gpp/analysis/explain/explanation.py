@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpp.analysis.explain.idle import DeviceTime, Reason, behind_s, device_times, idle_shares
 from gpp.analysis.explain.order import OrderGap, order_gap
-from gpp.analysis.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, replanned
+from gpp.analysis.explain.what_if import MORE_MEMORY, PlanShape, WhatIf, reliefs, replanned
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
@@ -158,7 +158,7 @@ def explain(
         idle=idle_shares(devices, metrics.iteration_s),
         order=order_gap(plan, problem, strategy, metrics.iteration_s, min(budget_s, ORDER_S)),
         reliefs=reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks),
-        alternatives=_distinct([*known, *again.alternatives], Shape.of(plan).digest),
+        alternatives=_distinct([*known, *again.alternatives], PlanShape.of(plan).digest),
         sensitivities=again.sensitivities,
         left_out=left_out,
         replanning_s=again.took_s,

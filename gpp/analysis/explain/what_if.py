@@ -26,7 +26,7 @@ MORE_MEMORY = "twice the memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PlanShape:
     """A plan in a few numbers; plans with one digest have the same stages on the same devices."""
 
     num_stages: int
@@ -36,7 +36,7 @@ class Shape:
     digest: str
 
     @classmethod
-    def of(cls, plan: Plan) -> Shape:
+    def of(cls, plan: Plan) -> PlanShape:
         """The shape of a plan."""
         content = repr([(s.ops, s.devices, s.microbatch_size) for s in plan.stages] + [plan.edges])
         return cls(
@@ -64,13 +64,13 @@ class WhatIf:
     how: Literal["simulated", "planned"]
     iteration_s: float | None = None
     speedup: float | None = None
-    shape: Shape | None = None
+    shape: PlanShape | None = None
     reason: str = ""
 
 
 def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
     """A known plan compared with one that takes `base_s` seconds a step."""
-    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=Shape.of(plan))
+    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=PlanShape.of(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,5 +174,5 @@ def _outcome(
         how=how,
         iteration_s=seconds,
         speedup=iteration_s / seconds if seconds > 0 else None,
-        shape=Shape.of(plan),
+        shape=PlanShape.of(plan),
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpp.capture.faithful.draws import Draws, Replayed
 from gpp.capture.faithful.numbers import Numbers, flat, telling, total_of
-from gpp.capture.kept import Kept, advanced, random_states, seed_all
+from gpp.capture.kept import KeptModules, advanced, random_states, seed_all
 from gpp.capture.stage import build_stage
 from gpp.capture.trace import REWRITE, Whole, named_inputs, resized, where
 from gpp.errors import CaptureError
@@ -64,7 +64,7 @@ class Own:
         if self.device.type == "cpu" and free is not None and needed > free:
             raise Unknown(f"its weights and gradients take {needed / 1e9:.1f} GB here, and {free / 1e9:.1f} GB are free")
         self.take(samples)
-        self.kept = Kept(self.whole, values=True)
+        self.kept = KeptModules(self.whole, values=True)
 
     def take(self, samples: int) -> None:
         """Compute on so many samples of the example."""
@@ -218,7 +218,7 @@ class Graph:
 
     def watched(self) -> list[Tensor]:
         """All tensors that the nodes of a training pass read and make."""
-        watcher = _Watcher()
+        watcher = _ValueWatcher()
         self.module.watch(frozenset())
         with torch.no_grad():
             self._forward(self.module, watcher)
@@ -232,7 +232,7 @@ class Graph:
             return module(user.samples, dict(zip(user.rows, user.flat, strict=True)), *watcher)
 
 
-class _Watcher:
+class _ValueWatcher:
     """Keeps copies of the values of all nodes."""
 
     def __init__(self) -> None:

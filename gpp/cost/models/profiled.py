@@ -83,7 +83,7 @@ class Spot:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class GraphProfile:
     """Seconds of every operator of one graph on one kind of device.
 
     Args:
@@ -157,7 +157,7 @@ class Profile:
         """Whether a stage was timed in place."""
         return any(stage.ops == ops and stage.samples == samples for stage in self.in_place)
 
-    def timed(self, stages: Iterable[StageTimes]) -> Profile:
+    def timed(self, stages: Iterable[StageTimes]) -> GraphProfile:
         """The profile with more stages timed in place; an older time of the same stage is replaced."""
         fresh = {(stage.ops, stage.samples): stage for stage in stages}
         kept = [stage for stage in self.in_place if (stage.ops, stage.samples) not in fresh]
@@ -179,13 +179,13 @@ class Profile:
         return changed and (others <= self.others - QUIETER or others <= QUIETER)
 
     @property
-    def alone(self) -> Profile:
+    def alone(self) -> GraphProfile:
         """The profile without stages timed in place: operators were timed alone."""
         return replace(self, in_place=(), messages=1.0)
 
 
 @lru_cache(maxsize=16)
-def _tables(profile: Profile) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+def _tables(profile: GraphProfile) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
     shape = (len(profile.forward_s), len(profile.sample_counts))
     forward_s, backward_s = (np.array(rows, dtype=float).reshape(shape) for rows in (profile.forward_s, profile.backward_s))
     counts = tuple(sorted({*profile.sample_counts, *(stage.samples for stage in profile.in_place)}))
@@ -198,7 +198,7 @@ def _tables(profile: Profile) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
 
 
 def _interpolate(table: np.ndarray, counts: tuple[int, ...], samples: int) -> np.ndarray:
-    """[num_ops] times at a number of samples; see `Profile.at`."""
+    """[num_ops] times at a number of samples; see `GraphProfile.at`."""
     if samples >= counts[-1]:
         return table[:, -1] * (samples / counts[-1])
     high = int(np.searchsorted(counts, samples, side="right"))
@@ -230,7 +230,7 @@ class Profiled(AbstractCostModel):
     companions: Natural | None = None
     fallback: Analytical | None = None
     rehearsals: Natural = 3
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[GraphProfile, ...] = ()
 
     def num_companions(self, cluster: Cluster) -> int:
         """Busy devices beside the one that is measured: they share the machine's caches, memory and power with it."""
@@ -264,23 +264,23 @@ class Profiled(AbstractCostModel):
             return per_byte[-1] * num_bytes / device.speed_factor
         return self._fallback(device).move_s(num_bytes, device)
 
-    def add(self, profile: Profile) -> Profiled:
+    def add(self, profile: GraphProfile) -> Profiled:
         """The cost model with one more profile, which replaces an older one of its graph and device."""
         key = (profile.graph_fingerprint, profile.setting.device_kind)
         kept = tuple(p for p in self.profiles if (p.graph_fingerprint, p.setting.device_kind) != key)
         return replace(self, profiles=(*kept, profile))
 
-    def profile_of(self, graph: OpGraph, device: Device) -> Profile | None:
+    def profile_of(self, graph: OpGraph, device: Device) -> GraphProfile | None:
         """The profile of a graph on devices of a kind."""
         found = (p for p in self.profiles if p.graph_fingerprint == graph.fingerprint and p.setting.device_kind == device.kind)
         return next(found, None)
 
-    def load(self, graph: OpGraph, setting: Setting) -> Profile | None:
+    def load(self, graph: OpGraph, setting: Setting) -> GraphProfile | None:
         """The profile on disk, or None; a file that cannot be read counts as none."""
         path = self.path(graph, setting)
-        return unseal(Profile, path, path.stem)
+        return unseal(GraphProfile, path, path.stem)
 
-    def store(self, graph: OpGraph, profile: Profile) -> Path:
+    def store(self, graph: OpGraph, profile: GraphProfile) -> Path:
         """Write a profile; readers see the old file or the new one, never half of it.
 
         Raises:

@@ -62,7 +62,7 @@ class ModelEntry:
 
 @with_config(OPEN)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class LayerTimes:
     """Seconds of each layer of a model for a micro-batch of one size."""
 
     batch_size: Annotated[int, Field(ge=1)]
@@ -77,7 +77,7 @@ class TypeEntry:
 
     bw_mbps: Annotated[Amount, Field(alias="bw_Mbps")]
     mem_mb: Annotated[Amount, Field(alias="mem_MB")]
-    model_profiles: dict[str, tuple[Times, ...]] | None = field(default=None)
+    model_profiles: dict[str, tuple[LayerTimes, ...]] | None = field(default=None)
 
 
 def read_model(path: str | Path, key: str) -> ModelEntry:
@@ -209,7 +209,7 @@ class Measured:
     key: str
     kind: str
     entry: ModelEntry
-    times: Times
+    times: LayerTimes
     bw_mbps: float
     mem_mb: float
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
-from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, Measured, ModelEntry, Times, models_text, schedule_text, types_text
+from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, LayerTimes, Measured, ModelEntry, models_text, schedule_text, types_text
 from gpp.formats.pipeedge.graph import layer_name
 from gpp.graph.inference import forward_only
 from gpp.graph.op_graph import OpGraph
@@ -66,7 +66,7 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
         key=key,
         kind=device.name or problem.cluster.name,
         entry=entry,
-        times=Times(batch_size=samples, dtype=word, time_s=tuple(float(s) for s in seconds)),
+        times=LayerTimes(batch_size=samples, dtype=word, time_s=tuple(float(s) for s in seconds)),
         bw_mbps=problem.cluster.wiring.best.bandwidth_bytes_per_s * 8 / MB,
         mem_mb=device.memory_bytes / MB,
     )

@@ -42,14 +42,14 @@ def read_yaml(cls: type[T], path: str | Path, *, setting: str, fix: str = CORREC
 
 def _content(text: str, path: str | Path, setting: str, fix: str) -> Any:
     """The plain content of the one document of a file, made from the parser's events: nothing in them is constructed."""
-    open_nodes: list[_Node] = []
+    open_nodes: list[_YamlNode] = []
     document: list[Any] = []
     for event in _events(text, path, setting, fix):
         fault = _fault(event, len(open_nodes), len(document))
         if isinstance(event, yaml.CollectionEndEvent):
             value = open_nodes.pop().content
         elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append(_Node({} if isinstance(event, yaml.MappingStartEvent) else []))
+            open_nodes.append(_YamlNode({} if isinstance(event, yaml.MappingStartEvent) else []))
             value = _NOTHING
         elif isinstance(event, yaml.ScalarEvent):
             value = _scalar(event.value) if event.implicit[0] else event.value
@@ -89,7 +89,7 @@ def _fault(event: Any, depth: int, documents: int) -> str | None:
 _NOTHING = object()
 
 
-class _Node:
+class _YamlNode:
     """A mapping or a list that is being read."""
 
     __slots__ = ("_key", "content")

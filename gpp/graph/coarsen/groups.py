@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpp.graph.op_graph import Op, OpGraph, Sums, Tensor, Variant
+from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, Tensor, Variant
 from gpp.graph.transients import grouped
 
 _AMOUNTS = (
@@ -107,9 +107,9 @@ def _grouped(
                     sizes[group[peer]] = sizes.get(group[peer], 0.0) + size
         return tuple(sorted(sizes.items()))
 
-    def sums(side: str) -> Sums:
+    def sums(side: str) -> ReplicaSums:
         each = [getattr(way, side) for _, way, _ in found]
-        return Sums(count=sum(one.count for one in each), num_bytes=sum(one.num_bytes for one in each))
+        return ReplicaSums(count=sum(one.count for one in each), num_bytes=sum(one.num_bytes for one in each))
 
     return Variant(
         degree=degree,

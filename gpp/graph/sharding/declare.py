@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpp.graph.captured import Captured, evaluate
-from gpp.graph.op_graph import Op, Sums, Variant
+from gpp.graph.op_graph import Op, ReplicaSums, Variant
 from gpp.graph.sharding.regions import Sharding, shard
 
 DEGREES = (2, 4)
@@ -54,12 +54,19 @@ class _Variants:
                     send[tensor.producer][consumer] += tensor.bytes_per_sample
                     receive[consumer][tensor.producer] += tensor.bytes_per_sample
         return [
-            self._variant(i, op, forward.get(i, Sums()), backward.get(i, Sums()), tuple(receive[i].items()), tuple(send[i].items()))
+            self._variant(
+                i,
+                op,
+                forward.get(i, ReplicaSums()),
+                backward.get(i, ReplicaSums()),
+                tuple(receive[i].items()),
+                tuple(send[i].items()),
+            )
             for i, op in enumerate(graph.ops)
         ]
 
     def _variant(
-        self, number: int, op: Op, forward: Sums, backward: Sums, receive: tuple[tuple[int, float], ...], send: tuple
+        self, number: int, op: Op, forward: ReplicaSums, backward: ReplicaSums, receive: tuple[tuple[int, float], ...], send: tuple
     ) -> Variant:
         own = [self.captured.node_of[name] for name in op.nodes]
         calls = [node for node in own if node.kind == "call" and not node.free]
@@ -86,21 +93,21 @@ class _Variants:
         held = sum(size / (self.sharding.degree if name in split else 1) for name, size in sizes.items())
         return held / whole if whole else 1.0
 
-    def _sums(self) -> tuple[dict[int, Sums], dict[int, Sums]]:
+    def _sums(self) -> tuple[dict[int, ReplicaSums], dict[int, ReplicaSums]]:
         """Operator -> sums over the members that it waits for in a forward, and in a backward."""
-        forward: dict[int, Sums] = {}
-        backward: dict[int, Sums] = {}
+        forward: dict[int, ReplicaSums] = {}
+        backward: dict[int, ReplicaSums] = {}
         entered: set[str] = set()
         for node in self.captured.nodes:
             applied, number = self.sharding.applied.get(node.name), self.owner.get(node.name)
             if applied is None or number is None:
                 continue
             if applied.summed:
-                forward[number] = forward.get(number, Sums()).plus(self._bytes(node.name))
+                forward[number] = forward.get(number, ReplicaSums()).plus(self._bytes(node.name))
             for name in self.sharding.entered(node):
                 if self.captured.node_of[name].requires_grad and name not in entered:
                     entered.add(name)
-                    backward[number] = backward.get(number, Sums()).plus(self._bytes(name))
+                    backward[number] = backward.get(number, ReplicaSums()).plus(self._bytes(name))
         return forward, backward
 
     def _bytes(self, name: str) -> float:

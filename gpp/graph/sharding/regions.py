@@ -93,7 +93,7 @@ def _worth_splitting(node: Node, weight: str, nodes: Nodes, degree: int) -> bool
     return nodes.shape(weight)[0] >= max(lookups + 1, degree)
 
 
-class _Refused(Exception):
+class _RegionRefused(Exception):
     """The region cannot be: an operator has no rule for it, or a tensor is needed whole."""
 
 
@@ -114,7 +114,7 @@ class _Region:
             while self._todo:
                 self._around(self._todo.pop())
             self._prove()
-        except _Refused:
+        except _RegionRefused:
             return False
         return bool(self.applied)
 
@@ -129,10 +129,10 @@ class _Region:
     def _apply(self, node: Node) -> None:
         rule = RULES.get(node.target)
         if node.kind != "call" or rule is None or node.name in self.taken.applied or node.after or node.mutates or node.free:
-            raise _Refused
+            raise _RegionRefused
         found = rule(node, self.layouts.get, self.nodes, self.degree)
         if found is None:
-            raise _Refused
+            raise _RegionRefused
         self.applied[node.name] = found
         if found.out is not None:
             self._split(node.name, found.out)
@@ -144,12 +144,12 @@ class _Region:
         node, known = self.nodes.node_of[name], self.layouts.get(name)
         if known is not None:
             if known != layout:
-                raise _Refused
+                raise _RegionRefused
             return
         by_rows = node.kind == "param" and layout == Shard(0) and all(n.target == _TABLE for n in self.nodes.readers[name])
         split = node.shape is None or by_rows or fits(self.nodes.shape(name), layout, self.degree)
         if not split or name in self.taken.layouts or name in self._results:
-            raise _Refused
+            raise _RegionRefused
         # Inputs, buffers and what follows from them alone are whole everywhere: each member takes its share where it reads them.
         if node.kind == "param" or (node.kind == "call" and not node.free):
             self.layouts[name] = layout
@@ -159,17 +159,17 @@ class _Region:
         """Every operator still needs what it was asked for, nothing that is needed whole is split, and products begin and end it.
 
         Raises:
-            _Refused: that does not hold.
+            _RegionRefused: that does not hold.
         """
         begins = ends = False
         for name, applied in self.applied.items():
             node = self.nodes.node_of[name]
             if RULES[node.target](node, self.layouts.get, self.nodes, self.degree) != applied:
-                raise _Refused
+                raise _RegionRefused
             if any(need != self.layouts.get(x) and (need is None or x in self.layouts) for x, need in applied.needs.items()):
-                raise _Refused
+                raise _RegionRefused
             split = [x for x in operands(node) if x in self.layouts and self.nodes.node_of[x].kind == "param"]
             ends |= applied.summed
             begins |= bool(split) and (not applied.summed or node.target == _TABLE)
         if not (begins and ends):
-            raise _Refused
+            raise _RegionRefused

@@ -21,7 +21,7 @@ from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING,
 from gpp.mechanisms.helpers.stage import Ticks, helpers_of, parts_of_inputs, ticks
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.added import WHOLE, AbstractLowering, Message, Part, Rates, Return
+from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
 from gpp.program.channels import Channel
 from gpp.program.kinds import (
     BACKWARD,
@@ -128,9 +128,9 @@ class Lowering(AbstractLowering):
                     out[device][latest[device][ends + (t + 1) * count - 1]] += [*sums, Action(UPDATE, s, t)]
         return out
 
-    def messages(self, plan: Plan, num_samples: int) -> list[Message]:
+    def messages(self, plan: Plan, num_samples: int) -> list[AddedMessage]:
         """What helpers are sent."""
-        out = list[Message]()
+        out = list[AddedMessage]()
         for s, stage in enumerate(plan.stages):
             own, value = stage.devices[0], helpers_of(stage)
             sent = [(HELPING, device) for device in value.adding]
@@ -138,7 +138,7 @@ class Lowering(AbstractLowering):
                 for _, microbatch, lo, hi in stage.pieces(num_samples):
                     send = Action(SEND[way], s, microbatch, s, helper, lo, hi)
                     receive = Action(RECEIVE[way], s, microbatch, s, own, lo, hi)
-                    out.append(Message(BACKWARD, own, send, helper, receive))
+                    out.append(AddedMessage(BACKWARD, own, send, helper, receive))
         return out
 
     def returns(self, plan: Plan) -> dict[int, list[Return]]:
@@ -149,15 +149,15 @@ class Lowering(AbstractLowering):
                 out[s] = [*own, *(Return(device, SEND_PART, HELPING_INPUTS) for device, _ in shares)]
         return out
 
-    def part(self, plan: Plan, device: int, action: Action) -> Part:
+    def part(self, plan: Plan, device: int, action: Action) -> ActionShare:
         stage, way = plan.stages[action.stage], KINDS[action.kind].direction
         if action.kind == WEIGHT_GRADIENTS:
-            return Part(of_samples=float(not stage.adding))
+            return ActionShare(of_samples=float(not stage.adding))
         if action.kind == SEND[HELPING_INPUTS]:
-            return Part(fixed=dict(helpers_of(stage).input_share)[action.peer_device])
+            return ActionShare(fixed=dict(helpers_of(stage).input_share)[action.peer_device])
         if way == HELPING_INPUTS or (way == BACKWARD and action.kind != PASS[BACKWARD]):
             share = dict(parts_of_inputs(stage)).get(device, 0.0)
-            return Part(share, share)
+            return ActionShare(share, share)
         return WHOLE
 
     def channels(self, plan: Plan) -> list[Channel]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gpp.capture.codec import dtype_of
-from gpp.capture.cut import TensorSpec
+from gpp.capture.cut import BoundaryTensor
 from gpp.capture.late import LateGradients, in_columns
 from gpp.mechanisms.helpers.given import Given
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS
@@ -129,7 +129,7 @@ class HelperHooks(Hooks):
         }
 
 
-class Worker(AbstractWorkerPart):
+class HelperWorkerPart(AbstractWorkerPart):
     """Helpers on a device, and devices that are helped."""
 
     def build(self, own: OwnDevice) -> HelperHooks:
@@ -162,7 +162,7 @@ def _layouts(given: Given, job: Job, s: int) -> tuple[Layout, dict[int, Layout]]
 
 
 def _layout(forms: Mapping[str, Form]) -> Layout:
-    specs = (TensorSpec(shape=shape, batch_dim=0, dtype=dtype, differentiable=False) for shape, dtype in forms.values())
+    specs = (BoundaryTensor(shape=shape, batch_dim=0, dtype=dtype, differentiable=False) for shape, dtype in forms.values())
     return Layout(tuple(forms), tuple(specs), whole=True)
 
 
@@ -178,7 +178,7 @@ def _helpers(own: OwnDevice) -> dict[int, Helper]:
         boundary, made = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={}, added=added), None
         if given.head and own.device_id in parts:
             _, (shape, dtype) = given.head.forms(job.captured.node_of, stage.microbatch_size)
-            whole = Layout((given.head.data,), (TensorSpec(shape=shape[1:], batch_dim=0, dtype=dtype, differentiable=True),))
+            whole = Layout((given.head.data,), (BoundaryTensor(shape=shape[1:], batch_dim=0, dtype=dtype, differentiable=True),))
             part = by_columns(stage, whole)[own.device_id]
             made = (shape[0], *part.specs[0].shape)
             boundary.returning_out.update(dict.fromkeys(job.plan.predecessors[s], part))
@@ -206,4 +206,4 @@ def _placeholders(job: Job, s: int, device: torch.device) -> dict[str, nn.Parame
     return out
 
 
-WORKER = Worker()
+WORKER = HelperWorkerPart()

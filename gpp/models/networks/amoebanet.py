@@ -86,7 +86,7 @@ class Halve(nn.Module):
         return self.norm(torch.cat([self.even(x), self.odd(shifted)], dim=1))
 
 
-class Cell(nn.Module):
+class AmoebaNetCell(nn.Module):
     """Five sums of two operations: the outputs of the last two cells -> [B, width, S, S].
 
     Args:
@@ -148,7 +148,7 @@ class AmoebaNet(nn.Module):
         third = (False,) * (num_cells // 3)
         for halves in (True, True, *third, True, *third, True, *third):
             channels *= 2 if halves else 1
-            cell = Cell(last, before, channels, halves, late)
+            cell = AmoebaNetCell(last, before, channels, halves, late)
             self.cells.append(cell)
             last, before, late = cell.width, last, halves
         self.classify = nn.Linear(last, num_classes)

@@ -16,7 +16,7 @@ from gpp.models.networks.layers import CrossLayer, TransformerLayer
 from gpp.settings import Count, arguments
 
 
-class Text(nn.Module):
+class TextEmbedding(nn.Module):
     """Token ids [B, L] -> [B, L, D]."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int) -> None:
@@ -28,7 +28,7 @@ class Text(nn.Module):
         return self.tokens(text) + self.positions
 
 
-class Image(nn.Module):
+class ImagePatches(nn.Module):
     """Pixels [B, 3, S, S] -> patches [B, M, D]."""
 
     def __init__(self, size: int, patch: int, hidden: int) -> None:
@@ -94,7 +94,7 @@ class BridgeTower(nn.Module):
             return nn.ModuleList(TransformerLayer(*layer) for _ in range(num_layers))
 
         self.num_plain = num_layers - crosses
-        self.text, self.image = Text(vocabulary, text_sequence, hidden), Image(image_size, patch_size, hidden)
+        self.text, self.image = TextEmbedding(vocabulary, text_sequence, hidden), ImagePatches(image_size, patch_size, hidden)
         self.text_layers, self.image_layers = tower(), tower()
         self.text_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
         self.image_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))

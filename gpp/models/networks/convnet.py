@@ -59,7 +59,7 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class Cell(nn.Module):
+class GoogLeNetCell(nn.Module):
     """GoogLeNet's four branches side by side, concatenated: [B, C, S, S] -> [B, C', S, S]."""
 
     def __init__(self, before: int, channels: tuple[int, ...], norm: str) -> None:
@@ -140,7 +140,7 @@ def googlenet(shrink: int, norm: str, dropout: float) -> tuple[list[nn.Module], 
         if height:
             layers.append(nn.MaxPool2d(*(pool if height == 1 else (2, 2, 0, 1, False, True))))
         for channels in cells:
-            cell = Cell(before, tuple(c // shrink for c in channels), norm)
+            cell = GoogLeNetCell(before, tuple(c // shrink for c in channels), norm)
             layers.append(cell)
             before = cell.width
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropped(dropout)], before

@@ -29,7 +29,7 @@ class ResidualLayer(nn.Module):
         return x_BD + self.down(F.relu(self.up(self.norm(x_BD))))
 
 
-class Tower(nn.Module):
+class QuadrantTower(nn.Module):
     """The 4 x 4 pixels from (row, column) on: image [B, 8, 8] -> [B, D]."""
 
     def __init__(self, row: int, column: int, num_layers: int, hidden: int) -> None:
@@ -62,7 +62,7 @@ class Digits(nn.Module):
     @arguments("model")
     def __init__(self, *, num_layers: Count, hidden: Count, parity: bool) -> None:
         super().__init__()
-        self.towers = nn.ModuleList(Tower(row, column, num_layers, hidden) for row, column in QUADRANTS)
+        self.towers = nn.ModuleList(QuadrantTower(row, column, num_layers, hidden) for row, column in QUADRANTS)
         self.join = nn.Linear(len(QUADRANTS) * hidden, hidden)
         self.classify = nn.Linear(hidden, 10)
         self.parity = nn.Sequential(ResidualLayer(hidden), nn.Linear(hidden, 1)) if parity else None

@@ -20,7 +20,7 @@ Kernel = int | tuple[int, int]
 Norm = Literal["batch", "group"]
 
 
-class Scale(NamedTuple):
+class ConvScale(NamedTuple):
     """Settings of all convolutions: `shrink` divides the paper's channels, and `norm` follows each."""
 
     shrink: int
@@ -39,7 +39,7 @@ class Conv(nn.Module):
         return F.relu(self.norm(self.conv(x)))
 
 
-class Branch(nn.Sequential):
+class ConvBranch(nn.Sequential):
     """Convolutions one after the other, each (paper's channels, kernel); they keep the size unless `valid`.
 
     Args:
@@ -48,7 +48,7 @@ class Branch(nn.Sequential):
     """
 
     def __init__(
-        self, before: int, steps: list[tuple[int, Kernel]], scale: Scale, *, first_pool: bool = False, valid: bool = False
+        self, before: int, steps: list[tuple[int, Kernel]], scale: ConvScale, *, first_pool: bool = False, valid: bool = False
     ) -> None:
         layers: list[nn.Module] = [nn.AvgPool2d(3, 1, 1)] if first_pool else []
         for i, (channels, kernel) in enumerate(steps):
@@ -61,24 +61,24 @@ class Branch(nn.Sequential):
         super().__init__(*layers)
 
 
-class Split(nn.Module):
+class SplitBranch(nn.Module):
     """A branch that ends in a 1 x 3 beside a 3 x 1 convolution."""
 
-    def __init__(self, stem: Branch, channels: int, scale: Scale) -> None:
+    def __init__(self, stem: ConvBranch, channels: int, scale: ConvScale) -> None:
         super().__init__()
         self.stem, self.width = stem, 2 * (channels // scale.shrink)
-        self.wide = Branch(stem.width, [(channels, (1, 3))], scale)
-        self.high = Branch(stem.width, [(channels, (3, 1))], scale)
+        self.wide = ConvBranch(stem.width, [(channels, (1, 3))], scale)
+        self.high = ConvBranch(stem.width, [(channels, (3, 1))], scale)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         return torch.cat([self.wide(x), self.high(x)], dim=1)
 
 
-class Cell(nn.Module):
+class InceptionCell(nn.Module):
     """Branches side by side, concatenated: [B, C, S, S] -> [B, C', S', S']; `pool` adds a halving maximum."""
 
-    def __init__(self, before: int, branches: list[Branch | Split], *, pool: bool = False) -> None:
+    def __init__(self, before: int, branches: list[ConvBranch | SplitBranch], *, pool: bool = False) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
         self.pool = pool
@@ -91,16 +91,16 @@ class Cell(nn.Module):
         return torch.cat(parts, dim=1)
 
 
-def cells(before: int, scale: Scale) -> list[Cell]:
+def cells(before: int, scale: ConvScale) -> list[InceptionCell]:
     """The eleven cells: three A, the halving B, four C, the halving D, two E."""
-    made: list[Cell] = []
+    made: list[InceptionCell] = []
 
-    def branch(*steps: tuple[int, Kernel], first_pool: bool = False, valid: bool = False) -> Branch:
+    def branch(*steps: tuple[int, Kernel], first_pool: bool = False, valid: bool = False) -> ConvBranch:
         width = made[-1].width if made else before
-        return Branch(width, list(steps), scale, first_pool=first_pool, valid=valid)
+        return ConvBranch(width, list(steps), scale, first_pool=first_pool, valid=valid)
 
-    def add(*branches: Branch | Split, pool: bool = False) -> None:
-        made.append(Cell(made[-1].width if made else before, list(branches), pool=pool))
+    def add(*branches: ConvBranch | SplitBranch, pool: bool = False) -> None:
+        made.append(InceptionCell(made[-1].width if made else before, list(branches), pool=pool))
 
     for pooled in (32, 64, 64):
         add(branch((64, 1)), branch((48, 1), (64, 5)), branch((64, 1), (96, 3), (96, 3)), branch((pooled, 1), first_pool=True))
@@ -110,7 +110,7 @@ def cells(before: int, scale: Scale) -> list[Cell]:
         add(branch((192, 1)), branch((n, 1), (n, (1, 7)), (192, (7, 1))), long, branch((192, 1), first_pool=True))
     add(branch((192, 1), (320, 3), valid=True), branch((192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), valid=True), pool=True)
     for _ in range(2):
-        short, long = Split(branch((384, 1)), 384, scale), Split(branch((448, 1), (384, 3)), 384, scale)
+        short, long = SplitBranch(branch((384, 1)), 384, scale), SplitBranch(branch((448, 1), (384, 3)), 384, scale)
         add(branch((320, 1)), short, long, branch((192, 1), first_pool=True))
     return made
 
@@ -118,7 +118,7 @@ def cells(before: int, scale: Scale) -> list[Cell]:
 class Auxiliary(nn.Module):
     """The second head: [B, C, S, S] -> logits [B, num_classes]."""
 
-    def __init__(self, before: int, scale: Scale, num_classes: int) -> None:
+    def __init__(self, before: int, scale: ConvScale, num_classes: int) -> None:
         super().__init__()
         narrow, wide = 128 // scale.shrink, 768 // scale.shrink
         self.narrow = Conv(before, narrow, 1, scale.norm)
@@ -157,7 +157,7 @@ class Inception(nn.Module):
         dropout: Rate,
     ) -> None:
         super().__init__()
-        self.dropout, scale = dropout, Scale(shrink, norm)
+        self.dropout, scale = dropout, ConvScale(shrink, norm)
         a, b, c, d, e = (channels // shrink for channels in (32, 32, 64, 80, 192))
         first = [Conv(3, a, 3, norm, stride=2), Conv(a, b, 3, norm), Conv(b, c, 3, norm, pad=1)]
         self.stem = nn.Sequential(*first, nn.MaxPool2d(3, 2), Conv(c, d, 1, norm), Conv(d, e, 3, norm), nn.MaxPool2d(3, 2))

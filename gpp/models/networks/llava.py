@@ -17,7 +17,7 @@ from gpp.models.networks.layers import Encoder, PatchEmbedding
 from gpp.settings import Count, arguments
 
 
-class Image(nn.Module):
+class ImageFeatures(nn.Module):
     """Pixels [B, 3, S, S] -> features of the patches [B, M, D of the tower]."""
 
     def __init__(self, size: int, patch: int, num_layers: int, hidden: int, num_heads: int) -> None:
@@ -112,7 +112,7 @@ class LLaVA(nn.Module):
         divides(patch_size=patch_size, image_size=image_size)
         divides(num_heads=num_heads, hidden=hidden)
         self.num_patches = (image_size // patch_size) ** 2
-        self.image = Image(image_size, patch_size, image_layers, image_hidden, image_heads)
+        self.image = ImageFeatures(image_size, patch_size, image_layers, image_hidden, image_heads)
         self.project = nn.Sequential(nn.Linear(image_hidden, hidden), nn.GELU(), nn.Linear(hidden, hidden))
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.rotary = Rotary(self.num_patches + text_sequence, hidden // num_heads)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpp.settings import Count, arguments
 
 
-class Block(nn.Module):
+class MLPBlock(nn.Module):
     """[B, D] -> [B, D]."""
 
     def __init__(self, width: int) -> None:
@@ -35,7 +35,7 @@ class MLP(nn.Module):
     @arguments("model")
     def __init__(self, *, num_blocks: Count, width: Count) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(num_blocks)))
+        self.blocks = nn.Sequential(*(MLPBlock(width) for _ in range(num_blocks)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x)

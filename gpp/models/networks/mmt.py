@@ -13,7 +13,7 @@ from gpp.models.networks.layers import TransformerLayer
 from gpp.settings import Count, arguments
 
 
-class Branch(nn.Module):
+class ModalityBranch(nn.Module):
     """One modality: [B, L, D] -> [B, D]."""
 
     def __init__(self, num_layers: int, hidden: int, num_heads: int, ffn: int, dropout: float) -> None:
@@ -55,7 +55,7 @@ class MMT(nn.Module):
     ) -> None:
         super().__init__()
         divides(num_heads=num_heads, hidden=hidden)
-        self.branches = nn.ModuleList(Branch(num_layers, hidden, num_heads, ffn, dropout) for _ in range(num_branches))
+        self.branches = nn.ModuleList(ModalityBranch(num_layers, hidden, num_heads, ffn, dropout) for _ in range(num_branches))
         self.head = nn.Linear(num_branches * hidden, num_outputs)
 
     def forward(self, **inputs: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Joined(nn.Module):
         return self.norm(self.linear(y) + x_BLD)
 
 
-class Block(nn.Module):
+class QuarterBlock(nn.Module):
     """Four quarters: [B, L, D] -> [B, L, D].
 
     Args:
@@ -132,7 +132,7 @@ class ViT(nn.Module):
         divides(num_heads=num_heads, hidden=hidden)
         divides(patch_size=patch_size, image_size=image_size)
         self.embed = Patches(image_size, patch_size, heads, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, num_heads, before=True) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(QuarterBlock(hidden, num_heads, before=True) for _ in range(num_layers))
         self.head = Classifiers(heads, hidden, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Classifiers(nn.Module):
         return logits[0] if len(logits) == 1 else torch.stack(logits).mean(dim=0)
 
 
-class Words(nn.Module):
+class WordEmbedding(nn.Module):
     """Token ids [B, L] -> [B, L, D]: tokens, positions and the type of the first sentence, normed."""
 
     def __init__(self, vocabulary: int, sequence: int, types: int, hidden: int) -> None:
@@ -194,8 +194,8 @@ class BERT(nn.Module):
     ) -> None:
         super().__init__()
         divides(num_heads=num_heads, hidden=hidden)
-        self.embed = Words(vocabulary, sequence, types, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, num_heads, before=False) for _ in range(num_layers))
+        self.embed = WordEmbedding(vocabulary, sequence, types, hidden)
+        self.blocks = nn.ModuleList(QuarterBlock(hidden, num_heads, before=False) for _ in range(num_layers))
         self.pooler = nn.Linear(hidden, hidden)
         self.classify = nn.Linear(hidden, num_classes)
 

@@ -86,7 +86,7 @@ class TransformerBlock(nn.Module):
         return x + self.leave(y_BLC.transpose(1, 2).unflatten(2, x.shape[2:]))
 
 
-class Block(nn.Module):
+class UNetBlock(nn.Module):
     """A residual block and, where the height attends, a Transformer block."""
 
     def __init__(self, before: int, behind: int, attends: bool, shared: Shared) -> None:
@@ -142,17 +142,17 @@ class UNet(nn.Module):
         width, skips = first, [first]
         for i, (wide, attends) in enumerate(zip(widths, attention, strict=True)):
             for _ in range(num_blocks):
-                self.down.append(Block(width, wide, attends, shared))
+                self.down.append(UNetBlock(width, wide, attends, shared))
                 width = wide
                 skips.append(width)
             if i + 1 < len(widths):
                 self.shrink.append(nn.Conv2d(width, width, 3, stride=2, padding=1))
                 skips.append(width)
-        self.middle = Block(width, width, True, shared)
+        self.middle = UNetBlock(width, width, True, shared)
         self.middle_out = ResidualBlock(width, width, shared)
         for i, (wide, attends) in reversed(list(enumerate(zip(widths, attention, strict=True)))):
             for _ in range(num_blocks + 1):
-                self.up.append(Block(width + skips.pop(), wide, attends, shared))
+                self.up.append(UNetBlock(width + skips.pop(), wide, attends, shared))
                 width = wide
             if i:
                 self.grow.append(nn.Conv2d(width, width, 3, padding=1))

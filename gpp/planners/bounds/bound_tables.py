@@ -15,7 +15,7 @@ ROUNDING = 1 + 1e-9
 """Slack for the order in which sums are taken."""
 
 
-class Tables(NamedTuple):
+class BoundTables(NamedTuple):
     """Rows: choices (b, r). Columns: operators. Seconds and bytes of one replica; `capacity` in fastest devices."""
 
     micro: np.ndarray
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
     total_memory: float
 
     @classmethod
-    def of(cls, problem: Problem) -> Tables:
+    def of(cls, problem: Problem) -> BoundTables:
         cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
         most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
         choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.problem import Problem
-from gpp.planners.bounds.bound_tables import ROUNDING, Tables
+from gpp.planners.bounds.bound_tables import ROUNDING, BoundTables
 
 CELLS = 1_500_000
 """Paths with more stages than this, over all choices, are left out."""
@@ -54,7 +54,7 @@ REPEATS = 4
 """Times that stages are struck out for one T."""
 
 
-class _Stages(NamedTuple):
+class _PathStages(NamedTuple):
     """Stages that are left: arrays of one element for each, ordered by where they begin.
 
     A choice is `reader` where the stage begins: twice the choice, and one more if it holds the far end of the cut's detour; and
@@ -71,8 +71,8 @@ class _Stages(NamedTuple):
     bytes: np.ndarray
     kept: np.ndarray
 
-    def where(self, keep: np.ndarray) -> _Stages:
-        return _Stages(*(column[keep] for column in self))
+    def where(self, keep: np.ndarray) -> _PathStages:
+        return _PathStages(*(column[keep] for column in self))
 
 
 def _busiest(samples: np.ndarray, replicas: np.ndarray) -> np.ndarray:
@@ -106,7 +106,7 @@ def _groups(places: np.ndarray, keys: np.ndarray, count: int) -> tuple[list[int]
     return bounds.tolist(), [new[cuts[i] : cuts[i + 1]] - bounds[i] for i in range(count)]
 
 
-class _Cut(NamedTuple):
+class _PathCut(NamedTuple):
     """Choices of the stages that may end and that may begin at a place, and seconds of the messages between them, both ways."""
 
     left: np.ndarray
@@ -114,10 +114,10 @@ class _Cut(NamedTuple):
     seconds: np.ndarray
 
 
-class Line:
+class PathBound:
     """One path of a problem."""
 
-    def __init__(self, problem: Problem, tables: Tables, path: list[int]) -> None:
+    def __init__(self, problem: Problem, tables: BoundTables, path: list[int]) -> None:
         self.problem, self.t, self.path, self.n = problem, tables, path, len(path)
         self.micro, self.replicas = tables.micro[:, 0], tables.replicas[:, 0]
         self.sizes = problem.minibatch_size / self.micro
@@ -233,7 +233,7 @@ class Line:
         """
         limit = seconds * ROUNDING
         stages = self._stages(limit, around, allowed)
-        trip, cuts = stages.passes, list[_Cut]()
+        trip, cuts = stages.passes, list[_PathCut]()
         for _ in range(REPEATS):
             before = len(stages.begin)
             cuts = self._cuts(stages, limit)
@@ -252,14 +252,14 @@ class Line:
         # A stage that was struck out costs infinitely much, so that the cuts of before still hold.
         return self._counted(stages, cuts, trip, seconds, allowed)
 
-    def _in_flight(self, stages: _Stages) -> np.ndarray:
+    def _in_flight(self, stages: _PathStages) -> np.ndarray:
         """Micro-batches of each stage that fit the memory of a device."""
         held, micro = stages.kept * self.samples[stages.choice], self.micro[stages.choice]
         with np.errstate(divide="ignore", invalid="ignore"):
             fit = np.floor((self.memory - stages.bytes) / held + 1e-9)
         return np.clip(np.where(held > 0, fit, micro), 1, micro)
 
-    def _stages(self, limit: float, around: np.ndarray, allowed: np.ndarray) -> _Stages:
+    def _stages(self, limit: float, around: np.ndarray, allowed: np.ndarray) -> _PathStages:
         """The stages whose own work and memory do not break the limit."""
         found, regime = [], self.problem.regime
         way = np.concatenate([[0.0], np.maximum.accumulate(around[self.path])])
@@ -279,9 +279,9 @@ class Line:
             found.append((np.full(len(begin), c), reader, maker, begin, end, passes[fine], finish[fine], fixed[fine], kept[fine]))
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.lexsort((columns[1], columns[3]))
-        return _Stages(*(column[order] for column in columns))
+        return _PathStages(*(column[order] for column in columns))
 
-    def _cuts(self, stages: _Stages, limit: float) -> list[_Cut]:
+    def _cuts(self, stages: _PathStages, limit: float) -> list[_PathCut]:
         """For each place of the path the choices that may meet there."""
         shape = (self.n + 1, 2 * len(self.samples))
         ends, begins = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
@@ -291,16 +291,18 @@ class Line:
         for k in range(self.n + 1):
             left, right = ends[k].nonzero()[0], begins[k].nonzero()[0]
             if not len(left) or not len(right):
-                out.append(_Cut(left, right, np.empty((len(left), len(right)))))
+                out.append(_PathCut(left, right, np.empty((len(left), len(right)))))
                 continue
             pairs = np.ix_(left // 2, right // 2)
             both = (left[:, None] & right & 1) > 0
             slow = (self.border[k] + np.where(both, self.beside[k], 0.0)) / self.bandwidth
             message = np.where(self.channel[pairs] * slow <= limit, self.message[pairs], np.inf)
-            out.append(_Cut(left, right, 2 * (self.latency_s + message * slow)))
+            out.append(_PathCut(left, right, 2 * (self.latency_s + message * slow)))
         return out
 
-    def _behind(self, stages: _Stages, cuts: list[_Cut], cost: np.ndarray, *, timed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def _behind(
+        self, stages: _PathStages, cuts: list[_PathCut], cost: np.ndarray, *, timed: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The least sum of costs to the end of the path: for a stage of each choice that begins at, or ends at, each place.
 
         Args:
@@ -323,7 +325,7 @@ class Line:
                 tail[i, left] = (between + head[i, right]).min(axis=1)
         return head, tail
 
-    def _front(self, stages: _Stages, cuts: list[_Cut]) -> np.ndarray:
+    def _front(self, stages: _PathStages, cuts: list[_PathCut]) -> np.ndarray:
         """[n + 1, choices] the least way around to a stage of each choice that begins at each place."""
         out = np.full((self.n + 1, 2 * len(self.samples)), np.inf)
         out[0] = 0.0
@@ -338,7 +340,7 @@ class Line:
             out[j, right] = (np.minimum.reduceat(ways, firsts[j])[:, None] + message).min(axis=0)
         return out
 
-    def _around_cuts(self, stages: _Stages, head: np.ndarray, limit: float) -> np.ndarray:
+    def _around_cuts(self, stages: _PathStages, head: np.ndarray, limit: float) -> np.ndarray:
         """For each stage the longest way from it over a detour to a stage behind its end, to the end of the path, and back.
 
         Infinite where a channel of the detour would be busy for longer than the limit, at either end.
@@ -361,7 +363,9 @@ class Line:
         index = stages.choice, stages.begin, stages.end
         return np.maximum(leaves[index], enters[index])
 
-    def _counted(self, stages: _Stages, cuts: list[_Cut], trip: np.ndarray, seconds: float, allowed: np.ndarray) -> str | None:
+    def _counted(
+        self, stages: _PathStages, cuts: list[_PathCut], trip: np.ndarray, seconds: float, allowed: np.ndarray
+    ) -> str | None:
         """Argument 4."""
         t, c = self.t, stages.choice
         r, micro = self.replicas[c], self.micro[c]

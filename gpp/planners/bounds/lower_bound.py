@@ -66,8 +66,8 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.planners.bounds.bound_tables import ROUNDING, Tables
-from gpp.planners.bounds.line import CELLS, Line
+from gpp.planners.bounds.bound_tables import ROUNDING, BoundTables
+from gpp.planners.bounds.line import CELLS, PathBound
 
 PRECISION = 1.002
 """The bisection ends when its ends are this close."""
@@ -175,7 +175,7 @@ def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:
         Infeasible: an operator fits no device, all of them together do not fit the cluster, or no cuts do.
     """
     problem = problem.with_endless_memory if spares else problem
-    tables = Tables.of(problem)
+    tables = BoundTables.of(problem)
     low, terms = _simple(tables, problem)
     before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
     if low <= 0:
@@ -208,7 +208,7 @@ def _raised(low: float, binding: str, impossible: Callable[[float], str | None],
     return low, binding
 
 
-def _lines(problem: Problem, t: Tables, before: list[list[int]]) -> list[Line]:
+def _lines(problem: Problem, t: BoundTables, before: list[list[int]]) -> list[PathBound]:
     """The path that has most of the work and of the memory, if its stages are not too many."""
     work = np.where(t.fits, t.replicas * t.micro * (t.forward + t.backward), np.inf).min(axis=0)
     held = t.amounts.static + t.amounts.kept
@@ -218,10 +218,10 @@ def _lines(problem: Problem, t: Tables, before: list[list[int]]) -> list[Line]:
     while before[path[-1]]:
         path.append(max(before[path[-1]], key=lambda p: longest[p]))
     path.reverse()
-    return [Line(problem, t, path)] if len(t.micro) * len(path) ** 2 / 2 <= CELLS else []
+    return [PathBound(problem, t, path)] if len(t.micro) * len(path) ** 2 / 2 <= CELLS else []
 
 
-def _on_line(t: Tables, before: list[list[int]], line: Line, seconds: float) -> str | None:
+def _on_line(t: BoundTables, before: list[list[int]], line: PathBound, seconds: float) -> str | None:
     """The argument on a path by which no plan takes less than `seconds`; None if there is none."""
     found = _allowed(t, before, seconds)
     if found is None:
@@ -230,7 +230,7 @@ def _on_line(t: Tables, before: list[list[int]], line: Line, seconds: float) -> 
     return line.impossible(seconds, ways.around, allowed)
 
 
-def _impossible(t: Tables, before: list[list[int]], seconds: float) -> str | None:
+def _impossible(t: BoundTables, before: list[list[int]], seconds: float) -> str | None:
     """The argument by which no plan takes less than `seconds`; None if there is none."""
     found = _allowed(t, before, seconds)
     if found is None:
@@ -265,7 +265,7 @@ def _impossible(t: Tables, before: list[list[int]], seconds: float) -> str | Non
     return None
 
 
-def _divided(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> bool:
+def _divided(t: BoundTables, takes: np.ndarray, allowed: np.ndarray) -> bool:
     """Argument 7: whether some operator's stage leaves too little, whatever its choice."""
     devices = t.capacity * t.slowest  # At least their number.
     shares = takes * (t.capacity / t.replicas)
@@ -291,7 +291,7 @@ class _Ways(NamedTuple):
     begin: np.ndarray
 
 
-def _allowed(t: Tables, before: list[list[int]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
+def _allowed(t: BoundTables, before: list[list[int]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
     """Argument 1: which choices are left, and the ways; None if an operator has none left."""
     passes, limit = t.forward + t.backward, seconds * ROUNDING
     allowed = t.fits & (t.micro * passes + t.finish <= limit)
@@ -309,7 +309,7 @@ def _allowed(t: Tables, before: list[list[int]], seconds: float) -> tuple[np.nda
 
 
 def _resources(
-    t: Tables, before: list[list[int]], allowed: np.ndarray, ways: _Ways, seconds: float
+    t: BoundTables, before: list[list[int]], allowed: np.ndarray, ways: _Ways, seconds: float
 ) -> tuple[np.ndarray, list[str]]:
     """Arguments 2 to 5: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
     passes, finish = t.forward + t.backward, t.finish / t.slowest
@@ -354,7 +354,7 @@ def _critical(before: list[list[int]], ways: _Ways, last: int) -> list[int]:
         out.append(nearer)
 
 
-def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def _packed(t: BoundTables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Argument 6: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
     share = np.where(allowed, np.minimum(takes * t.capacity / t.replicas, 1.0), 1.0)
     out = []
@@ -367,7 +367,7 @@ def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     return np.where(allowed, np.stack(out, axis=1) * t.replicas / t.capacity, IMPOSSIBLE)
 
 
-def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
+def _simple(tables: BoundTables, problem: Problem) -> tuple[float, dict[str, float]]:
     """The largest of the simplest arguments, and each of them."""
     t = tables
     need = float(np.where(t.fits, t.replicas * t.memory.peak(t.held), np.inf).min(axis=0).sum())

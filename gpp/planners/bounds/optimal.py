@@ -7,11 +7,11 @@ devices.
 Transfers are left out, and amounts are rounded down, so what the solver proves of its objective holds for the prediction.
 
 Constraints (of the model; stages are numbered 0 to K - 1, K the smaller of operators and devices):
-1. Every operator is in one stage with one number of replicas r, which divides b: `_Model.assign`.
-2. Along every tensor the stage's number does not fall, which makes stages convex and their graph acyclic: `_Model.assign`.
-3. Devices: the replicas of all stages fit the cluster: `_Model.assign`.
-4. The way to a stage and back, and depth, follow the stages between which a tensor goes: `_Model.ways`.
-5. Memory: weights, gradients, optimizer state, and saved activations of min(depth, M) micro-batches: `_Model.memory`.
+1. Every operator is in one stage with one number of replicas r, which divides b: `_PartitionModel.assign`.
+2. Along every tensor the stage's number does not fall, which makes stages convex and their graph acyclic: `_PartitionModel.assign`.
+3. Devices: the replicas of all stages fit the cluster: `_PartitionModel.assign`.
+4. The way to a stage and back, and depth, follow the stages between which a tensor goes: `_PartitionModel.ways`.
+5. Memory: weights, gradients, optimizer state, and saved activations of min(depth, M) micro-batches: `_PartitionModel.memory`.
    Border tensors are left out, so a solution may not fit; it is then not a candidate.
 
 Every solution on the solver's way is validated and predicted; the plan with the best prediction is returned, which is never
@@ -37,7 +37,7 @@ from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.bounds.bound_tables import Tables
+from gpp.planners.bounds.bound_tables import BoundTables
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.settings import Count, settings
@@ -83,7 +83,7 @@ class Optimal(AbstractPlanner):
             if least[b] >= best_s:
                 proven += 1
                 continue
-            model = _Model(cp_model, problem, b, least[b], best_s)
+            model = _PartitionModel(cp_model, problem, b, least[b], best_s)
             if {stage.microbatch_size for stage in best.stages} == {b}:
                 model.hint(best)
             solved, spent = model.solve(left / (len(order) - i))
@@ -125,12 +125,12 @@ def _bound_s(problem: Problem) -> float:
         return float("inf")
 
 
-class _Model:
+class _PartitionModel:
     """The model for one micro-batch size; times in units of a share of the best known time, rounded down."""
 
     def __init__(self, cp_model: Any, problem: Problem, b: int, least_s: float, best_s: float) -> None:
         self.cp, self.problem, self.b, self.unit = cp_model, problem, b, best_s / UNITS
-        self.tables = Tables.of(replace(problem, microbatch_size=b))
+        self.tables = BoundTables.of(replace(problem, microbatch_size=b))
         self.graph, self.micro = problem.graph, problem.minibatch_size // b
         self.replicas = self.tables.replicas[:, 0].astype(int).tolist()
         self.count = min(problem.graph.num_ops, problem.cluster.num_devices)

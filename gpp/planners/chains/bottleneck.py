@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.planners.chains.downsets import Budget, Family
+from gpp.planners.chains.downsets import Budget, StateFamily
 
 CAPS = (1.02, 1.08, 1.2, 1.5, 2.2, 4.0, 10.0, np.inf)
 """Caps that are tried, in units of the time that all devices would need without any waste."""
@@ -46,7 +46,7 @@ class Way(NamedTuple):
     time_s: np.ndarray
 
 
-class Cut(NamedTuple):
+class StageCut(NamedTuple):
     """A stage of the solution: its pair of states, its way, the depth from it to the end."""
 
     pair: int
@@ -54,11 +54,11 @@ class Cut(NamedTuple):
     depth: int
 
 
-class Chain(NamedTuple):
+class BottleneckChain(NamedTuple):
     """A solution: the slowest stage's time, and the stages from first to last."""
 
     value_s: float
-    cuts: tuple[Cut, ...]
+    cuts: tuple[StageCut, ...]
 
 
 class Room:
@@ -68,7 +68,7 @@ class Room:
         work: [num_states] least device seconds of each state.
     """
 
-    def __init__(self, family: Family, work: np.ndarray, num_devices: int, cap_s: float) -> None:
+    def __init__(self, family: StateFamily, work: np.ndarray, num_devices: int, cap_s: float) -> None:
         self.family, self.work, self.num_devices, self.cap_s = family, work, num_devices, cap_s
         self.slack_s = num_devices * cap_s - work[-1] if np.isfinite(cap_s) else np.inf
         self._stage_work = work[family.start] - work[family.end]
@@ -92,7 +92,7 @@ class Room:
 
 
 def best_chain(
-    family: Family,
+    family: StateFamily,
     work: np.ndarray,
     ways: Callable[[Room], Sequence[Way]],
     num_devices: int,
@@ -104,7 +104,7 @@ def best_chain(
     all_devices: bool = False,
     at_most_s: float | None = None,
     caps: tuple[float, ...] = CAPS,
-) -> Chain | None:
+) -> BottleneckChain | None:
     """The best chain of stages on at most `num_devices` devices; None if nothing fits.
 
     Args:
@@ -124,16 +124,16 @@ def best_chain(
         if depth_is_devices or not (bounded or any(len(way.time_s) > 1 for way in open_ways)):
             open_ways = [way._replace(step=0) for way in open_ways]
         most = depth if any(way.step for way in open_ways) else 0
-        found = _Table(family, room, open_ways, num_devices, most, budget).solve(all_devices)
+        found = _BottleneckTable(family, room, open_ways, num_devices, most, budget).solve(all_devices)
         if found is not None and found.value_s <= cap:
             return found
     return None
 
 
-class _Table:
+class _BottleneckTable:
     """The dynamic program at one cap."""
 
-    def __init__(self, family: Family, room: Room, ways: Sequence[Way], num_devices: int, depth: int, budget: Budget) -> None:
+    def __init__(self, family: StateFamily, room: Room, ways: Sequence[Way], num_devices: int, depth: int, budget: Budget) -> None:
         self.family, self.room, self.ways, self.num_devices, self.depth, self.budget = (
             family,
             room,
@@ -150,7 +150,7 @@ class _Table:
         self.ends = [family.end[way.pairs] for way in ways]
         self.firsts = [np.flatnonzero(np.diff(start, prepend=-1)) for start in self.starts]
 
-    def solve(self, all_devices: bool) -> Chain | None:
+    def solve(self, all_devices: bool) -> BottleneckChain | None:
         for k in range(1, self.num_devices + 1):
             self.budget.check()
             low, high = self.room.states(k)
@@ -163,7 +163,7 @@ class _Table:
         if not np.isfinite(value):
             return None
         k, q = (int(x) for x in np.argwhere(final <= value)[0])
-        return Chain(value, self._trace(k, q))
+        return BottleneckChain(value, self._trace(k, q))
 
     def _fill(self, k: int, low: int, high: int) -> None:
         row, deepest = self.best[k], min(self.depth, k)  # a stage adds no more depth than devices
@@ -188,19 +188,19 @@ class _Table:
             return slice(0, 1)
         return slice(low, high) if way.step else slice(k, k + 1)
 
-    def _trace(self, k: int, q: int) -> tuple[Cut, ...]:
+    def _trace(self, k: int, q: int) -> tuple[StageCut, ...]:
         """The stages behind a value; ties: most devices, the first such way, the longest stage: few stages fill and drain
         sooner."""
         state, cuts = self.family.num_states - 1, []
         ordered = sorted(enumerate(self.ways), key=lambda pair: (-pair[1].devices, pair[0]))
         while state:
             cut = next(found for w, way in ordered if (found := self._hit(w, way, k, q, state)) is not None)
-            cuts.append(Cut(int(cut.way.pairs[cut.pair]), cut.way, q if cut.way.step else k))
+            cuts.append(StageCut(int(cut.way.pairs[cut.pair]), cut.way, q if cut.way.step else k))
             state = int(self.family.end[cuts[-1].pair])
             k, q = k - cut.way.devices, q - cut.way.step
         return tuple(cuts)
 
-    def _hit(self, w: int, way: Way, k: int, q: int, state: int) -> Cut | None:
+    def _hit(self, w: int, way: Way, k: int, q: int, state: int) -> StageCut | None:
         if way.devices > k or way.step > q:
             return None
         begin, stop = np.searchsorted(self.starts[w], (state, state + 1))
@@ -209,4 +209,4 @@ class _Table:
         own = way.time_s[self._rows(way, k, q, q + 1), begin:stop][0]
         value = np.maximum(own, self.best[k - way.devices, q - way.step, self.ends[w][begin:stop]])
         hits = np.flatnonzero(value <= self.best[k, q, state])
-        return Cut(int(begin + hits[0]), way, q) if len(hits) else None
+        return StageCut(int(begin + hits[0]), way, q) if len(hits) else None

@@ -17,7 +17,7 @@ from gpp.graph.transients import Transients
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import Predict
-from gpp.planners.chains.downsets import Budget, Family, all_states, linear_states
+from gpp.planners.chains.downsets import Budget, StateFamily, all_states, linear_states
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
@@ -48,7 +48,7 @@ class Pairs(NamedTuple):
 class Tables:
     """Amounts of a family's stages, reckoned when first asked for, and kept where the pairs are few."""
 
-    def __init__(self, problem: Problem, family: Family) -> None:
+    def __init__(self, problem: Problem, family: StateFamily) -> None:
         self.problem, self.family, graph = problem, family, problem.graph
         self._tensors = [t for t in graph.tensors if t.consumers]
         shape = (graph.num_ops, len(self._tensors))
@@ -152,7 +152,7 @@ def replicas(problem: Problem, microbatch_size: int) -> list[int]:
 class Cuts:
     """A family of states and how it came about."""
 
-    family: Family
+    family: StateFamily
     linear: bool
     text: str
 
@@ -170,11 +170,11 @@ def choose_cuts(graph: OpGraph, form: str, limit: int, weights: np.ndarray, budg
     if masks is None and form == "all":
         return None
     if masks is not None:
-        return Cuts(Family(graph, masks, weights, budget), False, f"all {len(masks)} cuts of the graph")
+        return Cuts(StateFamily(graph, masks, weights, budget), False, f"all {len(masks)} cuts of the graph")
     text = "cuts of one depth-first order"
     if form == "auto":
         text += f" (the graph itself has more than {limit:,})"
-    return Cuts(Family(graph, linear_states(depth_first_order(graph)), weights, budget), True, text)
+    return Cuts(StateFamily(graph, linear_states(depth_first_order(graph)), weights, budget), True, text)
 
 
 class Part(NamedTuple):

@@ -85,7 +85,7 @@ def linear_states(order: Sequence[int]) -> list[int]:
     return masks
 
 
-class Family:
+class StateFamily:
     """States by ascending weight, and all pairs of nested ones.
 
     Args:
@@ -143,7 +143,7 @@ class Family:
 class Stages:
     """Amounts of the stages between pairs of states."""
 
-    def __init__(self, family: Family, start: np.ndarray, end: np.ndarray) -> None:
+    def __init__(self, family: StateFamily, start: np.ndarray, end: np.ndarray) -> None:
         self.family, self.start, self.end = family, start, end
 
     @cached_property

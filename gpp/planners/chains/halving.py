@@ -28,7 +28,7 @@ BESIDE = 2
 """Cuts beside the bracket's ends that are tried too."""
 
 
-class _Part(NamedTuple):
+class _LinePart(NamedTuple):
     """Operators first .. last - 1, for the stages at positions `low` .. `high` from the sink."""
 
     first: int
@@ -52,9 +52,9 @@ class Halving:
 
     def __init__(self, stages: FittedStages) -> None:
         self.stages = stages
-        self._best: dict[_Part, tuple[float, tuple[Stretch, ...]]] = {}
-        self._above: dict[_Part, float] = {}
-        self._added: dict[_Part, float] = {}
+        self._best: dict[_LinePart, tuple[float, tuple[Stretch, ...]]] = {}
+        self._above: dict[_LinePart, float] = {}
+        self._added: dict[_LinePart, float] = {}
         self._prefix_s = stages.fastest_s
 
     def solve(self, below_s: float = float("inf")) -> tuple[float, list[Stretch]] | None:
@@ -62,12 +62,12 @@ class Halving:
         best: tuple[float, list[Stretch]] | None = None
         most = self.stages.most
         for count in (most,) if self.stages.depth is not None else range(most, 0, -1):
-            found = self._solve(_Part(0, self.stages.n, 1, count), below_s)
+            found = self._solve(_LinePart(0, self.stages.n, 1, count), below_s)
             if found is not None:
                 below_s, best = found[0], (found[0], list(found[1]))
         return best
 
-    def _solve(self, part: _Part, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
+    def _solve(self, part: _LinePart, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
         """The best that is found of a part, if it is below `below_s`."""
         if part in self._best:
             found = self._best[part]
@@ -85,7 +85,7 @@ class Halving:
             self._best[part] = found
         return found
 
-    def _halved(self, part: _Part, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
+    def _halved(self, part: _LinePart, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
         balanced = self._balanced(part)
         left, right = self._halves(part, balanced)
         keeps = self._added_s(left) == self._added_s(right) == 0.0
@@ -106,12 +106,12 @@ class Halving:
                 return best
             low, high, step = low - step, high + step, 2 * step
 
-    def _halves(self, part: _Part, cut: int) -> tuple[_Part, _Part]:
+    def _halves(self, part: _LinePart, cut: int) -> tuple[_LinePart, _LinePart]:
         """The stages before a cut, which stand farther from the sink, and those behind it; of an odd number the former are more."""
         near = part.low + part.size // 2
-        return _Part(part.first, cut, near, part.high), _Part(cut, part.last, part.low, near - 1)
+        return _LinePart(part.first, cut, near, part.high), _LinePart(cut, part.last, part.low, near - 1)
 
-    def _balanced(self, part: _Part) -> int:
+    def _balanced(self, part: _LinePart) -> int:
         """The cut that shares the time with everything kept in proportion to the stages."""
         near = part.size // 2
         prefix, far = self._prefix_s, part.size - near
@@ -121,7 +121,7 @@ class Halving:
             cut -= 1
         return min(max(cut, part.first + far), part.last - near)
 
-    def _added_s(self, part: _Part) -> float:
+    def _added_s(self, part: _LinePart) -> float:
         """The most seconds that a stage takes beyond its operators' own where all its cuts are balanced; infinite if one does not
         fit."""
         if part not in self._added:
@@ -134,7 +134,7 @@ class Halving:
                 self._added[part] = max(map(self._added_s, self._halves(part, self._balanced(part))))
         return self._added[part]
 
-    def _evened(self, part: _Part) -> int | None:
+    def _evened(self, part: _LinePart) -> int | None:
         """The cut from which on the left half has more added seconds than the right one; None where neither half fits."""
         left, right = self._halves(part, self._balanced(part))
         low, high = part.first + left.size, part.last - right.size
@@ -156,11 +156,11 @@ class Halving:
         cuts = {int(cut) for cut in np.linspace(low, high, count).round()} if count > 0 else set[int]()
         return sorted(cuts, key=lambda cut: (abs(cut - around), cut))
 
-    def _kept_s(self, part: _Part) -> float:
+    def _kept_s(self, part: _LinePart) -> float:
         """Seconds of each stage if everything were kept and all were equally busy."""
         return float(self._prefix_s[part.last] - self._prefix_s[part.first]) / part.size
 
-    def _at(self, part: _Part, cut: int, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
+    def _at(self, part: _LinePart, cut: int, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
         """The best with a cut, if it is below `below_s`."""
         found = []
         # The half that is slower with everything kept says no sooner.

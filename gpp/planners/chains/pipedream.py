@@ -12,7 +12,7 @@ nodes, the program runs twice: every stretch on the devices of one node, then on
 ones. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
-1. Stages are differences of nested cuts: `Family`. They run as a chain.
+1. Stages are differences of nested cuts: `StateFamily`. They run as a chain.
 2. Memory: the stage at position p from the end keeps min(p, N) micro-batches, and the versions of its weights that the policy has
    there: `_Flat._bytes`, `_rows`. Over nodes the position inside the recursion is not known: all stages are held to the length of
    the chain that comes out, in rounds (`Servers`), with as many versions as are assumed.

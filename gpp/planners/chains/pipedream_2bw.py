@@ -10,7 +10,7 @@ d, width w and b the chain is cut so that t is least. The best of every width, t
 predicted, and the best prediction wins. Of equal objectives the larger b comes first.
 
 Constraints:
-1. d w is at most the number of devices; every stage has w replicas; w divides b: `_Search.shapes`.
+1. d w is at most the number of devices; every stage has w replicas; w divides b: `_ShapeSearch.shapes`.
 2. m is at least d where the weight policy needs it: `Problem.microbatch_sizes`.
 3. Memory: the stage at position p from the end keeps p micro-batches, and the policy's versions of the weights: `_Cutter._needs`.
 4. Stages are intervals of the depth-first order, or of the one by inputs (`common.linear_orders`); they run as a chain.
@@ -71,7 +71,7 @@ class PipeDream2BW(AbstractPlanner):
     max_candidates: Count = 16
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        search = _Search(problem, self)
+        search = _ShapeSearch(problem, self)
         found = sorted(search.found(), key=_Found.rank)
         best, best_s, tried = None, float("inf"), 0
         for each in _one_of_each_width_first(found):
@@ -94,7 +94,7 @@ class PipeDream2BW(AbstractPlanner):
         return replace(plan, objective=objective, explanation=lines)
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
-        search = _Search(problem, self, memory_scale)
+        search = _ShapeSearch(problem, self, memory_scale)
         return next((search.example(each) for each in search.found()), None)
 
 
@@ -125,7 +125,7 @@ def _one_of_each_width_first(found: list[_Found]) -> list[_Found]:
     return chosen + [each for each in found if each not in chosen]
 
 
-class _Search:
+class _ShapeSearch:
     """All shapes of one problem, each with its best cut."""
 
     def __init__(self, problem: Problem, settings: PipeDream2BW, memory_scale: float = 1.0) -> None:
@@ -223,7 +223,7 @@ class _Cutter:
         devices: of the stage whose all-reduce takes longest.
     """
 
-    def __init__(self, search: _Search, table: Intervals, shape: _Shape, bandwidth: float, devices: tuple[int, ...]) -> None:
+    def __init__(self, search: _ShapeSearch, table: Intervals, shape: _Shape, bandwidth: float, devices: tuple[int, ...]) -> None:
         self.problem, self.limit = search.problem, search.limit
         self.table, self.b = table, shape.microbatch_size
         self.samples = self.b // shape.width

@@ -48,7 +48,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import Variant
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
-from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
+from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, StageCut, Way, best_chain
 from gpp.planners.chains.chain_tables import (
     AUTO_STATES,
     Best,
@@ -107,7 +107,7 @@ class Piper(AbstractPlanner):
             return self.released.plan(self, problem, predict)
         budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)
         best = Best(problem, "piper", predict, self.replication)
-        search = _Search(problem, self, budget, 1.0)
+        search = _PiperSearch(problem, self, budget, 1.0)
         best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
@@ -122,7 +122,7 @@ class Piper(AbstractPlanner):
         return replace(best.plan, objective=objective, explanation=lines)
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
-        search = _Search(problem, self, budget, memory_scale)
+        search = _PiperSearch(problem, self, budget, memory_scale)
         return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
 
 
@@ -141,7 +141,7 @@ class _Menu(NamedTuple):
     share: np.ndarray
 
 
-class _Search:
+class _PiperSearch:
     """The search of one problem."""
 
     def __init__(self, problem: Problem, settings: Piper, budget: Budget, memory_scale: float) -> None:
@@ -324,7 +324,7 @@ class _Search:
         kept, once = amounts.kept + stages_sum(stages, menu.kept), amounts.once + stages_sum(stages, menu.extra)
         return amounts._replace(kept=kept, once=once).held(samples, self.problem.regime.assumed_copies)
 
-    def _part(self, cut: Cut) -> Part:
+    def _part(self, cut: StageCut) -> Part:
         t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
         family = self.family
         return Part(family.masks[int(family.start[cut.pair])] & ~family.masks[int(family.end[cut.pair])], r, t)

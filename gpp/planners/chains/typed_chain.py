@@ -40,7 +40,7 @@ Used = tuple[int, ...]
 """How many devices of each type are used."""
 
 
-class Placed(NamedTuple):
+class PlacedStage(NamedTuple):
     """One stage: operators `start`..`end` - 1 on a device of type `kind`."""
 
     kind: int
@@ -75,18 +75,18 @@ class TypedChain:
         """Integers in the table: types of the next device times multisets of used ones."""
         return len(self.counts) * math.prod(count + 1 for count in self.counts)
 
-    def stage_s(self, stage: Placed) -> float:
+    def stage_s(self, stage: PlacedStage) -> float:
         """Seconds that a stage computes for one micro-batch."""
         kind, start, end = stage
         return float(self.prefix_s[kind, end] - self.prefix_s[kind, start]) + self.pass_s
 
-    def bottleneck_s(self, chain: Sequence[Placed]) -> float:
+    def bottleneck_s(self, chain: Sequence[PlacedStage]) -> float:
         """Seconds of the slowest stage or message of a chain."""
         computing = [self.stage_s(stage) for stage in chain]
         moving = [float(self.move_s[a.kind, b.kind, a.end]) for a, b in pairwise(chain)]
         return max(computing + moving)
 
-    def fastest(self, most: int | None = None) -> list[Placed] | None:
+    def fastest(self, most: int | None = None) -> list[PlacedStage] | None:
         """A chain with the least bottleneck, and of those one with the fewest stages; None where none fits.
 
         Args:
@@ -125,7 +125,7 @@ class TypedChain:
         """Multisets of used devices, those with fewer before those with more."""
         return sorted(product(*(range(count + 1) for count in self.counts)), key=lambda used: (sum(used), used))
 
-    def within(self, tau: float, most: int | None = None) -> list[Placed] | None:
+    def within(self, tau: float, most: int | None = None) -> list[PlacedStage] | None:
         """A chain of the fewest stages that fits and whose bottleneck is at most tau seconds; None if there is none.
 
         Args:
@@ -166,12 +166,12 @@ class TypedChain:
         passable: list[list[int]],
         used: Used,
         kind: int,
-    ) -> list[Placed]:
+    ) -> list[PlacedStage]:
         """The chain whose last stage is on `kind`, with `used` before it."""
-        chain, end = list[Placed](), self.num_ops
+        chain, end = list[PlacedStage](), self.num_ops
         while True:
             start = next(i for i in bits(reached[used, kind]) if ends[kind][i] >> end & 1)
-            chain.append(Placed(kind, start, end))
+            chain.append(PlacedStage(kind, start, end))
             if not start:
                 return chain[::-1]
             used, kind, end = *next(self._before(reached, ends, passable, used, kind, start)), start

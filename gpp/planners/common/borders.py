@@ -26,7 +26,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.common.moves import Point, adjacent, border_moves
 
 
-class _Rank(NamedTuple):
+class _BorderRank(NamedTuple):
     """The rank of a partition: seconds of the busiest device, then the sum of squares."""
 
     busiest: float
@@ -45,7 +45,7 @@ class Borders:
         self._plan, self._problem, self._graph = plan, problem, problem.graph
         self._start = Point.of(plan, problem.graph)
         self._seconds: dict[tuple[int, int], float] = {}
-        self._ranks: dict[Point, _Rank] = {}
+        self._ranks: dict[Point, _BorderRank] = {}
 
     def on_the_way(self) -> Iterator[Plan]:
         """Every partition that a pass goes through, in order; better ones come in every pass but the last."""
@@ -91,13 +91,13 @@ class Borders:
                 return False
         return True
 
-    def _rank(self, point: Point) -> _Rank:
+    def _rank(self, point: Point) -> _BorderRank:
         if point not in self._ranks:
             load = dict[int, float]()
             for s, (mask, _) in enumerate(point.parts):
                 for device in self._plan.stages[s].devices:
                     load[device] = load.get(device, 0.0) + self._stage_s(s, mask)
-            self._ranks[point] = _Rank(max(load.values()), sum(own * own for own in load.values()))
+            self._ranks[point] = _BorderRank(max(load.values()), sum(own * own for own in load.values()))
         return self._ranks[point]
 
     def _stage_s(self, s: int, mask: int) -> float:

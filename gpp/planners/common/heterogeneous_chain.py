@@ -62,7 +62,7 @@ WIDER = (1.03, 1.08, 1.15, 1.3)
 """Limits above the smallest feasible one that are laid out too: shallower ones may finish sooner."""
 
 
-class Layout(NamedTuple):
+class ChainLayout(NamedTuple):
     """Parts in the line's order, the types of their devices, and about how long an iteration takes."""
 
     estimate_s: float
@@ -71,7 +71,7 @@ class Layout(NamedTuple):
     types: tuple[DeviceTypes, ...]
 
 
-class _Step(NamedTuple):
+class _ChainStep(NamedTuple):
     """A stage of r replicas of a type; where it begins, by [lane, depth, end]; and from which states to which, by devices used."""
 
     device_type: int
@@ -102,7 +102,7 @@ class HeterogeneousChain:
         self._seconds: dict[tuple[int, int, int], np.ndarray] = {}
         self._depths: dict[tuple[int, int, int], np.ndarray] = {}
 
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[ChainLayout]:
         """For the best micro-batch sizes those under the smallest feasible limits and under wider ones, best first."""
         costs = self.costs
         micro = {b: self.problem.minibatch_size // b for b in costs.microbatch_sizes}
@@ -153,7 +153,7 @@ class HeterogeneousChain:
             self._depths[key] = self.problem.regime.holds.furthest(fits, most, 1 << 20)
         return self._seconds[key], self._depths[key]
 
-    def _steps(self, lanes: list[tuple[int, float]]) -> list[_Step]:
+    def _steps(self, lanes: list[tuple[int, float]]) -> list[_ChainStep]:
         out = []
         for device_type, count in enumerate(self.placer.counts):
             for r in sorted({r for b, _ in lanes for r in self.costs.replicas[b] if r <= count}):
@@ -162,7 +162,9 @@ class HeterogeneousChain:
                 for n in np.unique(self.used[can]).tolist():
                     to = can[self.used[can] == n]
                     moves[n] = to - r * int(self.weights[device_type]), to
-                out.append(_Step(device_type, r, np.stack([self._begins(device_type, b, r, limit) for b, limit in lanes]), moves))
+                out.append(
+                    _ChainStep(device_type, r, np.stack([self._begins(device_type, b, r, limit) for b, limit in lanes]), moves)
+                )
         return out
 
     def _begins(self, device_type: int, b: int, r: int, limit_s: float) -> np.ndarray:
@@ -176,10 +178,12 @@ class HeterogeneousChain:
         found = np.where(ok.any(axis=1), ok.argmax(axis=1), places)
         return np.concatenate([found, np.full((len(found), 1), places)], axis=1).astype(np.int16)
 
-    def _solve(self, limits: dict[int, list[float]], *, trace: bool = False) -> tuple[list[tuple[int, float, bool]], list[Layout]]:
+    def _solve(
+        self, limits: dict[int, list[float]], *, trace: bool = False
+    ) -> tuple[list[tuple[int, float, bool]], list[ChainLayout]]:
         lanes = [(b, limit) for b, many in limits.items() for limit in many]
         out: list[tuple[int, float, bool]] = []
-        layouts: list[Layout] = []
+        layouts: list[ChainLayout] = []
         chunk = max(1, int(MOST_ELEMENTS / len(self.states) / (self.max_depth + 1)))
         for start in range(0, len(lanes), chunk):
             some = lanes[start : start + chunk]
@@ -192,7 +196,7 @@ class HeterogeneousChain:
                     layouts += self._trace(some[lane], lane, reach, steps)
         return out, layouts
 
-    def _reach(self, lanes: list[tuple[int, float]], steps: list[_Step]) -> np.ndarray:
+    def _reach(self, lanes: list[tuple[int, float]], steps: list[_ChainStep]) -> np.ndarray:
         """[state, lane, stages] -> the first place that can be reached from the end; one too many where nothing can."""
         places = len(self.at)
         reach = np.full((len(self.states), len(lanes), self.max_depth + 1), places, np.int16)
@@ -206,7 +210,7 @@ class HeterogeneousChain:
                     reach[target, :, 1:] = np.minimum(reach[target, :, 1:], found)
         return reach
 
-    def _trace(self, lane_of: tuple[int, float], lane: int, reach: np.ndarray, steps: list[_Step]) -> list[Layout]:
+    def _trace(self, lane_of: tuple[int, float], lane: int, reach: np.ndarray, steps: list[_ChainStep]) -> list[ChainLayout]:
         """The layouts with fewest and with most stages, on as few devices as will do and on as many."""
         b, limit = lane_of
         states, depths = np.nonzero(reach[:, lane] == 0)
@@ -237,7 +241,7 @@ class HeterogeneousChain:
                 types.append((step.device_type,) * step.num_replicas)
                 state, at, left = before, end, left - 1
             micro = self.problem.minibatch_size // b
-            out.append(Layout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(types)))
+            out.append(ChainLayout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(types)))
         return out
 
 

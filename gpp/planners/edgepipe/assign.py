@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gpp.graph.op_graph import bits
-from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
 from gpp.planners.edgepipe.kinds import Kinds
 
 MOST_TRIED = 20_000
@@ -19,7 +19,7 @@ MARGIN = 1 - 1e-9
 """A change must shorten a load by more than rounding."""
 
 
-def assigned(forward: Forward, kinds: Kinds, masks: Sequence[int]) -> Assigned | None:
+def assigned(forward: ForwardProblem, kinds: Kinds, masks: Sequence[int]) -> Assigned | None:
     """Stages on the devices with the least bottleneck that a search finds; None where there is none.
 
     The search for each bottleneck is exact up to `MOST_TRIED` steps. Of types whose devices differ, the first free device is taken.
@@ -90,7 +90,7 @@ def _within(
     return [kind_of[s] for s in range(len(own))] if place(0) else None
 
 
-def improve(forward: Forward, stages: Assigned) -> Assigned:
+def improve(forward: ForwardProblem, stages: Assigned) -> Assigned:
     """The stages, changed as long as their loads, the longest first, become smaller.
 
     A change moves an operator of the slowest stage (or of either end of the slowest message) to another stage, or exchanges its
@@ -121,7 +121,7 @@ def _shorter(new: list[float], old: list[float]) -> bool:
     return len(new) < len(old)
 
 
-def _changes(forward: Forward, stages: Assigned) -> Iterator[Assigned]:
+def _changes(forward: ForwardProblem, stages: Assigned) -> Iterator[Assigned]:
     graph, taken = forward.problem.graph, {device for _, device in stages}
     idle = [device for device in range(forward.problem.cluster.num_devices) if device not in taken]
     for s in forward.slowest(stages):

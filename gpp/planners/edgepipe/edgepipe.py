@@ -7,7 +7,7 @@ Objective (reported in the plan's explanation): the slowest stage or message for
 since a device computes and sends at the same time. Micro-batches per second are one over it.
 
 Constraints:
-1. Memory: a stage's weights, the buffers of its messages and what a pass takes fit its device (`Forward.held_bytes`).
+1. Memory: a stage's weights, the buffers of its messages and what a pass takes fit its device (`ForwardProblem.held_bytes`).
 2. One device a stage, no replicas. All stages use the same b; b is swept, and the best prediction wins.
 3. Stages of a chain are intervals; of a graph, any partition whose stages form no cycle.
 
@@ -42,16 +42,16 @@ from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
-from gpp.planners.chains.typed_chain import Placed
+from gpp.planners.chains.typed_chain import PlacedStage
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.edgepipe.assign import assigned, improve
-from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
 from gpp.planners.edgepipe.kinds import Kinds
-from gpp.planners.edgepipe.typed_stages import TooMany, TypedStages
+from gpp.planners.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.settings import Count, settings
 
@@ -99,7 +99,7 @@ class EdgePipe(AbstractPlanner):
             return self.released.plan(self, problem, predict)
         return self.fastest(problem, predict, lambda forward: self._candidates(forward, predict))
 
-    def fastest(self, problem: Problem, predict: Predict, candidates: Callable[[Forward], Iterable[Told]]) -> Plan:
+    def fastest(self, problem: Problem, predict: Predict, candidates: Callable[[ForwardProblem], Iterable[Told]]) -> Plan:
         """The plan with the best prediction, over all micro-batch sizes.
 
         Raises:
@@ -107,7 +107,7 @@ class EdgePipe(AbstractPlanner):
         """
         costs, best, best_s = StageCosts(problem, replication=False), None, float("inf")
         for b in problem.microbatch_sizes():
-            for stages, how in candidates(forward := Forward(problem, costs, b)):
+            for stages, how in candidates(forward := ForwardProblem(problem, costs, b)):
                 plan = self._made(forward, stages, how)
                 found = predict(plan).metrics.iteration_s
                 if best is None or found < best_s * MARGIN:
@@ -116,7 +116,7 @@ class EdgePipe(AbstractPlanner):
             raise explain(problem, self._attempt)
         return best
 
-    def _candidates(self, forward: Forward, predict: Predict) -> Iterator[Told]:
+    def _candidates(self, forward: ForwardProblem, predict: Predict) -> Iterator[Told]:
         graph = forward.problem.graph
         kinds, finest = _kinds(forward)
         if is_line(graph):
@@ -135,14 +135,14 @@ class EdgePipe(AbstractPlanner):
                 if (stages := TypedStages(forward, kinds, **limits).fastest(known, _least_s(forward, kinds))) is not None:
                     yield stages, ("all partitions of the graph; exact",)
                 return
-            except TooMany:
+            except TooManyStates:
                 pass
         for stages in cuts.values():
             yield improve(forward, stages), ("a chain over a linear order, improved; not exact",)
         if (stages := _regrouped(forward, kinds, predict)) is not None:
             yield improve(forward, stages), ("the stages of graphpipe, their devices assigned anew; not exact",)
 
-    def _made(self, forward: Forward, stages: Assigned, how: tuple[str, ...]) -> Plan:
+    def _made(self, forward: ForwardProblem, stages: Assigned, how: tuple[str, ...]) -> Plan:
         parts = [(mask, 1) for mask, _ in stages]
         placement = [(device,) for _, device in stages]
         plan = make_plan(forward.problem, "edgepipe", parts, forward.microbatch_size, ordered=True, placement=placement)
@@ -153,9 +153,9 @@ class EdgePipe(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Some chain that fits, for the explanation of why none does."""
         costs = StageCosts(problem, replication=False, memory_scale=memory_scale)
-        kinds, order = _kinds(Forward(problem, costs, problem.microbatch_sizes()[0]))[0], depth_first_order(problem.graph)
+        kinds, order = _kinds(ForwardProblem(problem, costs, problem.microbatch_sizes()[0]))[0], depth_first_order(problem.graph)
         for b in problem.microbatch_sizes():
-            chain = Forward(problem, costs, b).chain(order, kinds).within(math.inf)
+            chain = ForwardProblem(problem, costs, b).chain(order, kinds).within(math.inf)
             if chain is not None:
                 stages = placed(chain, kinds, order)
                 parts = tuple((mask, 1) for mask, _ in stages)
@@ -163,7 +163,7 @@ class EdgePipe(AbstractPlanner):
         return None
 
 
-def _kinds(forward: Forward) -> tuple[Kinds, bool]:
+def _kinds(forward: ForwardProblem) -> tuple[Kinds, bool]:
     """The types of the devices, and whether they are the finest."""
     finest = Kinds.of(forward.problem.cluster)
     if finest.num_states <= MOST_STATES_OF_A_CHAIN:
@@ -176,13 +176,13 @@ def is_line(graph: OpGraph) -> bool:
     return all(mask == (1 << op >> 1) for op, mask in enumerate(graph.predecessors))
 
 
-def _cut(forward: Forward, kinds: Kinds, order: tuple[int, ...]) -> Assigned | None:
+def _cut(forward: ForwardProblem, kinds: Kinds, order: tuple[int, ...]) -> Assigned | None:
     """The fastest chain over an order, its devices the first ones of their types."""
     chain = forward.chain(order, kinds).fastest()
     return None if chain is None else placed(chain, kinds, order)
 
 
-def placed(chain: list[Placed], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
+def placed(chain: list[PlacedStage], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
     """A chain over an order as stages on devices, the first ones of their types."""
     free = [list(group) for group in kinds.groups]
     return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
@@ -193,7 +193,7 @@ def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys((depth_first_order(graph), branch_first_order(graph))))
 
 
-def _least_s(forward: Forward, kinds: Kinds) -> float:
+def _least_s(forward: ForwardProblem, kinds: Kinds) -> float:
     """No stages are faster: a bound for graphs whose operators have one order alone; else 0.
 
     All stages are intervals of it then, and the stage that ends at a cut sends the next one at least what its last operator hands
@@ -208,7 +208,7 @@ def _least_s(forward: Forward, kinds: Kinds) -> float:
     return 0.0 if found is None else chain.bottleneck_s(found)
 
 
-def _regrouped(forward: Forward, kinds: Kinds, predict: Predict) -> Assigned | None:
+def _regrouped(forward: ForwardProblem, kinds: Kinds, predict: Predict) -> Assigned | None:
     """The stages of `graphpipe`, on the best devices for them; None where it finds none."""
     partitioner = GraphPipe(replication=False, max_candidates=0, colocate="never")
     try:

@@ -23,7 +23,7 @@ Assigned = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardProblem:
     """One problem at one micro-batch size.
 
     Args:

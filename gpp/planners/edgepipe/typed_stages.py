@@ -23,14 +23,14 @@ import numpy as np
 from gpp.graph.op_graph import bits
 from gpp.planners.chains.downsets import Budget, all_states
 from gpp.planners.chains.typed_chain import CLOSE, Used
-from gpp.planners.edgepipe.forward import Assigned, Forward
+from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
 from gpp.planners.edgepipe.kinds import Kinds
 
 ROUNDING = 1 + 1e-12
 """By which sums of the same seconds may differ."""
 
 
-class TooMany(Exception):
+class TooManyStates(Exception):
     """The search would take more states than it may."""
 
 
@@ -61,11 +61,11 @@ class TypedStages:
         TooMany: the graph has more downsets.
     """
 
-    def __init__(self, forward: Forward, kinds: Kinds, *, most_downsets: int, most_states: int) -> None:
+    def __init__(self, forward: ForwardProblem, kinds: Kinds, *, most_downsets: int, most_states: int) -> None:
         graph = forward.problem.graph
         found = all_states(graph, most_downsets, Budget("edgepipe", math.inf, math.inf))
         if found is None:
-            raise TooMany
+            raise TooManyStates
         self._forward, self._kinds, self._graph, self._left = forward, kinds, graph, most_states
         self._downsets = np.array(sorted((graph.all_mask & ~state for state in found), key=int.bit_count), dtype=object)
         first = [group[0] for group in kinds.groups]
@@ -121,7 +121,7 @@ class TypedStages:
                     nexts.append(then)
                     self._left -= 1
                     if self._left < 0:
-                        raise TooMany
+                        raise TooManyStates
             layer = nexts
         return None
 

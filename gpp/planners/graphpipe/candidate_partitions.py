@@ -19,7 +19,7 @@ from gpp.graph.op_graph import bits
 from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Solved
-from gpp.planners.graphpipe.sp_structure import Chain
+from gpp.planners.graphpipe.sp_structure import SeriesChain
 
 SCAN = (1.001, 1.06, 1.15, 1.3, 1.5, 1.8, 2.3, 3.0, 5.0)
 """Limits of the first scan, in units of the least possible bottleneck."""
@@ -54,7 +54,7 @@ NO_LIMIT = 1e30
 """Seconds; stages that do not exist take infinitely long, so this must stay below."""
 
 
-class Row(NamedTuple):
+class PartitionRow(NamedTuple):
     """A row of a table: about how long an iteration takes, the table, and where it stands there."""
 
     estimate_s: float
@@ -78,7 +78,7 @@ class _SolvedLanes:
             lanes = Lanes(np.array([b for b, _ in pairs]), np.array([limit for _, limit in pairs]))
             self.solved.append((lanes, self.search.solve(lanes)))
 
-    def rows(self, spare: bool) -> list[Row]:
+    def rows(self, spare: bool) -> list[PartitionRow]:
         """For every micro-batch size, depth and number of devices the row with the smallest limit, by ascending estimate.
 
         Args:
@@ -97,13 +97,13 @@ class _SolvedLanes:
         rows = []
         for (b, h, _), (limit_s, t, lane) in least.items():
             way_s = min((h - 1) * limit_s, self.longest_s(b))
-            rows.append(Row(self.costs.problem.minibatch_size // b * limit_s + way_s, t, lane, h))
+            rows.append(PartitionRow(self.costs.problem.minibatch_size // b * limit_s + way_s, t, lane, h))
         return sorted(rows)
 
-    def size(self, row: Row) -> int:
+    def size(self, row: PartitionRow) -> int:
         return int(self.solved[row.table][0].sizes[row.lane])
 
-    def limit_s(self, row: Row) -> float:
+    def limit_s(self, row: PartitionRow) -> float:
         return float(self.solved[row.table][0].limits_s[row.lane])
 
     def brackets(self, b: int, floor_s: float) -> list[tuple[float, float]]:
@@ -214,7 +214,7 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
     """Times of all stages that exist, ascending: the only values that a bottleneck can have."""
     found: list[np.ndarray] = []
 
-    def collect(chain: Chain) -> None:
+    def collect(chain: SeriesChain) -> None:
         for r in search.costs.replicas[b]:
             seconds = search.stage_s(chain, b, r)
             found.append(seconds[np.isfinite(seconds)])

@@ -104,7 +104,7 @@ DEPTH_SCALES = (0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _GraphShape:
     """The shapes in which the graph is taken apart: its own structure, or those of two conversions; and lines of operators."""
 
     orders: tuple[Order, ...]
@@ -112,7 +112,7 @@ class _Shape:
     lines: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, costs: StageCosts) -> _Shape:
+    def of(cls, costs: StageCosts) -> _GraphShape:
         graph, weights = costs.graph, costs.op_seconds()
         _, added, order = series_parallel_order(graph, weights)
         line = depth_first_order(graph)
@@ -160,7 +160,7 @@ class GraphPipe(AbstractPlanner):
         if self.tensor_parallel:
             return self._split(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
-        shape = _Shape.of(costs)
+        shape = _GraphShape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
         small, large = problem.graph.num_ops * problem.cluster.num_devices <= SMALL, is_large(problem)
         searched = best_chains(
@@ -201,7 +201,7 @@ class GraphPipe(AbstractPlanner):
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed, shared))
 
-    def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
+    def _partitions(self, incumbent: Incumbent, shape: _GraphShape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
         lacking = []
         for searches in _searches(incumbent.assessor.costs, shape):
@@ -273,14 +273,14 @@ class GraphPipe(AbstractPlanner):
         """Any candidate that fits, for the explanation of an infeasible problem."""
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         assessor = Assessor(costs)
-        for part in itertools.chain.from_iterable(_searches(costs, _Shape.of(costs))):
+        for part in itertools.chain.from_iterable(_searches(costs, _GraphShape.of(costs))):
             found = any_that_fits(part, assessor)
             if found is not None:
                 return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
 
 
-def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:
+def _searches(costs: StageCosts, shape: _GraphShape) -> Iterator[list[PartitionSearch]]:
     """Every way to take the graph apart.
 
     A line is deeper than the plan that it becomes, by how much is not known beforehand: memory is reckoned with more and
@@ -300,7 +300,7 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool, shared: str) -> tuple[str, ...]:
+def _explanation(incumbent: Incumbent, shape: _GraphShape, completed: bool, shared: str) -> tuple[str, ...]:
     """Words for what was searched, and how far.
 
     Args:

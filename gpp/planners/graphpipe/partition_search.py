@@ -25,7 +25,7 @@ import numpy as np
 
 from gpp.graph.op_graph import bits
 from gpp.planners.common.candidates import Part
-from gpp.planners.graphpipe.sp_structure import Block, Chain, SPStructure
+from gpp.planners.graphpipe.sp_structure import ParallelBlock, SeriesChain, SPStructure
 
 NONE = 15_000
 """Devices of what cannot be laid out; tables are of 16-bit integers, which the sum of two must not leave."""
@@ -83,19 +83,19 @@ class PartitionSearch:
         """The lanes of some numbers."""
         return Lanes(self._lanes.sizes[lanes], self._lanes.limits_s[lanes])
 
-    def stage_s(self, chain: Chain, microbatch_size: int, num_replicas: int) -> np.ndarray:
+    def stage_s(self, chain: SeriesChain, microbatch_size: int, num_replicas: int) -> np.ndarray:
         """Seconds of every stage inside a chain, by its first and one-past-last piece."""
         sizes = self._together(chain, microbatch_size)
         return self._stages(chain, sizes, num_replicas)[0][sizes.index(microbatch_size)]
 
-    def _together(self, chain: Chain, microbatch_size: int) -> tuple[int, ...]:
+    def _together(self, chain: SeriesChain, microbatch_size: int) -> tuple[int, ...]:
         """The micro-batch sizes whose tables are made with those of one.
 
         Of a small chain all: the cost is in the calls. Of a large one no other: it is in the elements.
         """
         return self.costs.microbatch_sizes if len(chain.bounds) - 1 <= SMALL_CHAIN else (microbatch_size,)
 
-    def _stages(self, chain: Chain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _stages(self, chain: SeriesChain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
 
         Both have the shape [len(sizes), k + 1, k + 1].
@@ -128,7 +128,7 @@ class PartitionSearch:
         self._tables[key] = seconds, depth
         return self._tables[key]
 
-    def furthest(self, chain: Chain, lanes: Lanes, r: int) -> np.ndarray:
+    def furthest(self, chain: SeriesChain, lanes: Lanes, r: int) -> np.ndarray:
         """End of the longest stage from each piece within the limit: shape [k, L], or [k, L, H] where memory asks for shallow ones.
 
         Where there is none, the piece itself.
@@ -156,7 +156,7 @@ class PartitionSearch:
         assert out is not None, "there is a lane at least"
         return out
 
-    def ends(self, chain: Chain, lanes: np.ndarray, r: int) -> np.ndarray:
+    def ends(self, chain: SeriesChain, lanes: np.ndarray, r: int) -> np.ndarray:
         """`furthest` for some of the lanes being solved, some of them several times."""
         key = (id(chain), r)
         if key not in self._ends:
@@ -164,7 +164,7 @@ class PartitionSearch:
         found = self._ends[key]
         return found if len(lanes) == found.shape[1] else found[:, lanes]
 
-    def chain(self, chain: Chain, lanes: np.ndarray, after: np.ndarray) -> Solved:
+    def chain(self, chain: SeriesChain, lanes: np.ndarray, after: np.ndarray) -> Solved:
         """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
         replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         # One lane: a limit of 5 seconds, and pieces that take 6, 4, 2 and 8 seconds on one device, half of that on two.
@@ -228,7 +228,7 @@ class Solved:
     """A chain's table, and how to read a layout out of it."""
 
     search: PartitionSearch
-    chain: Chain
+    chain: SeriesChain
     replicas: list[int]
     ends: list[np.ndarray]
     devices: np.ndarray
@@ -267,7 +267,7 @@ class Opened:
     """
 
     search: PartitionSearch
-    block: Block
+    block: ParallelBlock
     row: np.ndarray
     devices: np.ndarray
     depths: np.ndarray
@@ -277,7 +277,13 @@ class Opened:
 
     @classmethod
     def of(
-        cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray, places: np.ndarray, num_places: int
+        cls,
+        search: PartitionSearch,
+        block: ParallelBlock,
+        lanes: np.ndarray,
+        after: np.ndarray,
+        places: np.ndarray,
+        num_places: int,
     ) -> Opened:
         """Open a block for the lanes of numbers `lanes`, which stand at `places` of the chain's `num_places`."""
         depths = _depths(after, len(lanes), search.max_lanes)
@@ -337,7 +343,7 @@ class _Packing:
         begin: [L], depth of what follows.
     """
 
-    def __init__(self, search: PartitionSearch, block: Block, lanes: Lanes, begin: np.ndarray) -> None:
+    def __init__(self, search: PartitionSearch, block: ParallelBlock, lanes: Lanes, begin: np.ndarray) -> None:
         costs, most = search.costs, search.costs.problem.minibatch_size // lanes.sizes
         in_flight = costs.problem.regime.held(begin + 1, most)
         limits, room = lanes.limits_s, costs.limit_bytes

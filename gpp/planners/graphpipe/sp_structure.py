@@ -29,15 +29,15 @@ LEAST_RUN = 6
 
 
 @dataclass(slots=True)
-class Block:
+class ParallelBlock:
     """Branches side by side. `members[c]` are the masks of the branches of class c; `chains[c]` is the first one taken apart."""
 
     members: list[list[int]]
-    chains: list[Chain]
+    chains: list[SeriesChain]
 
 
 @dataclass(slots=True)
-class Chain:
+class SeriesChain:
     """Pieces one after the other.
 
     Args:
@@ -46,7 +46,7 @@ class Chain:
     """
 
     bounds: list[int] = field(default_factory=list)
-    blocks: dict[int, Block] = field(default_factory=dict)
+    blocks: dict[int, ParallelBlock] = field(default_factory=dict)
 
 
 class SPStructure:
@@ -72,7 +72,7 @@ class SPStructure:
         self.line: list[int] = []
         if structure is None:
             self.line = list(line)
-            self.root = Chain(bounds=list(bounds or range(len(line) + 1)))
+            self.root = SeriesChain(bounds=list(bounds or range(len(line) + 1)))
         else:
             self.root = self._take_apart(structure, self.graph.all_mask)
         self.intervals = intervals(costs, tuple(self.line))
@@ -80,8 +80,8 @@ class SPStructure:
             self._thin(self.root)
         self.depth = _longest(self.root)
 
-    def _take_apart(self, order: Order, mask: int) -> Chain:
-        chain = Chain(bounds=[len(self.line)])
+    def _take_apart(self, order: Order, mask: int) -> SeriesChain:
+        chain = SeriesChain(bounds=[len(self.line)])
         parts = order.components(mask)
         for piece in order.series_items(mask) if len(parts) == 1 else (mask,):
             branches = order.components(piece)
@@ -93,7 +93,7 @@ class SPStructure:
             chain.bounds.append(len(self.line))
         return chain
 
-    def _block(self, order: Order, branches: tuple[int, ...]) -> Block:
+    def _block(self, order: Order, branches: tuple[int, ...]) -> ParallelBlock:
         classes: dict[object, list[int]] = {}
         for branch in branches:
             classes.setdefault(signature(self.graph, branch, self._labels), []).append(branch)
@@ -102,16 +102,16 @@ class SPStructure:
             chains.append(self._take_apart(order, members[0]))
             for branch in members[1:]:
                 self.line.extend(order.topological(branch))
-        return Block(list(classes.values()), chains)
+        return ParallelBlock(list(classes.values()), chains)
 
-    def _thin(self, chain: Chain) -> None:
+    def _thin(self, chain: SeriesChain) -> None:
         """Keep the lightest boundaries of every run of operators."""
         crossing = _crossing_bytes(self.graph, self.line)
         seconds = np.array(self.costs.op_seconds())[self.line]
         total = float(seconds.sum()) or 1.0
         cuts = min(max(LEAST_CUTS, self._per_device * self.costs.cluster.num_devices), MOST_CUTS)
 
-        def thin(chain: Chain) -> None:
+        def thin(chain: SeriesChain) -> None:
             bounds, blocks = [chain.bounds[0]], {}
             run: list[int] = []
             for i, end in enumerate(chain.bounds[1:]):
@@ -150,7 +150,7 @@ class SPStructure:
         return mask_of(self.line[i:j])
 
 
-def _longest(chain: Chain) -> int:
+def _longest(chain: SeriesChain) -> int:
     """Pieces on the longest way through a chain."""
     blocks = {i: max(_longest(branch) for branch in block.chains) for i, block in chain.blocks.items()}
     return sum(blocks.get(i, 1) for i in range(len(chain.bounds) - 1))

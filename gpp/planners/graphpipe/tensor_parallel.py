@@ -17,7 +17,7 @@ from gpp.cluster import Device
 from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running, sums_s
-from gpp.graph.op_graph import OpGraph, Sums
+from gpp.graph.op_graph import OpGraph, ReplicaSums
 from gpp.plan.plan import Plan
 from gpp.planners.base import Predict
 from gpp.timeline import Timeline
@@ -105,5 +105,5 @@ class _OfTeams(AbstractDerived):
         ]
         return OpTimes(forward_s=np.array(forward), backward_s=np.array(backward), weight_s=times.weight_s)
 
-    def _sums_s(self, sums: Sums | None, samples: int) -> float:
+    def _sums_s(self, sums: ReplicaSums | None, samples: int) -> float:
         return 0.0 if sums is None else sums_s(self.problem.cluster, sums, samples, tuple(range(self.degree)))

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from gpp.analysis.max_batch import Boundary
+from gpp.analysis.max_batch import LargestMicrobatch
 from gpp.errors import counted
 from gpp.report.draw import text
-from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.run.console import new_table, show_heading
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import peak_memory
@@ -19,7 +19,7 @@ from gpp.report.run.result import peak_memory
 WORDS = ("strategy", "on workers")
 
 
-def cells(boundary: Boundary) -> dict[str, str]:
+def cells(boundary: LargestMicrobatch) -> dict[str, str]:
     """Every column's text by its name."""
     metrics, found = boundary.best.predicted and boundary.best.predicted.metrics, boundary.confirmed
     out = {
@@ -38,23 +38,23 @@ def cells(boundary: Boundary) -> dict[str, str]:
     return out
 
 
-def _rows(boundaries: Sequence[Boundary]) -> tuple[list[str], list[list[str]]]:
+def _rows(boundaries: Sequence[LargestMicrobatch]) -> tuple[list[str], list[list[str]]]:
     """Names of the columns, and a row of texts for each strategy."""
     found = [cells(boundary) for boundary in boundaries]
     names = list(max(found, key=len))
     return names, [[each.get(name, "–") for name in names] for each in found]
 
 
-def boundary_table(boundaries: Sequence[Boundary]) -> Table | None:
+def boundary_table(boundaries: Sequence[LargestMicrobatch]) -> PageTable | None:
     """The table of a page; None where no boundary was looked for."""
     if not boundaries:
         return None
     names, rows = _rows(boundaries)
     looks: list[list[str | Cell]] = [list(row) for row in rows]
-    return Table(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=looks)
+    return PageTable(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=looks)
 
 
-def ends(boundaries: Sequence[Boundary]) -> list[str]:
+def ends(boundaries: Sequence[LargestMicrobatch]) -> list[str]:
     """A line for each strategy: why the next size is refused, and how runs ended."""
     out = []
     for boundary in boundaries:

@@ -9,7 +9,7 @@ from gpp.errors import counted
 from gpp.report.compare.boundaries import boundary_table, ends
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
-from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.draw.palette import PREDICTED
 from gpp.report.draw.svg import Drawing
 from gpp.report.draw.timelines import span_s
@@ -70,7 +70,7 @@ def _names(group: Sequence[StrategyLine]) -> str:
     return ", ".join(line.attempt.strategy for line in group)
 
 
-def _table(found: Sequence[StrategyLine], groups: Sequence[Sequence[StrategyLine]]) -> Table:
+def _table(found: Sequence[StrategyLine], groups: Sequence[Sequence[StrategyLine]]) -> PageTable:
     names = columns(found)
     alike = {line.attempt.strategy: group[0].attempt.strategy for group in groups for line in group[1:]}
     rows = []
@@ -80,7 +80,7 @@ def _table(found: Sequence[StrategyLine], groups: Sequence[Sequence[StrategyLine
         small = f"the plan of {same}" if same else ""
         cells["strategy"] = Cell(text=line.attempt.strategy, look="best" if line.is_best else "", small=small)
         rows.append([cells[name] for name in names])
-    return Table(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=rows)
+    return PageTable(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=rows)
 
 
 def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing | None:

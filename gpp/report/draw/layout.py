@@ -56,7 +56,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class GraphDrawing:
     """The whole drawing."""
 
     style: Style
@@ -67,7 +67,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class _Node:
+class _LayerNode:
     """A stage or a dummy of a long edge, in one layer."""
 
     layer: int
@@ -102,7 +102,7 @@ def choose_style(num_layers: int, num_rows: int, width: float) -> tuple[Style, i
     return Style(box_width=box_width, box_height=62, column_gap=50, row_gap=16, lines=1), per_band
 
 
-def layout(num_stages: int, edges: Sequence[tuple[int, int]], width: float = 1320.0) -> Layout:
+def layout(num_stages: int, edges: Sequence[tuple[int, int]], width: float = 1320.0) -> GraphDrawing:
     """Place `num_stages` stages, numbered in a topological order, and their edges.
 
     Args:
@@ -146,21 +146,21 @@ def layout(num_stages: int, edges: Sequence[tuple[int, int]], width: float = 132
         top = bottom + lift + 34
     boxes.sort(key=lambda box: box.stage)
     right = max(box.x + box.width for box in boxes) + margin
-    return Layout(style=style, width=right, height=top - 34, boxes=tuple(boxes), routes=tuple(routes))
+    return GraphDrawing(style=style, width=right, height=top - 34, boxes=tuple(boxes), routes=tuple(routes))
 
 
-def _half(node: _Node, style: Style) -> float:
+def _half(node: _LayerNode, style: Style) -> float:
     return style.box_height / 2 if node.stage is not None else 1.0
 
 
-def _nodes(stages: dict[int, int], edges: list[tuple[int, int]], num_layers: int) -> tuple[list[_Node], list[list[int]]]:
+def _nodes(stages: dict[int, int], edges: list[tuple[int, int]], num_layers: int) -> tuple[list[_LayerNode], list[list[int]]]:
     """Nodes of a band, and the node numbers of each layer."""
-    nodes = [_Node(layer, stage) for stage, layer in stages.items()]
+    nodes = [_LayerNode(layer, stage) for stage, layer in stages.items()]
     number = {node.stage: i for i, node in enumerate(nodes)}
     for a, b in edges:
         last = number[a]
         for layer in range(stages[a] + 1, stages[b]):
-            nodes.append(_Node(layer, None, (a, b), left=[last]))
+            nodes.append(_LayerNode(layer, None, (a, b), left=[last]))
             nodes[last].right.append(len(nodes) - 1)
             last = len(nodes) - 1
         nodes[last].right.append(number[b])
@@ -171,7 +171,7 @@ def _nodes(stages: dict[int, int], edges: list[tuple[int, int]], num_layers: int
     return nodes, columns
 
 
-def _order(nodes: list[_Node], columns: list[list[int]]) -> None:
+def _order(nodes: list[_LayerNode], columns: list[list[int]]) -> None:
     """Barycentre sweeps, left to right and back; the order with fewest crossings stays."""
     best, fewest = [list(c) for c in columns], _crossings(nodes, columns)
     for sweep in range(SWEEPS):
@@ -188,7 +188,7 @@ def _order(nodes: list[_Node], columns: list[list[int]]) -> None:
     columns[:] = best
 
 
-def _crossings(nodes: list[_Node], columns: list[list[int]]) -> int:
+def _crossings(nodes: list[_LayerNode], columns: list[list[int]]) -> int:
     position = {i: p for column in columns for p, i in enumerate(column)}
     total = 0
     for column in columns:
@@ -197,7 +197,7 @@ def _crossings(nodes: list[_Node], columns: list[list[int]]) -> int:
     return total
 
 
-def _place(nodes: list[_Node], columns: list[list[int]], style: Style) -> None:
+def _place(nodes: list[_LayerNode], columns: list[list[int]], style: Style) -> None:
     """Vertical positions: every node near the mean of its neighbours, in order, without overlap."""
 
     def gap(a: int, b: int) -> float:
@@ -237,11 +237,11 @@ def separate(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
     return [mean + shift for mean, shift in zip(means, offset, strict=False)]
 
 
-def _routes(nodes: list[_Node], boxes: list[Box], edges: list[tuple[int, int]], style: Style, margin: float) -> list[Route]:
+def _routes(nodes: list[_LayerNode], boxes: list[Box], edges: list[tuple[int, int]], style: Style, margin: float) -> list[Route]:
     """Edges inside a band, through their dummies; ends are spread over the sides of the boxes."""
     box_of = {box.stage: box for box in boxes}
     pitch = style.box_width + style.column_gap
-    via: dict[tuple[int, int], list[_Node]] = {edge: [] for edge in edges}
+    via: dict[tuple[int, int], list[_LayerNode]] = {edge: [] for edge in edges}
     for node in nodes:
         if node.edge is not None:
             via[node.edge].append(node)

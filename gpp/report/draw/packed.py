@@ -18,7 +18,7 @@ from gpp.program.kinds import COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
 from gpp.report.draw import text
 from gpp.report.draw.memory import FILLS, Level, fullest, memory_levels
 from gpp.report.draw.palette import TRANSFER, TRUNK, Tone, token_name
-from gpp.report.draw.timelines import COPY_FILLS, Rows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
+from gpp.report.draw.timelines import COPY_FILLS, TimelineRows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
 from gpp.timeline import Event, Timeline
 
 TICKS = 1 << 24
@@ -31,7 +31,7 @@ MOST_EVENTS = 400_000
 
 def pack_timelines(
     named: Sequence[tuple[str, Timeline]],
-    rows: Rows,
+    rows: TimelineRows,
     *,
     scale_s: float | None = None,
     limits: Mapping[int, float] | None = None,
@@ -67,7 +67,7 @@ def pack_operators(names: Sequence[Sequence[str]]) -> dict[str, str]:
     return {"packed": squeeze("\n\n".join("\n".join(own) for own in names).encode())}
 
 
-def _stages(rows: Rows) -> list[int]:
+def _stages(rows: TimelineRows) -> list[int]:
     return sorted({stage for stages in rows.stages_of.values() for stage in stages})
 
 
@@ -84,7 +84,7 @@ def _kind(kind: str) -> dict[str, str]:
     return {"text": kind, "meaning": row.meaning, "track": track, "fill": token_name(fill)}
 
 
-def _panel(heading: str, timeline: Timeline, rows: Rows, kinds: Sequence[str], tick: float, whole: bool) -> dict[str, Any]:
+def _panel(heading: str, timeline: Timeline, rows: TimelineRows, kinds: Sequence[str], tick: float, whole: bool) -> dict[str, Any]:
     table: dict[tuple[int, int, int], int] = {}
     number = {kind: n for n, kind in enumerate(kinds)}
     by_device: dict[int, list[Event]] = defaultdict(list)
@@ -111,7 +111,7 @@ def _panel(heading: str, timeline: Timeline, rows: Rows, kinds: Sequence[str], t
     }
 
 
-def _memory(timeline: Timeline, rows: Rows, limits: Mapping[int, float], tick: float) -> dict[str, Any] | None:
+def _memory(timeline: Timeline, rows: TimelineRows, limits: Mapping[int, float], tick: float) -> dict[str, Any] | None:
     """The bytes that each device holds over time, the fullest devices where there are many; None where nobody has computed it."""
     levels = memory_levels(timeline, rows.stages_of)
     shown, words = fullest(levels, limits)

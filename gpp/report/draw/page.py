@@ -53,7 +53,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """A table; cells are text, drawings or `Cell`s.
 
     Args:

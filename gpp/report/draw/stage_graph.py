@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.report.draw import text
-from gpp.report.draw.layout import Box, Layout, Route, layout
+from gpp.report.draw.layout import Box, GraphDrawing, Route, layout
 from gpp.report.draw.palette import ARROW, MUTED, ON_SOFT, PAGE, TRUNK, branch_of, branch_shares, tone
 from gpp.report.draw.svg import MONO, MONO_ADVANCE, Drawing, Swatch, element, label, number, picture, rect, swatch, tooltip
 from gpp.stage import Stage
@@ -134,7 +134,7 @@ def _edge_label(route: Route, size: float | None, gap: float) -> str:
     )
 
 
-def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box, place: Layout) -> str:
+def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box, place: GraphDrawing) -> str:
     stage, style = plan.stages[box.stage], place.style
     shares = branch_shares(stage, graph, branches)
     colours = tone(branch_of(stage, graph, branches))

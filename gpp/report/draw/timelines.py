@@ -24,7 +24,7 @@ COPY_TRACK = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TimelineRows:
     """The rows of a timeline: devices in the order of the page, their stages and colours."""
 
     devices: tuple[int, ...]
@@ -35,10 +35,10 @@ class Rows:
         return self.tones.get(stage, TRUNK)
 
 
-def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
+def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> TimelineRows:
     """Rows for the devices of a plan, or, without a plan, for the devices that have events."""
     stages_of = stages_by_device(stages_of_device, timelines)
-    return Rows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
+    return TimelineRows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
 
 
 def stages_by_device(planned: Mapping[int, tuple[int, ...]], timelines: Iterable[Timeline]) -> dict[int, tuple[int, ...]]:
@@ -111,7 +111,7 @@ def drawn_words(timeline: Timeline) -> str:
 
 
 def draw_timelines(
-    named: Sequence[tuple[str, Timeline]], rows: Rows, width: float = 1320.0, *, scale_s: float | None = None
+    named: Sequence[tuple[str, Timeline]], rows: TimelineRows, width: float = 1320.0, *, scale_s: float | None = None
 ) -> Drawing:
     """All timelines in one drawing with one scale.
 
@@ -152,7 +152,7 @@ def _axis(span: float, scale: float, y: float, height: float) -> list[str]:
 
 
 def _rows(
-    timeline: Timeline, rows: Rows, top: float, height: float, pitch: float, scale: float, width: float, detailed: bool
+    timeline: Timeline, rows: TimelineRows, top: float, height: float, pitch: float, scale: float, width: float, detailed: bool
 ) -> list[str]:
     by_device: dict[int, list[Event]] = defaultdict(list)
     for event in timeline.events:
@@ -178,7 +178,7 @@ def _rows(
     return out
 
 
-def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+def _detailed(events: list[Event], rows: TimelineRows, y: float, height: float, scale: float) -> str:
     """Every event as its own rectangle, with its micro-batch where the number fits."""
     out, numbers = [], []
     size = min(10.5, height - 4)
@@ -205,7 +205,7 @@ def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: f
     return "".join(out) + group
 
 
-def _merged(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+def _merged(events: list[Event], rows: TimelineRows, y: float, height: float, scale: float) -> str:
     """One thick dashed line per colour, so that a page with many events stays small."""
     runs: dict[tuple[str, bool], list[Event]] = defaultdict(list)
     known: dict[tuple[int, str], list[Event]] = {}
@@ -253,7 +253,7 @@ INSET = {"soft": (2.5, 0.0), "mid": (0.0, 2.5), "strong": (0.0, 0.0)}
 """Pixels that a shade's patch in a legend leaves free, above and below, as blocks do: shape says what colour says."""
 
 
-def event_swatches(timelines: Sequence[Timeline], rows: Rows) -> list[Swatch]:
+def event_swatches(timelines: Sequence[Timeline], rows: TimelineRows) -> list[Swatch]:
     """The legend of events: of the kinds that the timelines have, each in all the colours that it has there."""
     found = {event.kind for timeline in timelines for event in timeline.events}
     tones = list(dict.fromkeys(rows.tone(stage) for stages in rows.stages_of.values() for stage in stages)) or [TRUNK]

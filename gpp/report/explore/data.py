@@ -38,7 +38,7 @@ class Control(NamedTuple):
 
 
 def controls(found: Explored) -> tuple[Control, ...]:
-    """The settings in the order of `Setting`'s fields."""
+    """The settings in the order of `GridPoint`'s fields."""
     numbers, of_samples = [str(n) for n in found.devices], [str(b) for b in found.sizes]
     counts = [f"{n} device{'s' * (n != 1)}" for n in found.devices]
     sizes = [
@@ -64,7 +64,7 @@ def page_data(found: Explored, graph: OpGraph, branches: Sequence[int | None]) -
         combination of their values, the last one fastest, a number of `entries`. An entry has its `status` and the `reason`, or
         numbers of `plans` and of `timelines` (`pack_timelines`), `step_s`, `bubble`, `peak_bytes`, `samples_per_s`, and words.
     """
-    plans, timelines, entries = Once(), Once(), Once()
+    plans, timelines, entries = DistinctValues(), DistinctValues(), DistinctValues()
     known = tuple(branches) or (None,) * graph.num_ops
     numbers: dict[int, int] = {}
     for attempt in found.attempts:
@@ -97,7 +97,7 @@ def page_data(found: Explored, graph: OpGraph, branches: Sequence[int | None]) -
     }
 
 
-class Once:
+class DistinctValues:
     """Values in the order in which they came, equal ones once."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from gpp.report.draw.packed import squeeze
 from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches
 from gpp.report.draw.svg import Swatch
-from gpp.report.draw.timelines import Rows, event_swatches
+from gpp.report.draw.timelines import TimelineRows, event_swatches
 from gpp.report.explore.data import controls, page_data
 from gpp.report.run.problem_page import problem_page
 from gpp.report.run.record import RunRecord
@@ -30,7 +30,7 @@ def explore_report(run: RunRecord, found: Explored) -> str:
     for plan in plans:
         swatches |= {swatch.words: swatch for swatch in branch_swatches(plan, graph, known)}
     tones = dict(enumerate(dict.fromkeys(tone(branch_of(stage, graph, known)) for plan in plans for stage in plan.stages)))
-    rows = Rows(devices=(0,), stages_of={0: tuple(tones)}, tones=tones)
+    rows = TimelineRows(devices=(0,), stages_of={0: tuple(tones)}, tones=tones)
     data = page_data(found, graph, branches)
     return problem_page(
         "explore.html",

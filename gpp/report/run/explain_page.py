@@ -9,7 +9,7 @@ from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import REASONS, Reason
 from gpp.report.draw import text
 from gpp.report.draw.charts import PAGE_WIDTH
-from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.draw.palette import FETCH, INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE, token
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, picture, rect, swatch, ticks
 from gpp.report.run.explain_words import (
@@ -113,7 +113,7 @@ def _bar(
     return out
 
 
-def _changes(explanation: Explanation) -> Table:
+def _changes(explanation: Explanation) -> PageTable:
     """All changes, with a bar for each one's step."""
     groups = (
         ("The plan changed and simulated again", explanation.reliefs),
@@ -143,7 +143,7 @@ def _changes(explanation: Explanation) -> Table:
             ]
             for change in changes
         ]
-    return Table(columns=columns, rows=rows, sortable=False)
+    return PageTable(columns=columns, rows=rows, sortable=False)
 
 
 def _step_bar(seconds: float | None, own: float, longest: float) -> Drawing:

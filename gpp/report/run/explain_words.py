@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import Reason
 from gpp.analysis.explain.order import OrderGap
-from gpp.analysis.explain.what_if import Shape, WhatIf
+from gpp.analysis.explain.what_if import PlanShape, WhatIf
 from gpp.errors import counted
 from gpp.plan.plan import Plan
 from gpp.report.draw import text
@@ -101,7 +101,7 @@ def alternatives_heading(explanation: Explanation) -> str:
     return "other plans; the search missed a faster one" if missed else "next-best plans"
 
 
-def shape_words(shape: Shape) -> str:
+def shape_words(shape: PlanShape) -> str:
     """A plan in a few numbers."""
     sizes = ", ".join(map(str, shape.microbatch_sizes))
     return f"{counted(shape.num_stages, 'stage')}, depth {shape.depth}, {counted(shape.num_devices, 'device')}, b {sizes}"

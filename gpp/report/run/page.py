@@ -8,7 +8,7 @@ from typing import Any
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars, line_chart
 from gpp.report.draw.memory import memory_swatches
-from gpp.report.draw.page import Column, Kind, Table
+from gpp.report.draw.page import Column, Kind, PageTable
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.draw.svg import Drawing
@@ -178,16 +178,16 @@ def _versions(run: RunRecord) -> Drawing | None:
     )
 
 
-def _stages(run: RunRecord) -> Table | None:
+def _stages(run: RunRecord) -> PageTable | None:
     lines = stage_lines(run)
     if not lines:
         return None
     shown = [name for name in lines[0].cells() if name != "operators" or any(line.operators for line in lines)]
     columns = [Column(name=name, kind=STAGE_KINDS.get(name, "n")) for name in shown]
-    return Table(columns=columns, rows=[[line.cells()[name] for name in shown] for line in lines], stages=range(len(lines)))
+    return PageTable(columns=columns, rows=[[line.cells()[name] for name in shown] for line in lines], stages=range(len(lines)))
 
 
-def _baselines(run: RunRecord) -> Table | None:
+def _baselines(run: RunRecord) -> PageTable | None:
     if not run.judged.baseline or run.predicted is None:
         return None
     own = run.predicted.metrics
@@ -207,4 +207,4 @@ def _baselines(run: RunRecord) -> Table | None:
                 "" if metrics is own else text.ratio(speedup),
             ]
         )
-    return Table(columns=columns, rows=rows)
+    return PageTable(columns=columns, rows=rows)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from gpp.cost.models.profiled import MOST_APART, Profile, Profiled
+from gpp.cost.models.profiled import MOST_APART, GraphProfile, Profiled
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -17,7 +17,7 @@ ROWS = 20
 """Operators that are shown: those that take most of the time."""
 
 
-def _in_halves(profile: Profile, op: int, weight_s: float) -> tuple[str, str]:
+def _in_halves(profile: GraphProfile, op: int, weight_s: float) -> tuple[str, str]:
     """What a split backward leaves to its second half, and how long both halves take beside the whole."""
     ratio = profile.apart[op]
     return text.seconds(weight_s) if weight_s else "", f"{text.ratio(ratio)}{', whole' * (ratio > MOST_APART)}" if ratio else ""

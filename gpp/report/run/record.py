@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
     from gpp.analysis.explore import Explored
     from gpp.analysis.gains import Gains
-    from gpp.analysis.max_batch import Boundary
+    from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
     from gpp.cluster import Cluster
     from gpp.graph.captured import Checked
@@ -63,7 +63,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class PlanWorth:
     """The judgement of the plan.
 
     Args:
@@ -92,7 +92,7 @@ class Surveyed:
     """
 
     attempts: tuple[Attempt, ...] = ()
-    boundaries: tuple[Boundary, ...] | None = None
+    boundaries: tuple[LargestMicrobatch, ...] | None = None
     explored: Explored | None = None
 
 
@@ -119,7 +119,7 @@ class RunRecord:
     planned: Planned = field(default_factory=Planned)
     outcome: Outcome = field(default_factory=Outcome)
     resumed: Resumed | None = None
-    judged: Judged = field(default_factory=Judged)
+    judged: PlanWorth = field(default_factory=PlanWorth)
     survey: Surveyed | None = None
     warnings: tuple[str, ...] = ()
 
@@ -167,7 +167,7 @@ class RunRecord:
         return self.survey.attempts if self.survey else ()
 
     @property
-    def boundaries(self) -> tuple[Boundary, ...]:
+    def boundaries(self) -> tuple[LargestMicrobatch, ...]:
         """The largest micro-batch of each strategy; empty where it was not looked for."""
         return (self.survey.boundaries or ()) if self.survey else ()
 
@@ -249,6 +249,6 @@ class RunRecord:
         return out
 
 
-_PARTS: Mapping[str, type[Any]] = {"asked": Asked, "planned": Planned, "outcome": Outcome, "judged": Judged, "survey": Surveyed}
+_PARTS: Mapping[str, type[Any]] = {"asked": Asked, "planned": Planned, "outcome": Outcome, "judged": PlanWorth, "survey": Surveyed}
 _PART_OF: Mapping[str, str] = {one.name: part for part, kind in _PARTS.items() for one in fields(kind)}
 """Fact -> the part of a record that has it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gpp.replan import Moved
 from gpp.report.draw import text
-from gpp.report.draw.page import Column, Table
+from gpp.report.draw.page import Column, PageTable
 from gpp.report.run.record import RunRecord
 
 
-def replaced_table(run: RunRecord) -> Table | None:
+def replaced_table(run: RunRecord) -> PageTable | None:
     """A row for each switch to another plan; None for a run under one plan."""
     rows = list[list[str]]()
     for one in run.result.get("replaced", ()):
@@ -30,4 +30,4 @@ def replaced_table(run: RunRecord) -> Table | None:
         ("sent", "pause, predicted", "pause, measured", "samples/s before", "samples/s after", "faster, predicted"),
     )
     columns = [Column(name="from step", kind="n"), *(Column(name=name) for name in words)]
-    return Table(columns=[*columns, *(Column(name=name, kind="n") for name in numbers)], rows=rows)
+    return PageTable(columns=[*columns, *(Column(name=name, kind="n") for name in numbers)], rows=rows)

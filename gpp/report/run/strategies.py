@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpp.analysis.comparison import Attempt, best_of
-from gpp.analysis.max_batch import Boundary
+from gpp.analysis.max_batch import LargestMicrobatch
 from gpp.plan.plan import Objective
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
@@ -136,7 +136,7 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
     return out
 
 
-def boundary_dicts(boundaries: Sequence[Boundary]) -> list[dict[str, Any]]:
+def boundary_dicts(boundaries: Sequence[LargestMicrobatch]) -> list[dict[str, Any]]:
     """result.json's `max_batch`: for every strategy the largest sizes, what was tried, and what real workers said."""
     return [
         {

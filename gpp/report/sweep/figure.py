@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from gpp.errors import InvalidConfig
 from gpp.report.draw.text import quotient
-from gpp.report.sweep.jobs import Job, attempts, flatten, natural_order, numbers
+from gpp.report.sweep.jobs import SweepJob, attempts, flatten, natural_order, numbers
 from gpp.settings import Text, settings
 
 FIELD = "hydra.callbacks.sweep.figures"
@@ -34,7 +34,7 @@ class Key(NamedTuple):
     x: str
 
 
-class Point(NamedTuple):
+class FigurePoint(NamedTuple):
     """Median or mean over the ok jobs at one place (seeds, repeats); if there is none, the status of the jobs.
 
     `deviation` is the sample standard deviation (n - 1) of a mean over several jobs.
@@ -131,9 +131,9 @@ class SweepFigure:
             raise InvalidConfig(f"{FIELD}.{lacking[0]}", None, "every figure needs it", f"give {lacking[0]}")
         return cls(**declared)
 
-    def evaluate(self, jobs: Sequence[Job]) -> FigureData:
+    def evaluate(self, jobs: Sequence[SweepJob]) -> FigureData:
         """The figure's numbers, from the results of the jobs."""
-        found: dict[Key, list[Job]] = {}
+        found: dict[Key, list[SweepJob]] = {}
         for job in itertools.chain.from_iterable(map(attempts, jobs)):
             key = self._key(job)
             if key is not None:
@@ -141,7 +141,7 @@ class SweepFigure:
         points = {key: self._point(members) for key, members in found.items()}
         return FigureData(figure=self, points=self._normalised(points), published=self._published_points())
 
-    def _key(self, job: Job) -> Key | None:
+    def _key(self, job: SweepJob) -> Key | None:
         row = columns_of(job)
         panel = [self._shown(row.get(name)) for name in self.panel_columns]
         series, x = (self._shown(row.get(name)) for name in (self.series, self.x))
@@ -158,15 +158,15 @@ class SweepFigure:
         labels = {str(key): str(shown) for key, shown in (self.labels or {}).items()}
         return labels.get(str(value), str(value))
 
-    def _point(self, jobs: Sequence[Job]) -> Point:
+    def _point(self, jobs: Sequence[SweepJob]) -> FigurePoint:
         values = numbers(columns_of(job).get(self.y) for job in jobs if job.ok)
         ends = [str(job.result.get("status")) for job in jobs]
         status = "ok" if values else "infeasible" if "infeasible" in ends else "failed"
         if self.average == "mean" and values:
-            return Point(statistics.mean(values), len(values), status, statistics.stdev(values) if len(values) > 1 else None)
-        return Point(statistics.median(values) if values else None, len(values), status)
+            return FigurePoint(statistics.mean(values), len(values), status, statistics.stdev(values) if len(values) > 1 else None)
+        return FigurePoint(statistics.median(values) if values else None, len(values), status)
 
-    def _normalised(self, points: dict[Key, Point]) -> dict[Key, Point]:
+    def _normalised(self, points: dict[Key, FigurePoint]) -> dict[Key, FigurePoint]:
         higher = self.better == "higher"
         if self.normalise:
             return {key: point._replace(value=advantage(points, key, self.normalise, higher)) for key, point in points.items()}
@@ -190,7 +190,7 @@ class SweepFigure:
         return out
 
 
-class Gain(NamedTuple):
+class SeriesGain(NamedTuple):
     """The factor by which one series is better than the best of others; None where either side has no value."""
 
     panel: str
@@ -204,7 +204,7 @@ class FigureData:
     """A figure with its numbers."""
 
     figure: SweepFigure
-    points: Mapping[Key, Point]
+    points: Mapping[Key, FigurePoint]
     published: Mapping[Key, Range]
 
     @property
@@ -238,16 +238,16 @@ class FigureData:
         return take(values) if values else None
 
     @property
-    def gains(self) -> list[Gain]:
+    def gains(self) -> list[SeriesGain]:
         """The declared comparison at every place."""
         figure = self.figure
         if figure.gain is None:
             return []
         higher = figure.better == "higher" or bool(figure.normalise)  # a multiple keeps the direction of its column
-        printed = {key: Point(middle(value), 1, "ok") for key, value in self.published.items()}
+        printed = {key: FigurePoint(middle(value), 1, "ok") for key, value in self.published.items()}
         places = [Key(panel, figure.gain, x) for panel in self.panels for x in self.places(panel)]
         return [
-            Gain(at.panel, at.x, *(advantage(points, at, figure.over, higher) for points in (self.points, printed)))
+            SeriesGain(at.panel, at.x, *(advantage(points, at, figure.over, higher) for points in (self.points, printed)))
             for at in places
         ]
 
@@ -292,7 +292,7 @@ class FigureData:
         }
 
 
-def columns_of(job: Job) -> dict[str, Any]:
+def columns_of(job: SweepJob) -> dict[str, Any]:
     """A job's columns of results.csv; an override of a result's own name is `override.NAME`.
 
     `NAME.max` is the largest of the values by device or stage, as in `predicted.peak_memory_bytes.max`.
@@ -306,7 +306,7 @@ def columns_of(job: Job) -> dict[str, Any]:
     return {**job.overrides, **row, **given}
 
 
-def advantage(points: Mapping[Key, Point], at: Key, others: Iterable[str], higher: bool) -> float | None:
+def advantage(points: Mapping[Key, FigurePoint], at: Key, others: Iterable[str], higher: bool) -> float | None:
     """How many times better the value at a place is than the best of other series there."""
     own = points.get(at)
     values = [p.value for name in others if (p := points.get(at._replace(series=name))) and p.value is not None]

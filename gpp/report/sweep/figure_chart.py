@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpp.report.draw import text
 from gpp.report.draw.palette import INK, MUTED, PAGE, RULE, tone
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, picture, rect, swatch, tick_label, ticks, tooltip
-from gpp.report.sweep.figure import ALL, FigureData, Key, Point, Range, SweepFigure
+from gpp.report.sweep.figure import ALL, FigureData, FigurePoint, Key, Range, SweepFigure
 
 WIDTH, HEIGHT = 440.0, 280.0
 LEFT, RIGHT, HEAD, FOOT = 66.0, 14.0, 30.0, 46.0
@@ -98,7 +98,7 @@ def place_words(figure: SweepFigure, place: str) -> str:
     return text.num_bytes(float(place)) if figure.x.endswith("_bytes") else place
 
 
-def written(figure: SweepFigure, point: Point) -> str:
+def written(figure: SweepFigure, point: FigurePoint) -> str:
     """A point's value, with its deviation where it has one; without a value, how its jobs ended."""
     show = shown(figure)
     if point.value is None:
@@ -266,7 +266,7 @@ def _bars(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: 
     return out
 
 
-def _whisker(x: float, point: Point, y: Scale, colour: str) -> list[str]:
+def _whisker(x: float, point: FigurePoint, y: Scale, colour: str) -> list[str]:
     """A deviation to either side of a value, within the picture."""
     if point.value is None or point.deviation is None:
         return []

@@ -6,19 +6,19 @@ import statistics
 from collections.abc import Sequence
 
 from gpp.report.draw import text
-from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.sweep.figure import ALL, FigureData, Key, middle
 from gpp.report.sweep.figure_chart import place_words, shown, written
 
 QUANTILES = (("least", 0.0), ("5 %", 0.05), ("median", 0.5), ("95 %", 0.95), ("greatest", 1.0))
 
 
-def figure_table(data: FigureData) -> Table:
+def figure_table(data: FigureData) -> PageTable:
     """Every number of a figure; a distribution has its quantiles."""
     return _distribution(data) if data.figure.chart == "sorted" else _places(data)
 
 
-def _places(data: FigureData) -> Table:
+def _places(data: FigureData) -> PageTable:
     figure = data.figure
     gains = {(gain.panel, gain.x): gain for gain in data.gains}
     columns = [Column(name=", ".join(figure.panel_columns))] if figure.panel else []
@@ -40,7 +40,7 @@ def _places(data: FigureData) -> Table:
             row = [panel] if figure.panel else []
             row += [kind, *(show(data.total(panel, name, kind)) for name in data.series)]
             rows.append(row + [""] * (len(columns) - len(row)))
-    return Table(columns=columns, rows=rows)
+    return PageTable(columns=columns, rows=rows)
 
 
 def _cell(data: FigureData, key: Key) -> str | Cell:
@@ -58,7 +58,7 @@ def _cell(data: FigureData, key: Key) -> str | Cell:
     return Cell(text=own, small=small)
 
 
-def _distribution(data: FigureData) -> Table:
+def _distribution(data: FigureData) -> PageTable:
     """One row a series: how its values are spread over the places."""
     figure, show = data.figure, shown(data.figure)
     columns = [Column(name=", ".join(figure.panel_columns))] if figure.panel else []
@@ -73,7 +73,7 @@ def _distribution(data: FigureData) -> Table:
             values = sorted(v for x in data.places(panel) if (v := data.value(panel, name, x)) is not None)
             quantiles = [show(_quantile(values, share)) if values else "–" for _, share in QUANTILES]
             rows.append([*([panel] if panel != ALL else []), name, str(len(values)), *quantiles])
-    return Table(columns=columns, rows=rows)
+    return PageTable(columns=columns, rows=rows)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

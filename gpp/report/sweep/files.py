@@ -16,7 +16,7 @@ from gpp.report.draw.text import quotient
 from gpp.report.run.result import finite, write_json
 from gpp.report.sweep.figure import SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
-from gpp.report.sweep.jobs import SETUP, Asked, Job, flatten, natural_order, numbers, read_jobs
+from gpp.report.sweep.jobs import SETUP, AskedJob, SweepJob, flatten, natural_order, numbers, read_jobs
 from gpp.report.sweep.page import sweep_report
 
 REPEATS = ("seed", "repeat")
@@ -26,7 +26,7 @@ PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them;
 MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "communication_bytes")
 
 
-def result_rows(jobs: Sequence[Job]) -> tuple[list[str], list[dict[str, Any]]]:
+def result_rows(jobs: Sequence[SweepJob]) -> tuple[list[str], list[dict[str, Any]]]:
     """Columns and rows of results.csv.
 
     Columns are result.json's dotted paths, then the overrides. An override of a result's own name (`strategy`)
@@ -62,7 +62,7 @@ def _path_order(path: str) -> tuple[int, list[tuple[int, int, str]]]:
     )
 
 
-def results_csv(jobs: Sequence[Job]) -> str:
+def results_csv(jobs: Sequence[SweepJob]) -> str:
     """results.csv as text: one row per job, in order; an unknown value is an empty cell."""
     columns, rows = result_rows(jobs)
     out = io.StringIO()
@@ -72,7 +72,7 @@ def results_csv(jobs: Sequence[Job]) -> str:
     return out.getvalue()
 
 
-def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
+def summarise(jobs: Sequence[SweepJob]) -> dict[str, Any]:
     """summary.json: one group for each setup, with medians over its ok jobs (seeds, repeats).
 
     A setup is (model, strategy, cluster, engine) and every other override but seeds. `speedup_over_sequential` is
@@ -85,7 +85,7 @@ def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
         for key in dict.fromkeys(key for job in jobs for key in job.overrides)
         if key not in (*SETUP, *REPEATS) and not key.startswith("hydra.") and len({job.overrides.get(key) for job in jobs}) > 1
     ]
-    members: dict[tuple[Any, ...], list[Job]] = {}
+    members: dict[tuple[Any, ...], list[SweepJob]] = {}
     for job in jobs:
         key = (*(job.result.get(name) for name in SETUP), *(job.overrides.get(name) for name in varied))
         members.setdefault(key, []).append(job)
@@ -112,13 +112,13 @@ def _spread(values: Iterable[float | None]) -> dict[str, float | None]:
     return {"median": statistics.median(known) if known else None, "max": max(known, default=None)}
 
 
-def _counts(jobs: Sequence[Job]) -> dict[str, int]:
+def _counts(jobs: Sequence[SweepJob]) -> dict[str, int]:
     ends = [job.result.get("status") for job in jobs]
     ok, infeasible = ends.count("ok"), ends.count("infeasible")
     return {"ok": ok, "infeasible": infeasible, "failed": len(jobs) - ok - infeasible}
 
 
-def _group(setup: dict[str, Any], settings: dict[str, str | None], jobs: list[Job]) -> dict[str, Any]:
+def _group(setup: dict[str, Any], settings: dict[str, str | None], jobs: list[SweepJob]) -> dict[str, Any]:
     out: dict[str, Any] = {**setup, "overrides": settings, "counts": _counts(jobs), "jobs": [job.name for job in jobs]}
     for source in SOURCES:
         parts = [job.result[source] for job in jobs if job.ok and isinstance(job.result.get(source), dict)]
@@ -152,11 +152,11 @@ def _speedup(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, f
 
 def write_sweep(
     directory: Path | str,
-    asked: Sequence[Asked],
+    asked: Sequence[AskedJob],
     title: str = "",
     figures: Sequence[SweepFigure] = (),
     why: str = "",
-) -> list[Job]:
+) -> list[SweepJob]:
     """Write jobs.json, results.csv, summary.json, report.html and the figures' SVGs into a sweep directory.
 
     Args:

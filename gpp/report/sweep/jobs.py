@@ -27,7 +27,7 @@ KEPT = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedJob:
     """A job that a sweep asks for.
 
     Args:
@@ -80,7 +80,7 @@ def source_of(results: Iterable[Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SweepJob:
     """One job of a sweep.
 
     Args:
@@ -108,7 +108,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def read_jobs(directory: Path, asked: Sequence[Asked], why: str = "") -> list[Job]:
+def read_jobs(directory: Path, asked: Sequence[AskedJob], why: str = "") -> list[SweepJob]:
     """The jobs that a sweep asks for, in its order; what else lies in the directory is another sweep's.
 
     Args:
@@ -129,7 +129,7 @@ def numbers(values: Iterable[Any]) -> list[float]:
     return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
 
 
-def attempts(job: Job) -> list[Job]:
+def attempts(job: SweepJob) -> list[SweepJob]:
     """A job for each strategy that a job compared; the job itself where it compared none."""
     compared = job.result.get("compared")
     if compared is None:
@@ -147,7 +147,7 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _read_job(directory: Path, asked: Asked, why: str) -> Job:
+def _read_job(directory: Path, asked: AskedJob, why: str) -> SweepJob:
     path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
     missing = f"no result: {why or 'the job did not come to an end'}"
     try:
@@ -163,4 +163,4 @@ def _read_job(directory: Path, asked: Asked, why: str) -> Job:
             result[key] = int(given) if given and key == "seed" and re.fullmatch("[0-9]{1,10}", given) else given
     for key in ("plan", "predicted", "measured"):
         result.setdefault(key, None)
-    return Job(name=asked.folder, overrides=overrides, result=result, has_report=(path / "report.html").exists())
+    return SweepJob(name=asked.folder, overrides=overrides, result=result, has_report=(path / "report.html").exists())

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars, line_chart
-from gpp.report.draw.page import Cell, Column, Table, render
+from gpp.report.draw.page import Cell, Column, PageTable, render
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
 from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
 from gpp.report.sweep.figure_table import figure_table
-from gpp.report.sweep.jobs import Job, source_of
+from gpp.report.sweep.jobs import SweepJob, source_of
 
 MANY_PANELS = 24
 """Number of charts above which charts without a bar are left out."""
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
     chart: Drawing
 
 
-def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figures: Sequence[FigureData] = ()) -> str:
+def sweep_report(jobs: Sequence[SweepJob], summary: dict[str, Any], title: str, figures: Sequence[FigureData] = ()) -> str:
     """The page of a sweep; self-contained HTML, also where jobs failed.
 
     Args:
@@ -50,7 +50,7 @@ def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figur
     )
 
 
-def general_charts(jobs: Sequence[Job], groups: Sequence[dict[str, Any]]) -> list[Panel]:
+def general_charts(jobs: Sequence[SweepJob], groups: Sequence[dict[str, Any]]) -> list[Panel]:
     """The charts of a sweep that declares no figures."""
     return [*_bars(groups)[0], *_scaling(jobs)]
 
@@ -104,7 +104,7 @@ def _bar_names(groups: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{g['strategy']} ({g['engine']})" if several and g["engine"] is not None else str(g["strategy"]) for g in groups]
 
 
-def _scaling(jobs: Sequence[Job]) -> list[Panel]:
+def _scaling(jobs: Sequence[SweepJob]) -> list[Panel]:
     """A chart for every model that ran on several numbers of devices, with a line for each strategy."""
     points: dict[str, dict[str, dict[int, list[float]]]] = {}
     for job in jobs:
@@ -126,7 +126,7 @@ def _scaling(jobs: Sequence[Job]) -> list[Panel]:
     return out
 
 
-def _medians(groups: Sequence[dict[str, Any]]) -> Table:
+def _medians(groups: Sequence[dict[str, Any]]) -> PageTable:
     settings = list(dict.fromkeys(key for group in groups for key in group["overrides"]))
     columns = [Column(name=name) for name in ("model", "strategy", "cluster", "engine", *settings)]
     source = source_of(groups)
@@ -150,7 +150,7 @@ def _medians(groups: Sequence[dict[str, Any]]) -> Table:
                 _ends(counts),
             ]
         )
-    return Table(columns=columns, rows=rows)
+    return PageTable(columns=columns, rows=rows)
 
 
 def _ends(counts: dict[str, int]) -> str:
@@ -158,7 +158,7 @@ def _ends(counts: dict[str, int]) -> str:
     return f"{counts['ok']} of {sum(counts.values())}" + (f" ({bad})" if bad else "")
 
 
-def _jobs(jobs: Sequence[Job]) -> Table:
+def _jobs(jobs: Sequence[SweepJob]) -> PageTable:
     columns = [
         Column(name="job"),
         Column(name="overrides", kind="c"),
@@ -186,7 +186,7 @@ def _jobs(jobs: Sequence[Job]) -> Table:
                 _reason(result),
             ]
         )
-    return Table(columns=columns, rows=rows)
+    return PageTable(columns=columns, rows=rows)
 
 
 def _reason(result: dict[str, Any]) -> str | Cell:

@@ -7,7 +7,7 @@ The rules (`docs/gpus.md` has their sources):
 2. An event that was recorded on a stream is done when everything queued there before it is. A stream that waits for an
    event runs nothing queued later until then.
 3. A send, a receive and a sum are operations on the communicator's own stream. This stream first waits for what the host
-   had queued on the current stream. `Work.wait` makes the current stream wait for the operation, not the host.
+   had queued on the current stream. `CardWork.wait` makes the current stream wait for the operation, not the host.
 4. A send and its receive are one meeting: both occupy their streams until both have come to their heads. A sum is a
    meeting of all members. A communicator runs its operations one by one, in the order of their issue; there are no tags.
 5. Making a communicator, and the first message over a connection, are meetings of hosts.
@@ -28,14 +28,14 @@ FAR_S = 7 * 24 * 3600.0
 """Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
 
 
-class Stream(Protocol):
+class CardStream(Protocol):
     """A queue of operations on a card."""
 
     def synchronize(self) -> None:
         """Make the host wait for everything queued on it."""
 
 
-class Event(Protocol):
+class CardEvent(Protocol):
     """A point in a stream."""
 
     def record(self) -> None:
@@ -52,7 +52,7 @@ class Event(Protocol):
         """Make the host wait for the event."""
 
 
-class Work(Protocol):
+class CardWork(Protocol):
     """An operation of a communicator."""
 
     def wait(self) -> object:
@@ -63,18 +63,18 @@ class Work(Protocol):
         ...
 
 
-class Communicator(Protocol):
+class CardCommunicator(Protocol):
     """A group of workers between which messages and sums travel. Tensors are contiguous and lie on the card."""
 
-    def send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def send(self, tensor: torch.Tensor, peer: int) -> CardWork:
         """Queue a send to worker `peer` (its rank among all workers). The tensor must live until the work is over."""
         ...
 
-    def receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def receive(self, tensor: torch.Tensor, peer: int) -> CardWork:
         """Queue a receive from worker `peer` into `tensor`."""
         ...
 
-    def sum(self, tensor: torch.Tensor) -> Work:
+    def sum(self, tensor: torch.Tensor) -> CardWork:
         """Queue the sum of `tensor` over all members, in place."""
         ...
 
@@ -89,15 +89,15 @@ class AbstractCard(ABC):
     device: torch.device
 
     @abstractmethod
-    def stream(self) -> Stream:
+    def stream(self) -> CardStream:
         """A new stream; the current one is the compute stream until `use` changes it."""
 
     @abstractmethod
-    def use(self, stream: Stream) -> AbstractContextManager[object]:
+    def use(self, stream: CardStream) -> AbstractContextManager[object]:
         """Context in which `stream` is the current one: operations are queued there, and memory belongs to it."""
 
     @abstractmethod
-    def event(self, *, timed: bool = False) -> Event:
+    def event(self, *, timed: bool = False) -> CardEvent:
         """A new event that has not been recorded yet.
 
         Args:
@@ -105,11 +105,11 @@ class AbstractCard(ABC):
         """
 
     @abstractmethod
-    def seconds(self, start: Event, end: Event) -> float:
+    def seconds(self, start: CardEvent, end: CardEvent) -> float:
         """Seconds between two timed events that are done."""
 
     @abstractmethod
-    def keep(self, tensor: torch.Tensor, stream: Stream | None = None) -> None:
+    def keep(self, tensor: torch.Tensor, stream: CardStream | None = None) -> None:
         """Tell the allocator that `stream` (None: the current one) uses the tensor, which was made for another one.
 
         Its memory is then handed out again only after what is queued on `stream` when the last reference goes.
@@ -127,7 +127,7 @@ class AbstractCard(ABC):
         """
 
     @abstractmethod
-    def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
+    def communicator(self, ranks: Sequence[int], name: str) -> CardCommunicator | None:
         """The communicator of these workers, made at once; None for a worker that is not one of them.
 
         All workers call it with the same arguments in the same order.

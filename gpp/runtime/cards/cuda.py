@@ -10,7 +10,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from gpp.runtime.cards.card import FAR_S, AbstractCard, Communicator, Event, Stream, Work
+from gpp.runtime.cards.card import FAR_S, AbstractCard, CardCommunicator, CardEvent, CardStream, CardWork
 
 
 @final
@@ -24,21 +24,21 @@ class CudaCard(AbstractCard):
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def stream(self) -> Stream:
+    def stream(self) -> CardStream:
         return torch.cuda.Stream(self.device)
 
-    def use(self, stream: Stream) -> AbstractContextManager[object]:
+    def use(self, stream: CardStream) -> AbstractContextManager[object]:
         assert isinstance(stream, torch.cuda.Stream)
         return torch.cuda.stream(stream)
 
-    def event(self, *, timed: bool = False) -> Event:
+    def event(self, *, timed: bool = False) -> CardEvent:
         return torch.cuda.Event(enable_timing=timed)
 
-    def seconds(self, start: Event, end: Event) -> float:
+    def seconds(self, start: CardEvent, end: CardEvent) -> float:
         assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
         return start.elapsed_time(end) / 1e3
 
-    def keep(self, tensor: torch.Tensor, stream: Stream | None = None) -> None:
+    def keep(self, tensor: torch.Tensor, stream: CardStream | None = None) -> None:
         used = torch.cuda.current_stream(self.device) if stream is None else stream
         assert isinstance(used, torch.cuda.Stream)
         tensor.record_stream(used)
@@ -49,7 +49,7 @@ class CudaCard(AbstractCard):
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, non_blocking=True)
 
-    def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
+    def communicator(self, ranks: Sequence[int], name: str) -> CardCommunicator | None:
         # With the device bound to the process group (`gpp.runtime.transport.network.join`), the communicator is made here and now.
         group = dist.new_group(
             list(ranks), timeout=timedelta(seconds=FAR_S), backend="nccl", group_desc=name, device_id=self.device
@@ -68,11 +68,11 @@ class _Nccl:
         self._group = group
         self._place = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(group))}
 
-    def send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def send(self, tensor: torch.Tensor, peer: int) -> CardWork:
         return self._group.send([tensor], self._place[peer], 0)
 
-    def receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def receive(self, tensor: torch.Tensor, peer: int) -> CardWork:
         return self._group.recv([tensor], self._place[peer], 0)
 
-    def sum(self, tensor: torch.Tensor) -> Work:
+    def sum(self, tensor: torch.Tensor) -> CardWork:
         return self._group.allreduce([tensor])

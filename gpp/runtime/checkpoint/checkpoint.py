@@ -38,7 +38,7 @@ from safetensors import SafetensorError, safe_open
 from gpp.data.sampler import position
 from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.files import complete, write_tensors, write_text
-from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest, sealed
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, PipelineState, read_manifest, sealed
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.checkpoint.split import SplitWeights
 from gpp.runtime.job import Job
@@ -226,7 +226,7 @@ class Checkpointer:
             # Only this stream: what is received for coming passes may wait for others.
             torch.cuda.current_stream().synchronize()
         names = list(state)
-        stream = None if start is None else Stream(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
+        stream = None if start is None else PipelineState(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
         self._thread = threading.Thread(target=self._guarded, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)
         self._thread.start()
 
@@ -302,13 +302,13 @@ class Checkpointer:
             if name in self._owned:
                 yield key, whole
 
-    def _guarded(self, done: int, names: list[str], stream: Stream | None) -> None:
+    def _guarded(self, done: int, names: list[str], stream: PipelineState | None) -> None:
         try:
             self._write(done, names, stream)
         except BaseException as error:  # for the training thread, which raises it where it waits next
             self._error = error
 
-    def _write(self, done: int, names: list[str], stream: Stream | None) -> None:
+    def _write(self, done: int, names: list[str], stream: PipelineState | None) -> None:
         part = self._root / f".step_{done}"
         file = part / f"rank_{self._rank}.safetensors"
         if names:
@@ -333,7 +333,7 @@ class Checkpointer:
             )
         return found
 
-    def _finish(self, part: Path, done: int, stream: Stream | None) -> None:
+    def _finish(self, part: Path, done: int, stream: PipelineState | None) -> None:
         """Wait for every rank's note, then give the folder the name of a whole one."""
         settings, said = self._settings, list[Note]()
         notes = [part / f"rank_{rank}.json" for rank in range(self._world)]

@@ -68,7 +68,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class PipelineState:
     """State of the pipeline at a checkpoint made while micro-batches were in flight.
 
     Args:
@@ -105,7 +105,7 @@ class Manifest:
     files: dict[str, Mark]
     run: str = ""
     nonfinite: tuple[str, ...] = ()
-    stream: Stream | None = None
+    stream: PipelineState | None = None
     digest: str = ""
 
 

@@ -56,7 +56,7 @@ class Checkpoints:
     keep: Count = 2
     drain: bool = False
 
-    def settings(self, resumed: Found | None) -> dict[str, Any]:
+    def settings(self, resumed: FoundCheckpoint | None) -> dict[str, Any]:
         """Fields of a job's settings: when to save, and which checkpoint to go on from."""
         return {
             "checkpoint_every": self.every,
@@ -88,7 +88,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint to go on from.
 
     Args:
@@ -197,13 +197,13 @@ def weights_hash(captured: Captured) -> str:
     return hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
 
 
-def find(resume: str | Path, steps: int) -> Found:
+def find(resume: str | Path, steps: int) -> FoundCheckpoint:
     """The latest whole checkpoint of a run that leaves a step to do, or the very one that is named.
 
     A run that died before its first checkpoint hands on the one that it had itself gone on from; one that died between
     its last checkpoint and its end, or that has ended, the one before the last. A directory's run decides: checkpoints
     that others left there are passed over. Every byte of the one that is found has been compared with its digest; damaged
-    ones are passed over, and `Found` says so.
+    ones are passed over, and `FoundCheckpoint` says so.
 
     Args:
         steps: total of the training.
@@ -231,7 +231,7 @@ def find(resume: str | Path, steps: int) -> Found:
             elif manifest.step >= steps:
                 ended = manifest.step, folder
             else:
-                return Found(
+                return FoundCheckpoint(
                     folder=folder,
                     manifest=manifest,
                     run=owner,

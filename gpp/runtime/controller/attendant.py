@@ -17,8 +17,8 @@ from gpp.files import folder
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
 from gpp.runtime.controller.controller import POLL_S
 from gpp.runtime.controller.leader import OUTPUT
-from gpp.runtime.controller.place import Place
-from gpp.runtime.controller.place_worker import END_S, Worker
+from gpp.runtime.controller.place import LaunchPlace
+from gpp.runtime.controller.place_worker import END_S, PlaceWorker
 from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
 from gpp.runtime.transport.network import of_this_attempt
 
@@ -40,12 +40,12 @@ class Ended(Exception):
 class Attendant:
     """The process of another rank than 0: it waits for the job, holds the place of a worker, and ends as rank 0 does."""
 
-    def __init__(self, place: Place, *, interface: str, words: list[str], limit_s: float) -> None:
+    def __init__(self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float) -> None:
         self._place, self._limit_s = place, limit_s
         self._store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
         self._board = Board(self._store, rank=place.rank, reads=[0])
         self._board.say(host=socket.gethostname(), words=words)
-        self._worker: Worker | None = None
+        self._worker: PlaceWorker | None = None
         self._directory: RunDir | None = None
         self._over = False
 
@@ -87,7 +87,7 @@ class Attendant:
             self._board.say(sees=None)
         self._wait(lambda: _sees(job, run_dir) or None, f"has sent no job below {run_dir}")
         folder(run_dir / "ranks")
-        self._worker = Worker.start(self._place, run_dir, job["env"])
+        self._worker = PlaceWorker.start(self._place, run_dir, job["env"])
         if self._directory:
             threading.Thread(target=self._send_back, args=(run_dir,), daemon=True).start()
         while True:

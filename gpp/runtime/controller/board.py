@@ -25,7 +25,7 @@ from torch.distributed import (
 from gpp.errors import WorkerFailed
 from gpp.files import folder as make_folder
 from gpp.files import open_binary
-from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.transport.network import client, serve
 
 PERIOD_S = 0.5
@@ -38,7 +38,7 @@ _STEP_S = 1.0
 _FAILURES = (dist.DistError, RuntimeError)
 
 
-def open_store(place: Place, *, interface: str, limit_s: float) -> Store:
+def open_store(place: LaunchPlace, *, interface: str, limit_s: float) -> Store:
     """The store in which the processes of a launch meet; rank 0 opens it, unless the launcher keeps one.
 
     A launcher's own store outlives an attempt: `gpp.runtime.transport.network.of_this_attempt` is the part of one.

@@ -46,7 +46,7 @@ def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port:
     ]
 
 
-class Ranks:
+class RankFiles:
     """Files that the ranks of a job have left in the run directory so far."""
 
     def __init__(self, job: Job, run_dir: Path) -> None:
@@ -95,7 +95,7 @@ def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
     Raises:
         WorkerFailed: one failed, has not ended, or ran another job.
     """
-    ranks = Ranks(job, run_dir)
+    ranks = RankFiles(job, run_dir)
     if ranks.failed():
         raise ranks.failure()
     if missing := ranks.open():
@@ -108,7 +108,7 @@ def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
 
 
 def follow(
-    job: Job, run_dir: Path, progress: Progress, over: Callable[[Ranks], WorkerFailed | None] = lambda ranks: None
+    job: Job, run_dir: Path, progress: Progress, over: Callable[[RankFiles], WorkerFailed | None] = lambda ranks: None
 ) -> Follower:
     """Follow workers that others have started, or are about to, until all have ended.
 
@@ -118,7 +118,7 @@ def follow(
     Raises:
         WorkerFailed: one failed, or none gives a sign of life.
     """
-    ranks = Ranks(job, run_dir)
+    ranks = RankFiles(job, run_dir)
     logs = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     limit_s = job.settings.timeout_s + SILENCE_S
     signs, heard_s, first_s = ranks.signs(), time.monotonic(), None
@@ -174,7 +174,7 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     progress.say(f"submitted job {submitted.job_id} of {sum(counts)} workers on {len(counts)} nodes ({run_dir}/slurm)")
     ended = False
 
-    def over(ranks: Ranks) -> WorkerFailed | None:
+    def over(ranks: RankFiles) -> WorkerFailed | None:
         still = ranks.open()
         text = word(submitted) if still and not ranks.failed() else None
         return WorkerFailed(still[0], text) if text else None

@@ -25,9 +25,9 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
 from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear
 from gpp.runtime.controller.ends import by_signal
-from gpp.runtime.controller.follow import Ranks, follow
-from gpp.runtime.controller.place import Place
-from gpp.runtime.controller.place_worker import END_S, Worker
+from gpp.runtime.controller.follow import RankFiles, follow
+from gpp.runtime.controller.place import LaunchPlace
+from gpp.runtime.controller.place_worker import END_S, PlaceWorker
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RUN, run_of
@@ -58,13 +58,13 @@ class Leader:
 
     running: ClassVar[Leader | None] = None
 
-    def __init__(self, place: Place, *, interface: str, words: list[str], limit_s: float) -> None:
+    def __init__(self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float) -> None:
         self.place, self._words, self._limit_s = place, words, limit_s
         self._launch = open_store(place, interface=interface, limit_s=limit_s)
         self._store = of_this_attempt(self._launch)
         self._others = range(1, place.world)
         self._board = Board(self._store, rank=0, reads=self._others)
-        self._worker: Worker | None = None
+        self._worker: PlaceWorker | None = None
 
     def __enter__(self) -> Self:
         Leader.running = self
@@ -135,7 +135,7 @@ class Leader:
         over = threading.Event()
         inboxes = [Inbox(Mail(self._store, f"out/{rank}"), run_dir, OUTPUT.fullmatch) for rank in apart]
         threading.Thread(target=_take_all, args=(inboxes, over), daemon=True).start()
-        self._worker = Worker.start(self.place, run_dir, env)
+        self._worker = PlaceWorker.start(self.place, run_dir, env)
         try:
             return follow(job, run_dir, progress, over=self._over)
         finally:
@@ -211,7 +211,7 @@ class Leader:
             out.append(_exit(0, code))
         return out
 
-    def _over(self, ranks: Ranks) -> WorkerFailed | None:
+    def _over(self, ranks: RankFiles) -> WorkerFailed | None:
         """The facts about ranks that are gone, unless the workers' own reports tell the cause."""
         reported, cause = ranks.failed(), ranks.kinds() & set(KINDS[:2])
         known = [

@@ -31,7 +31,7 @@ EXAMPLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchPlace:
     """One process of a launch.
 
     Args:

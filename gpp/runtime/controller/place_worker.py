@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from gpp.files import open_binary
-from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.worker.parent import MODULE, PARENT, identity
 
 END_S = 5.0
@@ -20,13 +20,13 @@ END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class PlaceWorker:
     """The worker of one place, a child of its process."""
 
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, place: Place, run_dir: Path, env: Mapping[str, str]) -> Self:
+    def start(cls, place: LaunchPlace, run_dir: Path, env: Mapping[str, str]) -> Self:
         """Start it; what it prints goes to ranks/rank_N.log."""
         own = {
             "RANK": place.rank,

@@ -61,7 +61,7 @@ def _back(channel: Channel) -> Channel:
     return BACKWARD, peer_stage, stage, peer_device, device
 
 
-class Route(NamedTuple):
+class ServingRoute(NamedTuple):
     """A device's knowledge of the others while they serve.
 
     Args:
@@ -80,7 +80,7 @@ class Route(NamedTuple):
     microbatches: int
 
     @classmethod
-    def of(cls, job: Job, device: int) -> Route:
+    def of(cls, job: Job, device: int) -> ServingRoute:
         """That of a device."""
         assert job.settings.serving is not None, "the job serves requests"
         channels = {channel_of(action, device) for action in job.program.actions[device] if action.kind in TRANSFERS}
@@ -103,7 +103,7 @@ class Route(NamedTuple):
 class ServedMailbox(EmulatedMailbox):
     """Messages of a stream; `begins` are when the passes began, by the virtual clock."""
 
-    def start(self, route: Route, requests: int, arrivals: list[float] | None) -> None:
+    def start(self, route: ServingRoute, requests: int, arrivals: list[float] | None) -> None:
         """Start a stream, in which nothing is under way.
 
         Args:
@@ -165,7 +165,7 @@ class EmulatedServer:
         assert job.settings.serving is not None, "the job serves requests"
         self.job, self.serving, self.device_id, self.transport = job, job.settings.serving, device_id, transport
         self.agree = agree
-        self.clock, self.route = Clock(), Route.of(job, device_id)
+        self.clock, self.route = Clock(), ServingRoute.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]
         self.cost = job.costs[self.stage]
         rates = message_rates(plan, graph)

@@ -16,7 +16,7 @@ from gpp.private import secret_settings
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractServer, Progress, Task, crowded
+from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
 from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
@@ -110,7 +110,7 @@ class Distributed(AbstractServer):
         # What a rehearsal measures is seconds of the processor, in which a device that waits is as fast as any.
         return self.launch == "local" and self.compile is None and not self.paced
 
-    def refuse_plan(self, plan: Plan, task: Task) -> None:
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         refuse_split_recomputation(plan)
 
     @property

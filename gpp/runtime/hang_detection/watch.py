@@ -54,7 +54,7 @@ class Look(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RankLooks:
     """Sums over successive looks at a rank, in seconds."""
 
     key: object = None
@@ -85,7 +85,7 @@ class _Seen:
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
+class HangWatch:
     """Judges a run.
 
     Args:
@@ -101,7 +101,7 @@ class Watch:
     heard: bool = False
     cpu_counts: bool = True
     _last_s: float | None = None
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _seen: dict[int, _RankLooks] = field(default_factory=dict)
 
     def turn(self, job: Job) -> None:
         """All ranks run the programs of another job from now on."""
@@ -114,7 +114,7 @@ class Watch:
         slice_s = min(max(self.timeout_s / 10, 0.2), 10.0)
         for rank, look in looks.items():
             if rank not in self._seen:
-                self._seen[rank] = _Seen(mark_s=now_s, mark_cpu_s=look.cpu_s)
+                self._seen[rank] = _RankLooks(mark_s=now_s, mark_cpu_s=look.cpu_s)
             self._seen[rank].update(look, now_s, gap_s, slice_s)
         going = [rank for rank, look in looks.items() if look.state is None or look.state.phase != ENDED]
         missed = any(self._seen[rank].silent_s >= self.timeout_s for rank in going)
@@ -134,7 +134,7 @@ class Watch:
         }
         return diagnose(self.programs, sights)
 
-    def _out(self, look: Look, seen: _Seen, missed: bool) -> str | None:
+    def _out(self, look: Look, seen: _RankLooks, missed: bool) -> str | None:
         """Why a rank cannot run, if it cannot; `missed` says whether any rank has not been heard of."""
         phase = look.state.phase if look.state else STARTING
         if look.stopped and seen.stopped_s >= self.timeout_s:
@@ -147,7 +147,7 @@ class Watch:
             return f"{name} for longer than engine.startup_timeout_s"
         return None
 
-    def _frozen(self, state: RankState | None, seen: _Seen) -> bool:
+    def _frozen(self, state: RankState | None, seen: _RankLooks) -> bool:
         if state is None or state.phase in (STARTING, CHECKPOINT):
             return False
         if state.phase in (SILENT, RESTING):
@@ -177,9 +177,9 @@ def _programs(job: Job) -> Programs:
     return Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan))
 
 
-def watch_of(job: Job, *, heard: bool = False) -> Watch:
+def watch_of(job: Job, *, heard: bool = False) -> HangWatch:
     """The watch over a job's ranks, one a device of the program."""
-    return Watch(
+    return HangWatch(
         programs=_programs(job),
         timeout_s=job.settings.timeout_s,
         startup_timeout_s=job.settings.startup_timeout_s,
@@ -218,7 +218,7 @@ class LocalWatch:
         pids: rank -> process.
     """
 
-    watch: Watch
+    watch: HangWatch
     ranks: Path
     pids: Mapping[int, int]
     _next_s: float = 0.0

@@ -30,7 +30,7 @@ from gpp.files import write_bytes, write_text
 from gpp.graph.captured import is_loss
 from gpp.runtime.controller.board import open_store
 from gpp.runtime.controller.controller import clear
-from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status, read_state, status_path
 from gpp.runtime.job import Job
@@ -62,7 +62,7 @@ class Meeting:
 
     _count: ClassVar[int] = 0
 
-    def __init__(self, place: Place, *, interface: str, limit_s: float) -> None:
+    def __init__(self, place: LaunchPlace, *, interface: str, limit_s: float) -> None:
         self.place, self.limit_s = place, limit_s
         store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
         # Each further pipeline has a part of the store of its own.

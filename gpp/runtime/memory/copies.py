@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpp.runtime.cards.card import AbstractCard, Event
+from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.transport.channels import Mark
 
 Span = tuple[Mark, Mark]
@@ -178,7 +178,7 @@ class _CardParcel(AbstractParcel):
             self._done = self._mark()
         self.span = start, self._done
 
-    def _mark(self) -> Event:
+    def _mark(self) -> CardEvent:
         event = self._copies.card.event(timed=True)
         event.record()
         return event

@@ -62,7 +62,7 @@ ANSWERS, ANSWER_BYTES = 32, 1 << 18
 """Blocks that are written as answers are, and the bytes of each."""
 
 
-class Chain(NamedTuple):
+class TwoStageChain(NamedTuple):
     """Two stages in a row, with one tensor or several between them."""
 
     width: int
@@ -80,12 +80,12 @@ class Chain(NamedTuple):
 
 
 CHAINS = (
-    Chain(16, 8, 1),
-    Chain(16, 8, 16),
-    Chain(16, 8, 16, 8),
-    Chain(256, 64, 1),
-    Chain(256, 64, 8),
-    Chain(512, 256, 1),
+    TwoStageChain(16, 8, 1),
+    TwoStageChain(16, 8, 16),
+    TwoStageChain(16, 8, 16, 8),
+    TwoStageChain(256, 64, 1),
+    TwoStageChain(256, 64, 8),
+    TwoStageChain(512, 256, 1),
 )
 """Messages of 512 bytes, of eight tensors of 512 bytes, of 64 KB and of 512 KB."""
 
@@ -173,14 +173,14 @@ def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, cr
     Raises:
         WorkerFailed: a worker failed.
     """
-    found: dict[Chain, tuple[DeviceTimes, ...]] = {}
+    found: dict[TwoStageChain, tuple[DeviceTimes, ...]] = {}
     processors = 1 if crowded else 0
     for chain in CHAINS:
         job, weights = _job(chain, replicas=1, shared_memory=shared_memory)
         found[chain] = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
     sums: list[tuple[float, float]] = []
     for width in REPLICAS:
-        job, weights = _job(Chain(width, 8, 1), replicas=2, shared_memory=shared_memory)
+        job, weights = _job(TwoStageChain(width, 8, 1), replicas=2, shared_memory=shared_memory)
         devices = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
@@ -200,7 +200,9 @@ def _written_s_per_byte() -> float:
     return statistics.median(took) / ANSWER_BYTES
 
 
-def fit(chains: Mapping[Chain, Sequence[DeviceTimes]], sums: Sequence[tuple[float, float]], setting: Setting) -> MachineCosts:
+def fit(
+    chains: Mapping[TwoStageChain, Sequence[DeviceTimes]], sums: Sequence[tuple[float, float]], setting: Setting
+) -> MachineCosts:
     """The constants that explain rehearsals of chains of two stages, and of two replicas.
 
     Args:
@@ -273,7 +275,7 @@ def _model(width: int, tensors: int) -> tuple[AbstractModel, Captured]:
     return model, capture_model(model, dtype="float32")
 
 
-def _job(chain: Chain, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
+def _job(chain: TwoStageChain, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
     """A chain on two workers, as two stages or as one with two replicas; and its weights."""
     from gpp.capture.examples import initial_weights
     from gpp.cluster import core, local

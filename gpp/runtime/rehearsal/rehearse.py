@@ -240,7 +240,7 @@ def _times(record: Mapping[str, Any], share: float, *, quiet: bool) -> DeviceTim
     )
 
 
-class _Step(NamedTuple):
+class _RehearsedStep(NamedTuple):
     """A device's seconds in one step."""
 
     passes_s: Mapping[tuple[str, int], float]
@@ -253,7 +253,7 @@ class _Step(NamedTuple):
     """Passes, updates and messages."""
 
 
-def _seconds(events: Sequence[Event], seconds: Sequence[float]) -> _Step:
+def _seconds(events: Sequence[Event], seconds: Sequence[float]) -> _RehearsedStep:
     """The seconds of one step's events, given those of each."""
     sums: dict[tuple[str, int], list[float]] = defaultdict(list)
     update_s = send_s = 0.0
@@ -268,10 +268,10 @@ def _seconds(events: Sequence[Event], seconds: Sequence[float]) -> _Step:
     for (kind, stage), values in sums.items():
         means[FORWARD if KINDS[kind].holds else BACKWARD, stage] += statistics.fmean(values)
     computed_s = sum(map(sum, sums.values()))
-    return _Step(means, sum(map(len, sums.values())), update_s, send_s, computed_s + update_s + send_s)
+    return _RehearsedStep(means, sum(map(len, sums.values())), update_s, send_s, computed_s + update_s + send_s)
 
 
-def _passes(steps: Sequence[_Step], way: str) -> dict[int, float]:
+def _passes(steps: Sequence[_RehearsedStep], way: str) -> dict[int, float]:
     """Stage -> seconds of a pass in one direction: medians over the steps."""
     stages = [stage for found, stage in (steps[0].passes_s if steps else ()) if found == way]
     return {

@@ -77,7 +77,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     device_id, transport, status = enter(job, run_dir, rank, world, card)
     # Seconds that the worker has computed: neither other programs nor workers on the same core count.
     computed = card is None and job.settings.threads == 1
-    marks = Marks()
+    marks = MarkedClock()
     clock = HostClock(marks.now) if computed else None
     if computed:
         transport.finished = marks.now
@@ -103,7 +103,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     disconnect(status)
 
 
-class Marks:
+class MarkedClock:
     """A clock of the seconds that its thread has computed, which remembers the wall's time at every mark."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Marks:
         return mark
 
 
-def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, ...]], marks: Marks) -> None:
+def _write(run_dir: Path, device_id: int, kept: Any, ends: list[tuple[float, ...]], marks: MarkedClock) -> None:
     steps, wall_s = list(kept), marks.wall_s
     # Of each event its seconds by the wall's clock, where both of its marks are ours.
     walls = [

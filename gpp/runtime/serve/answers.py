@@ -55,7 +55,7 @@ _NAN = {
 """Bytes of a NaN."""
 
 
-class Form(NamedTuple):
+class AnswerForm(NamedTuple):
     """A kind of answers: sizes of one sample, and type."""
 
     shape: tuple[int, ...]
@@ -66,9 +66,9 @@ class Form(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _header(forms: dict[str, Form], num_samples: int) -> tuple[bytes, dict[str, int]]:
+def _header(forms: dict[str, AnswerForm], num_samples: int) -> tuple[bytes, dict[str, int]]:
     """The bytes in front of the data, with room for the counts, and where each tensor begins behind them."""
-    marks = {f"{MARK}{name}": Form((), torch.bool) for name in forms}
+    marks = {f"{MARK}{name}": AnswerForm((), torch.bool) for name in forms}
     table: dict[str, object] = {"__metadata__": {"samples": str(num_samples), "answered": ""}}
     places, at = dict[str, int](), 0
     for name, form in (*sorted(forms.items()), *sorted(marks.items())):
@@ -93,7 +93,7 @@ class Answers:
         num_samples: of all requests.
     """
 
-    def __init__(self, path: Path, forms: dict[str, Form], num_samples: int) -> None:
+    def __init__(self, path: Path, forms: dict[str, AnswerForm], num_samples: int) -> None:
         self.forms = forms
         head, places = _header(forms, num_samples)
         self._at = {name: len(head) + place for name, place in places.items()}
@@ -169,13 +169,13 @@ def answers_of(job: Job, run_dir: Path) -> Answers:
     return Answers(run_dir / ANSWERS_UNDER_WAY, _forms(job), job.settings.steps * job.plan.minibatch_size)
 
 
-def _forms(job: Job) -> dict[str, Form]:
+def _forms(job: Job) -> dict[str, AnswerForm]:
     """The form of a sample's answers, by name."""
-    forms = dict[str, Form]()
+    forms = dict[str, AnswerForm]()
     for name, node in job.captured.results.items():
         made = job.captured.node_of[node]
         shape = tuple(int(extent) for i, extent in enumerate(made.shape or ()) if i != made.batch_dim)
-        forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, made.dtype or "float32"))
+        forms[name.removeprefix(ANSWER)] = AnswerForm(shape, getattr(torch, made.dtype or "float32"))
     return forms
 
 

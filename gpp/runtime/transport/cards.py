@@ -19,8 +19,8 @@ from typing import final
 import torch
 
 from gpp.program.communicators import Communicator, Pair, first_messages
-from gpp.runtime.cards.card import AbstractCard, Event, Stream, Work
-from gpp.runtime.cards.card import Communicator as Line
+from gpp.runtime.cards.card import AbstractCard, CardEvent, CardStream, CardWork
+from gpp.runtime.cards.card import CardCommunicator as Line
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
@@ -40,8 +40,8 @@ class CardTransport(AbstractTransport):
         self, card: AbstractCard, communicators: Sequence[Communicator], *, device: int, rank_of: Mapping[int, int]
     ) -> None:
         self._card, self._device, self._made = card, device, communicators
-        self._route: dict[Pair, tuple[Line, int, Stream]] = {}
-        self._sums: dict[int, tuple[Line, Stream]] = {}
+        self._route: dict[Pair, tuple[Line, int, CardStream]] = {}
+        self._sums: dict[int, tuple[Line, CardStream]] = {}
         self._replicas: dict[tuple[int, ...], Line] = {}
         for made in communicators:
             line = card.communicator([rank_of[d] for d in made.devices], made.name)
@@ -54,7 +54,7 @@ class CardTransport(AbstractTransport):
                 self._replicas[made.devices] = line
             if made.groups:
                 self._sums |= dict.fromkeys(made.groups, (line, card.stream()))
-        self._pending: deque[tuple[Event, torch.Tensor]] = deque()
+        self._pending: deque[tuple[CardEvent, torch.Tensor]] = deque()
         self._finished: Mark = None
 
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
@@ -77,7 +77,7 @@ class CardTransport(AbstractTransport):
             line.receive(buffer, peer).wait()
             arrived = self._card.event()
             arrived.record()
-        return _Arrival(self._card, arrived, buffer)
+        return _CardArrival(self._card, arrived, buffer)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer, side = self._route[channel[3], channel[4]]
@@ -90,7 +90,7 @@ class CardTransport(AbstractTransport):
         line, side = self._sums[group]
         return self._end(line.sum(tensor), side)
 
-    def _end(self, work: Work, side: Stream) -> Event:
+    def _end(self, work: CardWork, side: CardStream) -> CardEvent:
         """An event at the end of an operation, on a stream that waits for nothing else."""
         with self._card.use(side):
             work.wait()
@@ -112,10 +112,10 @@ class CardTransport(AbstractTransport):
 
 
 @final
-class _Arrival:
+class _CardArrival:
     """A receive on a card: the current stream waits for it, and the memory of its buffer is kept for that stream."""
 
-    def __init__(self, card: AbstractCard, arrived: Event, buffer: torch.Tensor) -> None:
+    def __init__(self, card: AbstractCard, arrived: CardEvent, buffer: torch.Tensor) -> None:
         self._card, self._arrived, self._buffer = card, arrived, buffer
 
     def wait(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from gpp.runtime.cards.card import AbstractCard, Event
+from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
@@ -29,7 +29,7 @@ class StagedTransport(AbstractTransport):
 
     def __init__(self, card: AbstractCard, inner: AbstractTransport) -> None:
         self._card, self._inner = card, inner
-        self._copied: deque[tuple[Event, torch.Tensor]] = deque()
+        self._copied: deque[tuple[CardEvent, torch.Tensor]] = deque()
         self._finished: Mark = None
 
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:

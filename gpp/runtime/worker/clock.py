@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import final
 
-from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.cards.card import Event as CardEvent
+from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.memory.copies import CopyMark
 from gpp.runtime.transport.channels import Mark

@@ -1,6 +1,6 @@
 """Layout of the messages that cross the boundary of a stage: the tensors of one message lie in one contiguous buffer.
 
-Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` says where the module has it).
+Shapes: a tensor travels with the batch dimension first (`BoundaryTensor.batch_dim` says where the module has it).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
-    from gpp.capture.stage import StageModule, TensorSpec
+    from gpp.capture.stage import BoundaryTensor, StageModule
     from gpp.runtime.job import ServeSettings
 
 ALIGN = 16
@@ -45,10 +45,10 @@ class Layout:
     """
 
     names: tuple[str, ...]
-    specs: tuple[TensorSpec, ...]
+    specs: tuple[BoundaryTensor, ...]
     whole: bool = False
     quantisers: tuple[Quantiser | None, ...] = ()
-    travelling: tuple[TensorSpec, ...] = field(init=False)
+    travelling: tuple[BoundaryTensor, ...] = field(init=False)
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class Layout:
             return tensors
         return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
-    def _shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+    def _shape(self, spec: BoundaryTensor, samples: int) -> tuple[int, ...]:
         return spec.shape if self.whole else (samples, *spec.shape)
 
     def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
@@ -173,7 +173,7 @@ def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return size
 
 
-def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
+def layout(specs: list[tuple[str, BoundaryTensor]], *, gradients: bool) -> Layout:
     """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
     kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
     return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
@@ -227,7 +227,7 @@ class Boundary:
         """The layouts of the messages that the stage sends, by direction and neighbour."""
         return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.added}
 
-    def specs(self) -> dict[str, TensorSpec]:
+    def specs(self) -> dict[str, BoundaryTensor]:
         """Every tensor that the stage receives or sends forward, by name."""
         lays = [*self.incoming.values(), *self.outgoing.values()]
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}

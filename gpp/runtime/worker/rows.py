@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpp.data.sampler import epoch_order, position
-from gpp.runtime.cards.card import AbstractCard, Event
+from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.job import Settings, restore
 from gpp.runtime.worker.stage import Fetch
 
@@ -135,4 +135,4 @@ class _Sent:
 
     pinned: dict[str, torch.Tensor]
     rows: dict[str, torch.Tensor]
-    done: Event
+    done: CardEvent

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.memory.slots import on_storage
-from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
+from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.halves import LateHalves
 from gpp.runtime.worker.loss_scale import LossScale
@@ -176,10 +176,10 @@ class StageRunner:
         """
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
 
-    def _place(self, microbatch: int, lo: int, hi: int) -> Place:
+    def _place(self, microbatch: int, lo: int, hi: int) -> PassPlace:
         minibatch, within = divmod(microbatch, self.accumulation)
         before = minibatch * self.num_samples
-        return Place(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
+        return PassPlace(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""

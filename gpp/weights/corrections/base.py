@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic_core import CoreSchema, core_schema
 
-from gpp.weights.work import NONE, Work
+from gpp.weights.work import NONE, WeightWork
 
 
 class Direction(NamedTuple):
@@ -50,8 +50,8 @@ class Cost(NamedTuple):
         kept: bytes kept, for each byte of the weights.
     """
 
-    backward: Work = NONE
-    update: Work = NONE
+    backward: WeightWork = NONE
+    update: WeightWork = NONE
     kept: float = 0.0
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from gpp.settings import Decay, settings
 from gpp.weights.corrections.base import AbstractCorrection, Cost, Damping
-from gpp.weights.work import Work
+from gpp.weights.work import WeightWork
 
 
 @final
@@ -33,7 +33,7 @@ class GapAware(AbstractCorrection):
     name: ClassVar[str] = "gap_aware"
     # Around a backward: the distance, C, their quotient, the division. At an update: the weights before it, the square of their
     # change, the mean.
-    cost: ClassVar[Cost] = Cost(backward=Work(19.0, 8), update=Work(10.0, 4), kept=1.0)
+    cost: ClassVar[Cost] = Cost(backward=WeightWork(19.0, 8), update=WeightWork(10.0, 4), kept=1.0)
     memory: Decay = 0.999
     eps: Annotated[float, Field(gt=0)] = 1e-8
 

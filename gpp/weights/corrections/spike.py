@@ -14,7 +14,7 @@ from typing import ClassVar, final
 
 from gpp.settings import settings
 from gpp.weights.corrections.base import AbstractCorrection, Cost, Direction
-from gpp.weights.work import Work
+from gpp.weights.work import WeightWork
 
 
 @final
@@ -24,7 +24,7 @@ class Spike(AbstractCorrection):
 
     name: ClassVar[str] = "spike"
     # The gradient with its decay, then the two sums beside the optimizer's own step.
-    cost: ClassVar[Cost] = Cost(update=Work(9.0, 3))
+    cost: ClassVar[Cost] = Cost(update=WeightWork(9.0, 3))
 
     def direction(self, momentum: float, delay: int) -> Direction:
         left = momentum**delay

@@ -9,7 +9,7 @@ import pytest
 
 from gpp.analysis.explain.changes import is_chain, replicate_stages, split_stages, with_links, with_memory, with_twice_the_devices
 from gpp.analysis.explain.explanation import Explanation, explain, stage_loads
-from gpp.analysis.explain.what_if import Shape
+from gpp.analysis.explain.what_if import PlanShape
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.plan.build import make_plan
@@ -57,7 +57,7 @@ def test_sensitivities_are_plans_of_changed_problems(strategy: Strategy, seed: i
         seconds = strategy.predict(plan, other, record=False).metrics.iteration_s
         assert what.how == "planned" and what.iteration_s == pytest.approx(seconds, rel=1e-12)
         assert what.speedup == pytest.approx(found.iteration_s / seconds)
-        assert what.shape == Shape.of(plan)
+        assert what.shape == PlanShape.of(plan)
     assert from_json(Explanation, to_json(found)) == found
 
 

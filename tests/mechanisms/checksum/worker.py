@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from gpp.capture.stage import TensorSpec
+from gpp.capture.stage import BoundaryTensor
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import Span
 
-SUM = Layout(("sum",), (TensorSpec(shape=(1,), batch_dim=0, dtype=torch.float64, differentiable=False),), whole=True)
+SUM = Layout(("sum",), (BoundaryTensor(shape=(1,), batch_dim=0, dtype=torch.float64, differentiable=False),), whole=True)
 
 
 class Sums(Hooks):

@@ -17,7 +17,7 @@ from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
-from gpp.report.run.record import Asked, Judged, Planned, RunRecord, Surveyed
+from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord, Surveyed
 from gpp.report.run.strategies import compared_dicts, strategy_lines
 from gpp.report.run.terminal import show_plan
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -44,7 +44,7 @@ def compared() -> RunRecord:
     return RunRecord(
         asked=Asked(model="towers", strategy="graphpipe", cluster="c", engine="simulate"),
         planned=Planned(plan=best.plan, graph=graph, cluster=problem.cluster, predicted=best.predicted),
-        judged=Judged(
+        judged=PlanWorth(
             bound=bound, explanation=explain(best.plan, best.predicted, problem, STRATEGIES[0], bound=bound, budget_s=60.0)
         ),
         survey=Surveyed(attempts=tuple(attempts)),

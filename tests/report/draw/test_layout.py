@@ -3,16 +3,16 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from gpp.report.draw.layout import Layout, layers_of, layout, separate
+from gpp.report.draw.layout import GraphDrawing, layers_of, layout, separate
 from gpp.report.draw.stage_graph import LABEL_HEIGHT, LABEL_WIDTH, _with_room
 from tests.support.fake_runs import branchy_graph, plan_of
 
 
-def segments(place: Layout) -> list[tuple[tuple[float, float], tuple[float, float], tuple[int, int]]]:
+def segments(place: GraphDrawing) -> list[tuple[tuple[float, float], tuple[float, float], tuple[int, int]]]:
     return [(p, q, route.edge) for route in place.routes for p, q in zip(route.points, route.points[1:], strict=False)]
 
 
-def check_geometry(place: Layout) -> None:
+def check_geometry(place: GraphDrawing) -> None:
     for a, b in combinations(place.boxes, 2):
         apart = a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y
         assert apart, f"boxes {a.stage} and {b.stage} overlap"

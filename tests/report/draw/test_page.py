@@ -4,7 +4,7 @@ import sys
 import jinja2
 import pytest
 
-from gpp.report.draw.page import Cell, Column, Table, render
+from gpp.report.draw.page import Cell, Column, PageTable, render
 from gpp.report.draw.svg import Drawing
 from tests.support.page_check import parse
 
@@ -15,8 +15,8 @@ PAGE = {
     "bars": (),
     "wide_bars": False,
     "scaling": (),
-    "medians": Table(columns=[Column(name="a & b", kind="n")], rows=[["<b>"], [Drawing("<svg></svg>")]]),
-    "jobs": Table(columns=[Column(name="job")], rows=[[Cell(text="<i>", link='x"y')], [Cell(text="why", more="<u>")]]),
+    "medians": PageTable(columns=[Column(name="a & b", kind="n")], rows=[["<b>"], [Drawing("<svg></svg>")]]),
+    "jobs": PageTable(columns=[Column(name="job")], rows=[[Cell(text="<i>", link='x"y')], [Cell(text="why", more="<u>")]]),
     "files": [("a.json", "")],
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpp.analysis.explore import Explored, Grid, Setting, explore
+from gpp.analysis.explore import Explored, Grid, GridPoint, explore
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
@@ -162,4 +162,4 @@ def test_a_grid_without_anything_for_this_problem_is_refused() -> None:
         explore(grid, STRATEGIES, posed(4), first)
     with pytest.raises(InvalidConfig, match=r"explore\.microbatches"):
         explore(replace(grid, devices=(1,), microbatches=(3,)), STRATEGIES, posed(4), first)
-    assert Setting._fields == ("devices", "microbatch_size", "memory", "strategy", "schedule")
+    assert GridPoint._fields == ("devices", "microbatch_size", "memory", "strategy", "schedule")

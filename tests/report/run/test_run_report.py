@@ -11,7 +11,7 @@ from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status
 from gpp.report.run.terminal import show_result
 from gpp.report.sweep.files import summarise
-from gpp.report.sweep.jobs import Job
+from gpp.report.sweep.jobs import SweepJob
 from gpp.report.sweep.page import sweep_report
 from gpp.report.sweep.terminal import results_table
 from gpp.timeline import Emulation, Event, Timeline
@@ -73,7 +73,7 @@ def test_what_is_emulated_is_not_called_measured(run4: RunRecord) -> None:
     console.print(results_table([run.result, run4.result]))
     assert "measured or emulated" in file.getvalue()
     assert not [line for line in file.getvalue().splitlines() if "measured" in line.replace("measured or emulated", "")]
-    job = Job(name="0", overrides={}, result=run.result, has_report=False)
+    job = SweepJob(name="0", overrides={}, result=run.result, has_report=False)
     sweep = sweep_report([job], summarise([job]), "a sweep")
     assert "emulated / predicted" in sweep
     for text in (page, sweep):

@@ -9,18 +9,18 @@ import pytest
 
 from gpp.report.run.record import RunRecord
 from gpp.report.sweep.files import summarise, write_sweep
-from gpp.report.sweep.jobs import Asked, Job, parse_overrides, read_jobs
+from gpp.report.sweep.jobs import AskedJob, SweepJob, parse_overrides, read_jobs
 from tests.support.page_check import parse
 
 
-def put(directory: Path, name: str, overrides: list[str], result: dict[str, Any] | str | None) -> Asked:
+def put(directory: Path, name: str, overrides: list[str], result: dict[str, Any] | str | None) -> AskedJob:
     """A job in a sweep's directory; its configuration is called like its folder."""
     (directory / name).mkdir(parents=True)
     if result is not None:
         text = result if isinstance(result, str) else json.dumps({**result, "configuration": name})
         (directory / name / "result.json").write_text(text)
         (directory / name / "report.html").write_text("")
-    return Asked(folder=name, overrides=tuple(overrides), configuration=name)
+    return AskedJob(folder=name, overrides=tuple(overrides), configuration=name)
 
 
 def of(run: RunRecord, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def of(run: RunRecord, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, run4: RunRecord) -> list[Asked]:
+def asked(tmp_path: Path, run4: RunRecord) -> list[AskedJob]:
     out = [
         put(
             tmp_path,
@@ -58,7 +58,7 @@ def rows_of(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_results_csv(tmp_path: Path, asked: list[Asked], run4: RunRecord) -> None:
+def test_results_csv(tmp_path: Path, asked: list[AskedJob], run4: RunRecord) -> None:
     write_sweep(tmp_path, asked)
     rows = rows_of(tmp_path)
     assert [row["status"] for row in rows] == ["ok"] * 6 + ["infeasible", "failed", "failed", "failed", "failed"]
@@ -74,7 +74,7 @@ def test_results_csv(tmp_path: Path, asked: list[Asked], run4: RunRecord) -> Non
     assert "plan" not in header and "measured" not in header
 
 
-def test_summary(tmp_path: Path, asked: list[Asked]) -> None:
+def test_summary(tmp_path: Path, asked: list[AskedJob]) -> None:
     write_sweep(tmp_path, asked)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["num_jobs"] == 11 and summary["counts"] == {"ok": 6, "infeasible": 1, "failed": 4}
@@ -89,7 +89,7 @@ def test_summary(tmp_path: Path, asked: list[Asked]) -> None:
 
 def test_other_overrides_are_groups_of_their_own(run4: RunRecord) -> None:
     jobs = [
-        Job(
+        SweepJob(
             name=str(i),
             overrides={"strategy": s, "minibatch_size": str(b), "seed": str(i)},
             result=of(run4, float(b) / (1 + (s != "sequential")), strategy=s),
@@ -107,7 +107,7 @@ def test_how_far_what_was_measured_is_from_what_was_predicted(run4: RunRecord) -
     for strategy, (predicted, measured) in took.items():
         result = of(run4, predicted, strategy=strategy, prediction_error=measured / predicted - 1)
         result["measured"]["iteration_s"] = measured
-        jobs.append(Job(name=strategy, overrides={"strategy": strategy}, result=result))
+        jobs.append(SweepJob(name=strategy, overrides={"strategy": strategy}, result=result))
     summary = summarise(jobs)
     assert [g["prediction_error"] for g in summary["groups"]] == pytest.approx([0.1, 0.05])
     assert summary["errors"]["iteration_s"] == pytest.approx({"median": 0.075, "max": 0.1})
@@ -117,13 +117,13 @@ def test_how_far_what_was_measured_is_from_what_was_predicted(run4: RunRecord) -
 
 def test_a_strategy_with_its_own_engine_is_compared_too(run4: RunRecord) -> None:
     jobs = [
-        Job(name="0", overrides={}, result=of(run4, 2.0, strategy="sequential", engine="distributed")),
-        Job(name="1", overrides={}, result=of(run4, 1.0, strategy="deepspeed", engine="deepspeed")),
+        SweepJob(name="0", overrides={}, result=of(run4, 2.0, strategy="sequential", engine="distributed")),
+        SweepJob(name="1", overrides={}, result=of(run4, 1.0, strategy="deepspeed", engine="deepspeed")),
     ]
     assert summarise(jobs)["groups"][1]["speedup_over_sequential"]["measured"] == 2.0
 
 
-def test_page(tmp_path: Path, asked: list[Asked]) -> None:
+def test_page(tmp_path: Path, asked: list[AskedJob]) -> None:
     write_sweep(tmp_path, asked, title="figure <6>")
     page = (tmp_path / "report.html").read_text()
     words = " ".join(parse(page).words)
@@ -131,9 +131,9 @@ def test_page(tmp_path: Path, asked: list[Asked]) -> None:
     assert "no result" in words and "graphpipe" in words and page.count("<svg") >= 1
 
 
-def test_only_the_jobs_that_are_asked_for_count(tmp_path: Path, asked: list[Asked]) -> None:
+def test_only_the_jobs_that_are_asked_for_count(tmp_path: Path, asked: list[AskedJob]) -> None:
     """Of a directory with the results of other sweeps, or of an older version of this one."""
-    missing = Asked(folder="missing", overrides=("strategy=x",), configuration="missing")
+    missing = AskedJob(folder="missing", overrides=("strategy=x",), configuration="missing")
     jobs = read_jobs(tmp_path, [asked[4], asked[0], missing], why="the sweep was stopped by SIGTERM")
     assert [job.name for job in jobs] == ["4", "0", "missing"]
     assert [job.result["status"] for job in jobs] == ["ok", "ok", "failed"] and jobs[2].result["strategy"] == "x"
@@ -142,7 +142,7 @@ def test_only_the_jobs_that_are_asked_for_count(tmp_path: Path, asked: list[Aske
     assert len(rows_of(tmp_path)) == 2 and json.loads((tmp_path / "summary.json").read_text())["num_jobs"] == 2
 
 
-def test_a_result_of_another_configuration_is_none(tmp_path: Path, asked: list[Asked]) -> None:
+def test_a_result_of_another_configuration_is_none(tmp_path: Path, asked: list[AskedJob]) -> None:
     (job,) = read_jobs(tmp_path, [replace(asked[0], configuration="other")])
     assert job.result["status"] == "failed" and "another configuration" in job.result["reason"]
     assert job.result["measured"] is None
@@ -171,6 +171,6 @@ def test_parse_overrides() -> None:
     }
 
 
-def test_a_relative_directory(tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory(tmp_path: Path, asked: list[AskedJob], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path.parent)
     assert [job.result for job in write_sweep(tmp_path.name, asked)] == [job.result for job in write_sweep(tmp_path, asked)]

@@ -18,7 +18,7 @@ from gpp.report.sweep.figure import FigureData, Key, SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.files import write_sweep
-from gpp.report.sweep.jobs import Asked, Job
+from gpp.report.sweep.jobs import AskedJob, SweepJob
 from gpp.report.sweep.terminal import show_figures
 from tests.support.page_check import parse
 
@@ -39,7 +39,7 @@ DECLARED: dict[str, Any] = {
 
 def job(
     model: str, strategy: str, cluster: str, throughput: float | None, seed: int = 0, overrides: Mapping[str, str] | None = None
-) -> Job:
+) -> SweepJob:
     result = {
         "status": "ok" if throughput else "infeasible",
         "model": model,
@@ -52,11 +52,11 @@ def job(
         "predicted": {"throughput_samples_per_s": throughput, "iteration_s": 1 / throughput} if throughput else None,
         "measured": None,
     }
-    return Job(name=f"{model}-{strategy}-{cluster}-{seed}", overrides=dict(overrides or {}), result=result)
+    return SweepJob(name=f"{model}-{strategy}-{cluster}-{seed}", overrides=dict(overrides or {}), result=result)
 
 
 @pytest.fixture
-def jobs() -> list[Job]:
+def jobs() -> list[SweepJob]:
     out = []
     for model in ("mmt", "dlrm"):
         for cluster, devices in (("summit_1x4", 4), ("summit_2x4", 8)):
@@ -66,7 +66,7 @@ def jobs() -> list[Job]:
     return out
 
 
-def test_points_are_medians_and_gains_are_against_the_best(jobs: list[Job]) -> None:
+def test_points_are_medians_and_gains_are_against_the_best(jobs: list[SweepJob]) -> None:
     data = SweepFigure.of(DECLARED).evaluate(jobs)
     assert data.panels == ["mmt", "dlrm"] and data.series == ["graphpipe", "pipedream", "piper"]
     assert data.places("mmt") == ["4", "8"]
@@ -89,7 +89,7 @@ def table_words(data: FigureData) -> str:
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
-def test_normalised_values_above_one_are_better(jobs: list[Job], better: str) -> None:
+def test_normalised_values_above_one_are_better(jobs: list[SweepJob], better: str) -> None:
     y = "predicted.throughput_samples_per_s" if better == "higher" else "predicted.iteration_s"
     figure = SweepFigure.of({**DECLARED, "y": y, "better": better, "normalise": ["pipedream", "piper"]})
     data = figure.evaluate(jobs)
@@ -99,7 +99,7 @@ def test_normalised_values_above_one_are_better(jobs: list[Job], better: str) ->
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
-def test_multiples_are_as_large_as_the_values(jobs: list[Job], better: str) -> None:
+def test_multiples_are_as_large_as_the_values(jobs: list[SweepJob], better: str) -> None:
     y = "predicted.throughput_samples_per_s" if better == "higher" else "predicted.iteration_s"
     words = {"y": y, "better": better, "multiple_of": ["pipedream", "piper"], "reference": "ideal"}
     figure = SweepFigure.of({**DECLARED, **words})
@@ -118,7 +118,7 @@ def test_multiples_are_as_large_as_the_values(jobs: list[Job], better: str) -> N
 
 @pytest.mark.parametrize("chart", ["lines", "bars", "sorted"])
 @pytest.mark.parametrize("scale", ["linear", "log"])
-def test_picture_and_table(jobs: list[Job], chart: str, scale: str) -> None:
+def test_picture_and_table(jobs: list[SweepJob], chart: str, scale: str) -> None:
     data = SweepFigure.of({**DECLARED, "chart": chart, "x_scale": scale, "y_scale": scale}).evaluate(jobs)
     svg = figure_svg(data)
     ElementTree.fromstring(svg)
@@ -130,7 +130,7 @@ def test_picture_and_table(jobs: list[Job], chart: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("chart", ["lines", "bars"])
-def test_means_stand_with_their_deviation(jobs: list[Job], chart: str) -> None:
+def test_means_stand_with_their_deviation(jobs: list[SweepJob], chart: str) -> None:
     figure = SweepFigure.of({**DECLARED, "average": "mean", "chart": chart})
     data = figure.evaluate([*jobs, job("mmt", "graphpipe", "summit_1x4", 280.0, seed=3)])
     point = data.points[Key("mmt", "graphpipe", "4")]
@@ -148,7 +148,7 @@ def test_means_stand_with_their_deviation(jobs: list[Job], chart: str) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_totals_stand_below_each_panel_and_on_the_terminal(jobs: list[Job], width: int) -> None:
+def test_totals_stand_below_each_panel_and_on_the_terminal(jobs: list[SweepJob], width: int) -> None:
     plain = {key: value for key, value in DECLARED.items() if key not in ("gain", "over", "published")}
     data = SweepFigure.of({**plain, "totals": ["mean", "most"], "terminal": True}).evaluate(jobs)
     assert data.total("mmt", "graphpipe", "mean") == 45.0 * 6 and data.total("dlrm", "piper", "most") is None
@@ -172,11 +172,11 @@ def test_an_accuracy_is_shown_as_a_share_of_a_hundred() -> None:
     assert "graphpipe at mmt: 96.0 % ± 1.4 %" in figure_svg(data)
 
 
-def test_a_sweep_writes_its_figures(tmp_path: Path, jobs: list[Job]) -> None:
+def test_a_sweep_writes_its_figures(tmp_path: Path, jobs: list[SweepJob]) -> None:
     for each in jobs:
         (tmp_path / each.name).mkdir()
         (tmp_path / each.name / "result.json").write_text(json.dumps({**each.result, "configuration": each.name}))
-    asked = [Asked(folder=each.name, overrides=(), configuration=each.name) for each in jobs]
+    asked = [AskedJob(folder=each.name, overrides=(), configuration=each.name) for each in jobs]
     write_sweep(tmp_path, asked, figures=[SweepFigure.of(DECLARED), SweepFigure.of({**DECLARED, "panel": None, "published": None})])
     figures = json.loads((tmp_path / "summary.json").read_text())["figures"]
     assert [figure["title"] for figure in figures] == ["Throughput & <more>"] * 2 and figures[0]["gain"]["of"] == "graphpipe"

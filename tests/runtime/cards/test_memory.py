@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from gpp.runtime.cards.card import Stream
+from gpp.runtime.cards.card import CardStream
 from tests.support.cards.card import ModelCard, run
 from tests.support.cards.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
 from tests.support.cards.machine import Machine, Policy, Rule
@@ -58,7 +58,7 @@ def test_what_the_host_has_waited_for_is_over(rule: Rule, policy: Policy, seed: 
     """Streams need no event where the host stood between their operations."""
     kept: list[torch.Tensor] = []
 
-    def stand(card: ModelCard, queue: Stream | None, x: torch.Tensor) -> None:
+    def stand(card: ModelCard, queue: CardStream | None, x: torch.Tensor) -> None:
         event = card.event()
         event.record()
         if wait == "stream" and queue is not None:

@@ -72,11 +72,11 @@ def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path)
 def test_a_pass_that_does_not_wait_for_its_message_is_found(
     rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keeps(self: transport_of_cards._Arrival) -> torch.Tensor:
+    def keeps(self: transport_of_cards._CardArrival) -> torch.Tensor:
         self._card.keep(self._buffer)
         return self._buffer
 
-    monkeypatch.setattr(transport_of_cards._Arrival, "wait", keeps)
+    monkeypatch.setattr(transport_of_cards._CardArrival, "wait", keeps)
     with pytest.raises(Race):
         run(tmp_path, rule, policy)
 
@@ -111,11 +111,11 @@ def test_a_buffer_that_is_not_kept_for_the_stream_that_reads_it_is_found(
 ) -> None:
     """The lost `record_stream`: the next receive may be given the memory while a pass still reads it."""
 
-    def waits(self: transport_of_cards._Arrival) -> torch.Tensor:
+    def waits(self: transport_of_cards._CardArrival) -> torch.Tensor:
         self._arrived.wait()
         return self._buffer
 
-    monkeypatch.setattr(transport_of_cards._Arrival, "wait", waits)
+    monkeypatch.setattr(transport_of_cards._CardArrival, "wait", waits)
     with pytest.raises((EarlyReuse, Race)):
         run(tmp_path, rule, policy)
 

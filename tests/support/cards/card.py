@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from gpp.runtime.cards.card import AbstractCard, Communicator, Event, Stream, Work
+from gpp.runtime.cards.card import AbstractCard, CardCommunicator, CardEvent, CardStream, CardWork
 from tests.support.cards.blocks import Block, Blocks
 from tests.support.cards.calls import Calls
 from tests.support.cards.faults import Misuse
@@ -110,10 +110,10 @@ class ModelCard(AbstractCard):
             raise Misuse(f"{self.host.name}: a tensor of shape {tuple(tensor.shape)} does not lie on this card")
         return block
 
-    def stream(self) -> Stream:
+    def stream(self) -> CardStream:
         return ModelStream(self, self.host.queue(f"stream {next(self._numbers)}"))
 
-    def use(self, stream: Stream) -> AbstractContextManager[object]:
+    def use(self, stream: CardStream) -> AbstractContextManager[object]:
         assert isinstance(stream, ModelStream) and stream.card is self
         return self._using(stream.queue)
 
@@ -125,14 +125,14 @@ class ModelCard(AbstractCard):
         finally:
             self.current = before
 
-    def event(self, *, timed: bool = False) -> Event:
+    def event(self, *, timed: bool = False) -> CardEvent:
         return ModelEvent(self, timed)
 
-    def seconds(self, start: Event, end: Event) -> float:
+    def seconds(self, start: CardEvent, end: CardEvent) -> float:
         assert isinstance(start, ModelEvent) and isinstance(end, ModelEvent)
         return end.time_s() - start.time_s()
 
-    def keep(self, tensor: torch.Tensor, stream: Stream | None = None) -> None:
+    def keep(self, tensor: torch.Tensor, stream: CardStream | None = None) -> None:
         assert stream is None or isinstance(stream, ModelStream)
         self.block(tensor).memory.kept.add(self.current if stream is None else stream.queue)
 
@@ -156,7 +156,7 @@ class ModelCard(AbstractCard):
             self.kernels.upload(made, block, tensor, source, blocking=False)
         return made
 
-    def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
+    def communicator(self, ranks: Sequence[int], name: str) -> CardCommunicator | None:
         group, wait = self.machine.gather(self.host, ranks, name)
         self.host.wait(wait)
         return ModelCommunicator(self, group) if self.host.rank in group.ranks else None
@@ -249,17 +249,17 @@ class ModelCommunicator:
     def __init__(self, card: ModelCard, group: Group) -> None:
         self.card, self.group = card, group
 
-    def send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def send(self, tensor: torch.Tensor, peer: int) -> CardWork:
         card, (size, part) = self.card, self._part(tensor, _move)
         card.host.wait(self.group.connect(card.host, peer))
         return ModelWork(card, self.group.send(card.host, peer, size, after=card.current, part=part))
 
-    def receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def receive(self, tensor: torch.Tensor, peer: int) -> CardWork:
         card, (size, part) = self.card, self._part(tensor, _move)
         card.host.wait(self.group.connect(card.host, peer))
         return ModelWork(card, self.group.receive(card.host, peer, size, after=card.current, part=part))
 
-    def sum(self, tensor: torch.Tensor) -> Work:
+    def sum(self, tensor: torch.Tensor) -> CardWork:
         card, (size, part) = self.card, self._part(tensor, _sum)
         card.host.wait(self.group.connect(card.host))
         return ModelWork(card, self.group.sum(card.host, size, after=card.current, part=part))
