@@ -277,7 +277,7 @@ class Recorder:
         """Take what the engine measured."""
         self._know(outcome=replace(outcome, answers=self.run.outcome.answers))
 
-    def counted(self, answers: Mapping[str, int]) -> None:
+    def counted(self, answers: Mapping[str, int] | None) -> None:
         """Keep how many samples of a stream are answered, whatever has ended it."""
         self._know(answers=answers)
 
