@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpp.app import stopping
 from gpp.app.command_line import flags_of_command, folders, hold_back, replacing
 from gpp.app.new_project import write_project
 from gpp.app.refusals import Refusal, check_words, ended
@@ -264,9 +265,10 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
         if multirun:
             refused_job(directory, digest, message, {**choices, "seed": _plain(cfg).get("seed", 0)})
         return 2, message
-    from gpp.app.launch import check_started
-    from gpp.app.recording import Recorder
-    from gpp.app.tracking import check_loggers
+    with stopping.held_back():  # a signal that comes while they are imported ends the command here, before there is a run
+        from gpp.app.launch import check_started
+        from gpp.app.recording import Recorder
+        from gpp.app.tracking import check_loggers
 
     recorder = Recorder(
         experiment=experiment,

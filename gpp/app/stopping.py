@@ -110,6 +110,7 @@ def _importing(frame: FrameType | None) -> bool:
 def _raise() -> None:
     if _state.number is not None and not _state.raised and not _state.holding:
         _state.raised = True
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is still to come would kill a process that is ending
         raise Stopped(_state.number, f": its launcher, process {_state.launcher}, has ended" if _orphaned() else "")
 
 
