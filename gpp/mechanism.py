@@ -18,7 +18,7 @@ its room first asks for it. So planning never reads the files for workers, and a
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, TypeVar
@@ -58,7 +58,7 @@ def use(names: Iterable[str], *, field: str = "strategy.mechanisms") -> None:
         field: the setting that names them.
 
     Raises:
-        InvalidConfig: there is no such package.
+        InvalidConfig: there is no such package, or another mechanism has its name.
     """
     new = [name for name in dict.fromkeys(names) if name not in packages()]
     for name in new:
@@ -69,6 +69,9 @@ def use(names: Iterable[str], *, field: str = "strategy.mechanisms") -> None:
         if spec is None or spec.submodule_search_locations is None:
             rule = "must be a package with the files of a mechanism (gpp/mechanism.py lists them)"
             raise InvalidConfig(field, name, rule, "put its folder on PYTHONPATH, or correct the name")
+        if other := next((one for one in packages() if one.rpartition(".")[2] == name.rpartition(".")[2]), None):
+            rule = f"has the last name of {other}, and plans call both by that"
+            raise InvalidConfig(field, name, rule, "rename the package")
         _packages.append(name)
     if new:
         _found.clear()
@@ -103,3 +106,8 @@ def found(file: str, name: str, kind: type[T]) -> dict[str, T]:
             known[package.rpartition(".")[2]] = part
         _found[file, name] = known
     return known  # type: ignore[return-value]  # what is there has been found to be of the kind
+
+
+def parts(names: Collection[str], file: str, name: str, kind: type[T]) -> list[T]:
+    """The parts that the mechanisms of these names add to a room, as `found` has them; no file is read where there are no names."""
+    return [part for own_name, part in found(file, name, kind).items() if own_name in names] if names else []

@@ -64,14 +64,18 @@ def _strict(schema: Any) -> Any:
     return out
 
 
-def to_json(value: object) -> str:
-    """JSON text of a value; `from_json(type(value), to_json(value)) == value`."""
-    return _adapter(type(value)).dump_json(value, indent=1).decode()
+def to_json(value: object, cls: Any = None) -> str:
+    """JSON text of a value; `from_json(cls, to_json(value, cls)) == value`.
+
+    Args:
+        cls: the declared type, as in `tuple[Stage, ...]`; None: the value's own class, which says nothing of what a tuple holds.
+    """
+    return _adapter(cls or type(value)).dump_json(value, indent=1).decode()
 
 
-def write_value(path: str | Path, value: object) -> None:
-    """Write a value that `read_json` reads back equal."""
-    write_text(path, to_json(value), exact=True)
+def write_value(path: str | Path, value: object, cls: Any = None) -> None:
+    """Write a value that `read_json` reads back equal; `cls` as in `to_json`."""
+    write_text(path, to_json(value, cls), exact=True)
 
 
 def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT, setting: str = "") -> T:

@@ -15,8 +15,8 @@ from gpp.cost.known import known
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
-from gpp.mechanism import found
-from gpp.stage import Stage
+from gpp.mechanism import parts
+from gpp.stage import AbstractStageValue, Stage
 from gpp.weights.base import PipelinePosition
 
 
@@ -38,9 +38,15 @@ class AbstractBill(ABC):
 
 def beside_bytes(problem: Problem, stage: Stage) -> Iterator[tuple[int, float]]:
     """Bytes that devices beside a stage's own hold for it: (device, bytes)."""
+    for value, added in _added(stage):
+        yield from added.beside(problem, stage, value)
+
+
+def _added(stage: Stage) -> Iterator[tuple[AbstractStageValue, AbstractBill]]:
+    """The values of a stage that have terms in its bill, each with what knows them."""
     for value in stage.mechanisms:
-        added: AbstractBill | None = found("bill", "BILL", AbstractBill).get(value.name)
-        yield from added.beside(problem, stage, value) if added else ()
+        for part in parts((value.name,), "bill", "BILL", AbstractBill):
+            yield value, part
 
 
 @final
@@ -110,9 +116,8 @@ class StageCost:
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
-        for value in stage.mechanisms:
-            added: AbstractBill | None = found("bill", "BILL", AbstractBill).get(value.name)
-            bill = added.of(problem, stage, value, bill) if added else bill
+        for value, added in _added(stage):
+            bill = added.of(problem, stage, value, bill)
         made[stage, depth] = bill
         return bill
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanism import found
+from gpp.mechanism import parts
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.channels import Channel
@@ -126,8 +126,7 @@ class AbstractLowering(ABC):
 
 def lowerings(plan: Plan) -> list[AbstractLowering]:
     """The passes over a plan's programs: those of the mechanisms that its stages have, in the order of their names."""
-    names = plan.mechanisms
-    return [part for name, part in found("lowering", "LOWERING", AbstractLowering).items() if name in names] if names else []
+    return parts(plan.mechanisms, "lowering", "LOWERING", AbstractLowering)
 
 
 def part_of(added: Iterable[AbstractLowering], plan: Plan, device: int, action: Action) -> ActionShare:

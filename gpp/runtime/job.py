@@ -30,7 +30,7 @@ from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.files import write_tensors, write_text
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanism import found
+from gpp.mechanism import parts
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
@@ -194,7 +194,7 @@ class Job:
         folder = run_dir / "job"
         keep(dataclasses.asdict(self.settings))
         for name in FILES:
-            write_value(folder / FILES[name], getattr(self, name))
+            write_value(folder / FILES[name], getattr(self, name), _TYPES[name])
         write_text(folder / "program.txt", self.program.to_text(), exact=True)
         if self.cluster.hosts:
             from gpp.formats.pipeedge.written import schedule_of
@@ -218,17 +218,9 @@ class Job:
             CaptureError: a module that registers an operator of the model cannot be imported.
         """
         folder = run_dir / "job"
-        types: dict[str, Any] = {
-            "settings": Settings,
-            "captured": Captured,
-            "graph": OpGraph,
-            "cluster": Cluster,
-            "plan": Plan,
-            "costs": tuple[StageCost, ...],
-        }
-        texts = {name: shown(read_text(folder / FILES[name])) for name in types}
+        texts = {name: shown(read_text(folder / file)) for name, file in FILES.items()}
         values: dict[str, Any] = {}
-        for name, kind in types.items():
+        for name, kind in _TYPES.items():
             values[name] = from_json(kind, texts[name], folder / FILES[name], AGAIN)
             if name == "settings":  # before the plan, which has the values of mechanisms
                 mechanism.use(values[name].mechanisms, field="job/settings.json: mechanisms")
@@ -283,7 +275,7 @@ class AbstractJobPart(ABC):
 
 def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
     """Those of the mechanisms of these names."""
-    return [part for name, part in found("job", "JOB", AbstractJobPart).items() if name in names] if names else []
+    return parts(names, "job", "JOB", AbstractJobPart)
 
 
 def _check_fit(job: Job, folder: Path) -> None:
@@ -404,3 +396,13 @@ FILES = {
     "plan": "plan.json",
     "costs": "costs.json",
 }
+
+_TYPES: dict[str, Any] = {
+    "settings": Settings,
+    "captured": Captured,
+    "graph": OpGraph,
+    "cluster": Cluster,
+    "plan": Plan,
+    "costs": tuple[StageCost, ...],
+}
+"""The types of these values, the settings first: they name the mechanisms whose values the plan has."""

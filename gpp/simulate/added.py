@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from gpp.cost.problem import Problem
-from gpp.mechanism import found
+from gpp.mechanism import parts
 from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
 
@@ -24,5 +24,5 @@ class AbstractPrediction(ABC):
 
 def own_prediction(plan: Plan, problem: Problem, *, record: bool) -> Timeline | None:
     """The prediction of the plan's first mechanism that has one; None where a simulation predicts."""
-    parts = found("prediction", "PREDICTION", AbstractPrediction).items()
-    return next((part.predict(plan, problem, record=record) for name, part in parts if name in plan.mechanisms), None)
+    own = parts(plan.mechanisms, "prediction", "PREDICTION", AbstractPrediction)
+    return own[0].predict(plan, problem, record=record) if own else None

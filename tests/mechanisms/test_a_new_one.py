@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from gpp.errors import InvalidConfig
+from gpp.mechanism import use
 from tests.support.cli import Finished, run
 
 ASKED = "strategy.mechanisms=[{_target_: tests.mechanisms.checksum.settings.Checked}]"
@@ -54,6 +56,7 @@ def test_workers_sum_what_an_update_of_plain_sgd_takes_off_the_weights(trained: 
 def test_the_plan_the_program_and_the_report_say_it(trained: Finished) -> None:
     plan = json.loads((trained.run_dir / "job" / "plan.json").read_text())
     assert all(stage["mechanisms"] == {"checksum": {"to": 0}} for stage in plan["stages"])
+    assert '"own_s"' in (trained.run_dir / "job" / "costs.json").read_text()
     program = (trained.run_dir / "job" / "program.txt").read_text()
     assert "s0.RK0<s1.d1[0:1]@d0" in program
     assert "s0.K0@d0 s0.U0@d0" in program
@@ -76,6 +79,7 @@ def test_its_bill_is_in_the_prediction(tmp_path: Path) -> None:
     checked = run(tmp_path / "checked", *words(ASKED, "engine=simulate"))
     assert plain.code == checked.code == 0
     assert checked.result["predicted"]["iteration_s"] > plain.result["predicted"]["iteration_s"]
+    assert '"own_s"' not in (plain.run_dir / "job" / "costs.json").read_text()
 
 
 @pytest.mark.dist
@@ -108,8 +112,11 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(trained: Finished, 
 
 
 def test_a_package_that_is_none_is_refused() -> None:
-    from gpp.errors import InvalidConfig
-    from gpp.mechanism import use
-
     with pytest.raises(InvalidConfig, match=r"strategy\.mechanisms.*must be a package"):
         use(["no.such.package"])
+
+
+def test_a_package_with_the_last_name_of_another_is_refused() -> None:
+    """Plans know a mechanism by that name, so one of the two would be read as the other."""
+    with pytest.raises(InvalidConfig, match=r"=tests\.mechanisms\.helpers.*last name of gpp\.mechanisms\.helpers"):
+        use(["tests.mechanisms.helpers"])

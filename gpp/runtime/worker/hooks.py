@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.mechanism import found
+from gpp.mechanism import parts
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -84,7 +84,5 @@ class AbstractWorkerPart(ABC):
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:
     """The hooks of the mechanisms that a plan's stages have: none where the plan is plain, whose steps then have no more to do."""
-    names = own.job.plan.mechanisms
-    parts = found("worker", "WORKER", AbstractWorkerPart) if names else {}
-    built = (part.build(own) for name, part in parts.items() if name in names)
+    built = (part.build(own) for part in parts(own.job.plan.mechanisms, "worker", "WORKER", AbstractWorkerPart))
     return tuple(hooks for hooks in built if hooks is not None)
