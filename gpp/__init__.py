@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
     from gpp.mechanisms.helpers.layerpipe import LayerPipe
-    from gpp.memory.policy import Auto, Keep, Offload, Recompute
-    from gpp.memory.tail import Tail
+    from gpp.mechanisms.marks.dawnpiper import DawnPiper
+    from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
+    from gpp.mechanisms.marks.tail import Tail
+    from gpp.mechanisms.marks.vpipe import VPipe
+    from gpp.memory import Keep
     from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
     from gpp.plan.plan import Plan
     from gpp.planners.bounds.optimal import Optimal
     from gpp.planners.chains.data_parallel import DataParallel
-    from gpp.planners.chains.dawnpiper import DawnPiper
     from gpp.planners.chains.even import Even
     from gpp.planners.chains.pipedream import PipeDream
     from gpp.planners.chains.pipedream_2bw import PipeDream2BW
     from gpp.planners.chains.piper import Piper
     from gpp.planners.chains.sequential import Sequential
     from gpp.planners.chains.single import Single
-    from gpp.planners.chains.vpipe import VPipe
     from gpp.planners.edgepipe.edgepipe import EdgePipe
     from gpp.planners.graphpipe.graphpipe import GraphPipe
     from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
@@ -135,12 +136,12 @@ __all__ = [
 _HOME = {
     "Adam": "gpp.optimizers",
     "Analytical": "gpp.cost.models.analytical",
-    "Auto": "gpp.memory.policy",
+    "Auto": "gpp.mechanisms.marks.policies",
     "ByFactory": "gpp.app.optimizer_factory",
     "Checkpoints": "gpp.runtime.checkpoint.resume",
     "Cluster": "gpp.cluster",
     "DataParallel": "gpp.planners.chains.data_parallel",
-    "DawnPiper": "gpp.planners.chains.dawnpiper",
+    "DawnPiper": "gpp.mechanisms.marks.dawnpiper",
     "Device": "gpp.cluster",
     "Distributed": "gpp.runtime.engines.distributed",
     "DoubleBuffer": "gpp.weights.double_buffer",
@@ -152,7 +153,7 @@ _HOME = {
     "GPipe": "gpp.schedules.gpipe",
     "GraphPipe": "gpp.planners.graphpipe.graphpipe",
     "Interleaved1F1B": "gpp.schedules.interleaved_1f1b",
-    "Keep": "gpp.memory.policy",
+    "Keep": "gpp.memory",
     "LayerPipe": "gpp.mechanisms.helpers.layerpipe",
     "LearningRate": "gpp.optimizers",
     "Link": "gpp.cluster",
@@ -160,7 +161,7 @@ _HOME = {
     "NAdam": "gpp.optimizers",
     "Naive": "gpp.weights.naive",
     "NoFlush": "gpp.schedules.no_flush",
-    "Offload": "gpp.memory.policy",
+    "Offload": "gpp.mechanisms.marks.policies",
     "OneFOneB": "gpp.schedules.one_f_one_b",
     "Optimal": "gpp.planners.bounds.optimal",
     "OptimalOrder": "gpp.schedules.optimal",
@@ -174,7 +175,7 @@ _HOME = {
     "Profiled": "gpp.cost.models.profiled",
     "Progress": "gpp.runtime.engine",
     "RMSprop": "gpp.optimizers",
-    "Recompute": "gpp.memory.policy",
+    "Recompute": "gpp.mechanisms.marks.policies",
     "SGD": "gpp.optimizers",
     "SameMicrobatch": "gpp.planners.graphpipe.same_microbatch",
     "Sequential": "gpp.planners.chains.sequential",
@@ -184,10 +185,10 @@ _HOME = {
     "Split1F1B": "gpp.schedules.split_1f1b",
     "Stash": "gpp.weights.stash",
     "Strategy": "gpp.strategy",
-    "Tail": "gpp.memory.tail",
+    "Tail": "gpp.mechanisms.marks.tail",
     "VHalf": "gpp.schedules.v_half",
     "VMin": "gpp.schedules.v_min",
-    "VPipe": "gpp.planners.chains.vpipe",
+    "VPipe": "gpp.mechanisms.marks.vpipe",
     "VerticalSync": "gpp.weights.vertical_sync",
     "ZeroBubbleAuto": "gpp.schedules.zero_bubble_auto",
     "ZeroBubbleH1": "gpp.schedules.zero_bubble_h1",

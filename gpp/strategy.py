@@ -22,8 +22,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, MalformedProgram
-from gpp.memory.policy import AbstractMemory, Keep, check_repeated, fits_whole
-from gpp.memory.priced import MARGIN, Priced
+from gpp.memory import AbstractMemory, Keep, fits_whole
 from gpp.plan.choice import AbstractChoice
 from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
@@ -56,6 +55,9 @@ from gpp.weights.flush import Flush
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
+
+MARGIN = 1e-3
+"""Share of its time by which a plan may be longer than one with endless memory and no search go on."""
 
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
@@ -153,8 +155,7 @@ class Strategy:
             Infeasible: nothing fits, however operators run.
         """
         found, why = list[tuple[float, Plan]](), None
-        views = Priced(problem, self.memory.ways, again=self.weights.backward == "same").views()
-        for view in chain([problem], views):
+        for view in chain([problem], self.memory.views(problem, same=self.weights.backward == "same")):
             try:
                 plan = self._search(view, problem, judged)
                 found.append((self._step_s(plan, problem), plan))
@@ -232,7 +233,6 @@ class Strategy:
         if posed.regime.serves:
             check_served(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
-        check_repeated(plan, posed)
         if not self.schedule.drains:
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)

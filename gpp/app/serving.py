@@ -14,7 +14,7 @@ from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.captured import Captured
 from gpp.graph.inference import forward_only, served
-from gpp.memory.policy import Keep
+from gpp.memory import Keep
 from gpp.models.base import AbstractModel
 from gpp.plan.edges import check_edges, kept
 from gpp.plan.plan import Plan

@@ -6,7 +6,7 @@
   micro-batches of a mini-batch in flight, both are never there together: the sums are let go of at the update, the first backward
   makes them, and then one micro-batch is gone.
 
-`gpp.memory.fit` counts on neither: what it finds to fit, fits.
+Whoever makes stages fit counts on neither: what is found to fit, fits.
 """
 
 from __future__ import annotations

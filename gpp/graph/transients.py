@@ -9,7 +9,7 @@ counted beyond everything that the set saves. Branches may run in any order, so 
 what leaves the set are there during the whole backward and are counted with the boundary (`TransientLine.within`). The operator
 that they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
 
-Activations that are made again (`again_bytes`, in views of a problem that `gpp.memory.priced` makes) are all there at once, beside
+Activations that are made again (`again_bytes`, in views of a problem that a memory policy makes) are all there at once, beside
 that.
 
 One line stands for all of these lines where stages are tabulated for every number of samples: its slope T is the steepest one's,

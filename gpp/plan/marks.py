@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
 from gpp.stage import Stage
+from gpp.weights.base import PipelinePosition
 
 
 def check_marks(s: int, stage: Stage, *, backward: bool) -> None:
@@ -33,3 +35,28 @@ def check_marks(s: int, stage: Stage, *, backward: bool) -> None:
             f"stage {s} has no backward pass, so it keeps nothing: recompute={list(stage.recompute[:8])} and "
             f"offload={list(stage.offload[:8])} must be empty. Fix: leave them out"
         )
+
+
+def check_repeated(s: int, stage: Stage, position: PipelinePosition, problem: Problem) -> None:
+    """Prove that what is computed again gives what the forward did.
+
+    Raises:
+        InvalidPlan: names the stage and the operators.
+    """
+    if others := sorted(set(stage.recompute) - set(repeatable_ops(problem, stage.ops, position))):
+        raise InvalidPlan(
+            f"stage {s} computes operators {others[:8]} again for its backward, which under strategy.weights="
+            f"{problem.regime.weights.name} uses other weights than the forward did. Fix: leave operators that read trained "
+            "weights out of recompute, or use strategy/weights=stash"
+        )
+
+
+def repeatable_ops(problem: Problem, ops: tuple[int, ...], position: PipelinePosition) -> tuple[int, ...]:
+    """Those of a stage's operators that may be computed again.
+
+    Where a backward uses other weights than its forward did, those that read trained weights would give something else.
+    """
+    graph, weights = problem.graph, problem.regime.weights
+    if weights.flushes or not weights.changes(position):
+        return ops
+    return tuple(op for op in ops if not graph.trained_by[op])

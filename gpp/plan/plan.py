@@ -17,7 +17,7 @@ from gpp.cost.stage import StageCost, beside_bytes
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import HANDLING, edges_of, handling_s, sending_s
-from gpp.plan.marks import check_marks
+from gpp.plan.marks import check_marks, check_repeated
 from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
@@ -274,6 +274,8 @@ class Plan:
                 )
         check_sharding(self.stages, problem)
         self._check_memory(problem, peaks)
+        for s, stage in enumerate(self.stages):
+            check_repeated(s, stage, self.position(s), problem)
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
         """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.memory.policy import AbstractMemory
+from gpp.memory import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
 

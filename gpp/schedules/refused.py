@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.memory.policy import AbstractMemory
+from gpp.memory import AbstractMemory
 from gpp.planners.base import AbstractPlanner
 from gpp.schedules.base import AbstractSchedule
 from gpp.weights.base import AbstractWeights

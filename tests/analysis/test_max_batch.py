@@ -13,7 +13,7 @@ from gpp.analysis.max_batch import at_size, largest, step_at
 from gpp.app.surveys import scaled
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.memory.policy import Auto, Recompute
+from gpp.mechanisms.marks.policies import Auto, Recompute
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict

@@ -147,7 +147,7 @@ UNUSED = [
     "gpp.formats.pipeedge.files",
     "gpp.formats.profiles",
     "gpp.loggers.jsonl",
-    "gpp.memory.fit",
+    "gpp.mechanisms.marks.fit",
     "gpp.planners.common.heterogeneous_chain",
     "gpp.planners.graphpipe.tensor_parallel",
     "gpp.planners.graphpipe.unequal",

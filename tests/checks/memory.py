@@ -1,4 +1,4 @@
-"""Compare `gpp.memory.fit` with an exhaustive search over the ways of each operator, on random stages with little memory.
+"""Compare `gpp.mechanisms.marks.fit` with an exhaustive search over the ways of each operator, on random stages with little memory.
 
     python -m tests.checks.memory --count 300 [--seed 0] [--ops 7]
 
@@ -38,10 +38,10 @@ from gpp.cost.regime import Regime
 from gpp.cost.stage import stage_bytes
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.memory.choices import Choices, Marking
-from gpp.memory.fit import fit
-from gpp.memory.policy import Auto
-from gpp.planners.chains.dawnpiper import DawnPiper
+from gpp.mechanisms.marks.choices import Choices, Marking
+from gpp.mechanisms.marks.dawnpiper import DawnPiper
+from gpp.mechanisms.marks.fit import fit
+from gpp.mechanisms.marks.policies import Auto
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage

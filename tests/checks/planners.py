@@ -34,7 +34,7 @@ from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.memory.policy import Keep
+from gpp.memory import Keep
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.bounds.lower_bound import lower_bound

@@ -10,7 +10,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, stage_amounts
 from gpp.graph.op_graph import Op, OpGraph, Tensor
-from gpp.memory.choices import Marking
+from gpp.mechanisms.marks.choices import Marking
 from gpp.stage import Stage
 from tests.oracle.liveness import Walk, keepers_of
 from tests.support.problems import cluster

@@ -22,7 +22,7 @@ Departures:
 * the paper's model is a chain of equal blocks, of which every stage gets as many. Ours is any graph: the cut whose slowest stage is
   fastest takes the place of equal counts, among those that fit (the paper discards a shape whose even cut does not);
 * the largest micro-batch that fits is preferred among equals only: all sizes are tried, and throughput decides;
-* what is recomputed is the memory policy's choice (`gpp.memory`): with selection=all every operator of a stage that lacks memory,
+* what is recomputed is the memory policy's choice: with selection=all every operator of a stage that lacks memory,
   as published, which keeps the input of its first operator only;
 * the prediction decides between the best objectives, which let all-reduces and transfers overlap with compute or add them up, as
   the paper does; memory is this project's: gradients, optimizer state and boundaries count;

@@ -26,7 +26,7 @@ Departures from the released planner, which `compatible: true` asks:
 * the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
   must be those that it is judged by; the update counts too;
 * memory is this project's: optimizer state, the boundary's tensors and their gradients count;
-* what is recomputed is the memory policy's choice (`gpp.memory`), here as for every planner, not a greedy one inside the search,
+* what is recomputed is the memory policy's choice, here as for every planner, not a greedy one inside the search,
   which `compatible` keeps;
 * where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
 A heterogeneous cluster is searched as if all devices were its slowest and smallest.

@@ -2,7 +2,7 @@
 
 Search: a pass makes tentative moves of operators over the borders of the stage graph: the best one over any border, better or not,
 which is locked then, until all borders are. The best prefix of the pass is kept, and passes go on until one gains nothing, as in
-`gpp.planners.chains.vpipe`, whose blocks are operators here and whose borders may be those of any stage graph.
+vPipe's planner, whose blocks are operators here and whose borders may be those of any stage graph.
 
 Objective of a pass: seconds that the busiest device computes in a step, then the sum of squares over the devices. Messages are not
 in it. Where the caller predicts every partition on the way, as `gpp.app.moving` does, a border that moved to a wide tensor loses.

@@ -15,7 +15,7 @@ from gpp.cost.stage import beside_bytes
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, UnsupportedPlan
 from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
-from gpp.memory.policy import Recompute
+from gpp.mechanisms.marks.policies import Recompute
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even

@@ -10,7 +10,8 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.memory.policy import AbstractMemory, Auto, Keep, Offload, Recompute, _with_fewer
+from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
+from gpp.memory import AbstractMemory, Keep, _with_fewer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpp.planners.chains.fitted import FittedStages, Stretch
+from gpp.mechanisms.marks.fitted import FittedStages, Stretch
 
 EXACT, NEAR = 1e-9, 5e-3
 """Share of the least seconds to which they are found, in graphs of up to `LARGE` operators, and in others."""

@@ -1,8 +1,8 @@
 """What a strategy does about memory: the fourth part beside planner, schedule and weights.
 
-A policy decides for each stage of a candidate which operators keep what they make, which are computed again and which have it on
-the host (`Stage.recompute`, `Stage.offload`), once it is known how many micro-batches are in flight there. Planners do not know of
-it: they search views of the problem (`gpp.memory.priced`), and what they propose is made to fit before it is judged.
+A policy decides for each stage of a candidate how it spares memory, once it is known how many micro-batches are in flight there.
+Planners do not know of it: they search the policy's views of the problem, and what they propose is made to fit before it is judged.
+How a stage may spare memory is a mechanism's to say (`gpp.mechanism`), and so are all policies but `Keep`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,16 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import DEPTH
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
-from gpp.errors import InvalidPlan
-from gpp.memory.priced import Selection, Way
 from gpp.plan.plan import Plan
 from gpp.settings import settings
 from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition
-
-if TYPE_CHECKING:
-    from gpp.memory.fit import Fit
 
 
 class Question(NamedTuple):
@@ -36,8 +31,9 @@ class Question(NamedTuple):
         held: micro-batches in flight on a device.
         limit_bytes: memory of the device for this stage.
         depth: of the pipeline, where the versions of the weights depend on it.
-        again: operators that may be computed again.
-        within: as in `gpp.memory.fit.fit`.
+        position: of the stage in it.
+        within: share by which the seconds that the answer adds may be above the least, for which it is found sooner. From 1e6 on
+            large stages are solved sooner; infinite for the first answer.
     """
 
     problem: Problem
@@ -45,28 +41,47 @@ class Question(NamedTuple):
     held: int
     limit_bytes: float
     depth: int | None
-    again: Collection[int]
+    position: PipelinePosition
     within: float
 
 
+class Spared(NamedTuple):
+    """A stage that fits.
+
+    Args:
+        added_s: seconds for each micro-batch beyond those of the stage as it was.
+    """
+
+    stage: Stage
+    added_s: float
+
+
 class AbstractMemory(ABC):
-    """Which operators of a stage keep what they make. Settings are the fields of the dataclass."""
+    """How the stages of a plan are made to fit. Settings are the fields of the dataclass."""
 
     name: ClassVar[str]
-    ways: ClassVar[Collection[Way]] = ()
-    """How operators may spare memory; empty for a policy under which plans are as planners make them."""
+    ways: ClassVar[Collection[str]] = ()
+    """The ways in which operators may spare memory; empty for a policy under which plans are as planners make them."""
     holds_fewer: ClassVar[bool] = False
     """Whether a stage that lacks memory may also hold fewer micro-batches than 1F1B asks for, which is paid in bubbles."""
 
     @abstractmethod
-    def fit(self, asked: Question) -> Fit | None:
-        """How a stage's operators run, so that it fits; None if it does not, however they run."""
+    def fit(self, asked: Question) -> Spared | None:
+        """The stage, so that it fits; None if it does not, however its operators run."""
+
+    def views(self, problem: Problem, *, same: bool) -> Iterator[Problem]:
+        """The problem as planners search it in addition, where memory has a price that they need not know of.
+
+        Args:
+            same: whether backwards use the weights that their forwards used.
+        """
+        yield from ()
 
     def fitted(self, plan: Plan, problem: Problem, within: float = 0.0) -> Plan | None:
         """The plan with every stage made to fit; None if one cannot. Stages that fit stay as they are.
 
         Args:
-            within: as in `gpp.memory.fit.fit`.
+            within: as in `Question`.
         """
         if not self.ways:
             return plan
@@ -99,16 +114,15 @@ class AbstractMemory(ABC):
         if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
             return None
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
-        late, again = plan.late(s, problem.regime.holds), repeatable(plan, problem, s)
+        late, position = plan.late(s, problem.regime.holds), plan.position(s)
         # What is held late is held in any case. It may be more than what is held in full, if little of that is left.
         for beside in (late, late + 1) if problem.regime.holds.splits else (0,):
             room = limit - beside * StageCost.of(problem, stage, depth).late_bytes
-            found = self.fit(Question(problem, stage, held(stage), room, depth, again, within))
+            found = self.fit(Question(problem, stage, held(stage), room, depth, position, within))
             if found is None:
                 return None
-            marked = found.on(stage)
-            if not beside or _peak(plan, problem, s, StageCost.of(problem, marked, depth).memory) <= limit:
-                return marked
+            if not beside or _peak(plan, problem, s, StageCost.of(problem, found.stage, depth).memory) <= limit:
+                return found.stage
         return None
 
 
@@ -119,69 +133,8 @@ class Keep(AbstractMemory):
 
     name: ClassVar[str] = "keep"
 
-    def fit(self, asked: Question) -> Fit | None:
+    def fit(self, asked: Question) -> Spared | None:
         return None
-
-
-@final
-@settings("strategy.memory")
-class Recompute(AbstractMemory):
-    """Operators are computed again where a stage lacks memory.
-
-    Args:
-        selection: which: `least`, those that cost least time (`gpp.memory.fit`); `capuchin`, the published greedy; `all` of the
-            stage, as PipeDream-2BW and GPipe have it.
-    """
-
-    name: ClassVar[str] = "recompute"
-    ways: ClassVar[Collection[Way]] = ("recompute",)
-    selection: Selection | Literal["all"] = "least"
-
-    def fit(self, asked: Question) -> Fit | None:
-        return _all(asked) if self.selection == "all" else _chosen(asked, self.ways, self.selection)
-
-
-@final
-@settings("strategy.memory")
-class Offload(AbstractMemory):
-    """What operators make goes to the host and comes back where a stage lacks memory."""
-
-    name: ClassVar[str] = "offload"
-    ways: ClassVar[Collection[Way]] = ("offload",)
-    selection: Selection = "least"
-
-    def fit(self, asked: Question) -> Fit | None:
-        return _chosen(asked, self.ways, self.selection)
-
-
-@final
-@settings("strategy.memory")
-class Auto(AbstractMemory):
-    """Either, whichever costs less time; or fewer micro-batches in flight, where that does."""
-
-    name: ClassVar[str] = "auto"
-    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
-    holds_fewer: ClassVar[bool] = True
-    selection: Selection = "least"
-
-    def fit(self, asked: Question) -> Fit | None:
-        return _chosen(asked, self.ways, self.selection)
-
-
-def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit | None:
-    from gpp.memory.fit import fit
-
-    problem, stage, held, limit, depth, again, within = asked
-    return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
-
-
-def _all(asked: Question) -> Fit | None:
-    from gpp.memory.fit import Fit
-
-    marked = tuple(op for op in asked.stage.ops if op in asked.again)
-    kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
-    fits = bill.memory.peak(asked.held) <= asked.limit_bytes
-    return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
 
 
 def held(stage: Stage) -> int:
@@ -220,37 +173,6 @@ def _peak(plan: Plan, problem: Problem, s: int, memory: StageBytes) -> float:
     """The most bytes that a stage holds on a device, if its bytes are these."""
     holds = problem.regime.holds
     return max(memory.peak(*state) for state in holds.states(held(plan.stages[s]), plan.late(s, holds)))
-
-
-def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:
-    """Operators of a stage that may be computed again."""
-    return repeatable_ops(problem, plan.stages[s].ops, plan.position(s))
-
-
-def check_repeated(plan: Plan, problem: Problem) -> None:
-    """Prove that what is computed again gives what the forward did.
-
-    Raises:
-        InvalidPlan: names the stage and the operators.
-    """
-    for s, stage in enumerate(plan.stages):
-        if others := sorted(set(stage.recompute) - set(repeatable(plan, problem, s))):
-            raise InvalidPlan(
-                f"stage {s} computes operators {others[:8]} again for its backward, which under strategy.weights="
-                f"{problem.regime.weights.name} uses other weights than the forward did. Fix: leave operators that read trained "
-                "weights out of recompute, or use strategy/weights=stash"
-            )
-
-
-def repeatable_ops(problem: Problem, ops: tuple[int, ...], position: PipelinePosition) -> tuple[int, ...]:
-    """Those of a stage's operators that may be computed again.
-
-    Where a backward uses other weights than its forward did, those that read trained weights would give something else.
-    """
-    graph, weights = problem.graph, problem.regime.weights
-    if weights.flushes or not weights.changes(position):
-        return ops
-    return tuple(op for op in ops if not graph.trained_by[op])
 
 
 def fits_whole(problem: Problem) -> bool:

@@ -11,7 +11,7 @@ the pass is kept. Passes go on until one gains nothing (Kernighan-Lin).
 Constraints:
 1. Stages are runs of whole blocks of the depth-first order, one for each device.
 2. Memory: as many micro-batches as the schedule has at the position, and the weight policy's versions; stages that lack memory swap
-   and recompute their tail (`gpp.memory.tail`).
+   and recompute their tail (`gpp.mechanisms.marks.tail`).
 3. A stage has one device. All stages use the same b; b is swept.
 
 With `path` nothing is searched: a plan file of vPipe's, {"partition": blocks of each stage, "recompute_ratio": part of each stage's
@@ -32,12 +32,12 @@ from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidFile
-from gpp.memory.tail import Tail, tail_of
+from gpp.mechanisms.marks.fitted import FittedStages, Stretch, one_minibatch
+from gpp.mechanisms.marks.residual_blocks import residual_blocks
+from gpp.mechanisms.marks.tail import Tail, tail_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_cut
-from gpp.planners.chains.fitted import FittedStages, Stretch, one_minibatch
-from gpp.planners.chains.residual_blocks import residual_blocks
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.serialization import read_json

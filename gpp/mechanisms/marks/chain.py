@@ -11,7 +11,7 @@ over all v of
 so whatever is decided further towards the source adds the same bytes to every moment that is known already. A partial choice is
 thus known by the most of these moments, the bytes that it adds to moments still to come, those on the host, and its seconds. One
 that is no better in any of them than another one is dropped, and so is one that cannot end within the room, or below the seconds
-of a choice already found (`gpp.memory.prices` says so).
+of a choice already found (`gpp.mechanisms.marks.prices` says so).
 
 A stage with any mark holds nothing of what has left it, and one without marks does; so a choice without marks is none here.
 """
@@ -24,9 +24,9 @@ import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Remembered
-from gpp.memory.choices import HAIR, Choices, Judged, Marking
-from gpp.memory.prices import Prices
-from gpp.memory.segments import Segments, segments_of
+from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
+from gpp.mechanisms.marks.prices import Prices
+from gpp.mechanisms.marks.segments import Segments, segments_of
 
 BLOCK = 64
 """Partial choices that are compared with each other at a time."""

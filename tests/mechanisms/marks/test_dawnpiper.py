@@ -12,11 +12,11 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
-from gpp.memory.policy import Auto, Recompute
+from gpp.mechanisms.marks.dawnpiper import DawnPiper
+from gpp.mechanisms.marks.policies import Auto, Recompute
+from gpp.mechanisms.marks.residual_blocks import residual_blocks
+from gpp.mechanisms.marks.vpipe import VPipe
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.chains.dawnpiper import DawnPiper
-from gpp.planners.chains.residual_blocks import residual_blocks
-from gpp.planners.chains.vpipe import VPipe
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush

@@ -1,8 +1,8 @@
 """How a stage fits: which operators are kept, computed again, or on the host, for the least added seconds.
 
-* Chains of up to 64 operators: the best of all markings (`gpp.memory.chain`, with its one limit).
+* Chains of up to 64 operators: the best of all markings (`gpp.mechanisms.marks.chain`, with its one limit).
 * Other stages of up to `SMALL` operators, and those whose operators declare how they are recomputed: the best of all markings by
-  branch and bound, up to a number of tried ones (`gpp.memory.search`).
+  branch and bound, up to a number of tried ones (`gpp.mechanisms.marks.search`).
 * All others: a heuristic. The stage is solved as if it were a chain in its order, the true bill is asked, and marks are exchanged
   while that helps.
 
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from gpp.cost.problem import Problem, Remembered
 from gpp.errors import InvalidConfig
-from gpp.memory.capuchin import capuchin
-from gpp.memory.chain import ChainProgram
-from gpp.memory.choices import HAIR, Choices, Judged, Marking
-from gpp.memory.priced import Selection
-from gpp.memory.search import branch_and_bound, exchanged
+from gpp.mechanisms.marks.capuchin import capuchin
+from gpp.mechanisms.marks.chain import ChainProgram
+from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
+from gpp.mechanisms.marks.priced import Selection
+from gpp.mechanisms.marks.search import branch_and_bound, exchanged
 from gpp.stage import Stage
 
 WAYS = ("recompute", "offload")
@@ -93,7 +93,7 @@ def fit(
         held: micro-batches in flight at a time on each of its devices.
         limit: bytes that each of its devices may hold.
         ways: what may be done besides keeping. `offload` is done only where every device of the stage has a link to its host.
-        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.memory.capuchin`).
+        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.mechanisms.marks.capuchin`).
         depth: of the pipeline, for weight policies whose versions depend on it.
         period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
         again: operators that may be computed again; None for all.

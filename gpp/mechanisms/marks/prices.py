@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
-from gpp.memory.choices import HAIR, Choices, Marking
-from gpp.memory.segments import Segments
+from gpp.mechanisms.marks.choices import HAIR, Choices, Marking
+from gpp.mechanisms.marks.segments import Segments
 
 STEPS = 20
 """Prices of a byte that are tried at most for each price of a copy."""

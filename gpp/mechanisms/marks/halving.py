@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.planners.chains.fitted import FittedStages, Stretch
+from gpp.mechanisms.marks.fitted import FittedStages, Stretch
 
 CUTS = 12
 """Cuts of a bracket that are tried, spread evenly over wider ones."""

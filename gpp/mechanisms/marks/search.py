@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from gpp.memory.choices import HAIR, Choices, Judged, Marking
+from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
 
 KEEP, AGAIN, HOST, END = range(4)
 COMPUTED = (AGAIN, END)

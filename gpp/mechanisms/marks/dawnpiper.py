@@ -4,7 +4,7 @@ Objective (reported in the plan's explanation): seconds of a forward and a backw
 
     max over stages of (T + R),   T = sum over its operators of forward and backward,   R = the least added seconds to fit
 
-with R from `gpp.memory.fit`: what is computed again, and copies that do not hide. Messages overlap. The best chain of every
+with R from `fit` beside this: what is computed again, and copies that do not hide. Messages overlap. The best chain of every
 micro-batch size is predicted, and the best prediction wins; on graphs a hill is then climbed over predictions (`climb`), in which
 stages may stand side by side.
 
@@ -32,12 +32,13 @@ from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.memory.policy import AbstractMemory, Auto, Keep, Offload, Recompute
+from gpp.mechanisms.marks.fitted import FittedStages, Stretch, depths, fitted, one_minibatch
+from gpp.mechanisms.marks.furthest import FurthestEnds
+from gpp.mechanisms.marks.halving import Halving
+from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
+from gpp.memory import AbstractMemory, Keep
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.chains.fitted import FittedStages, Stretch, depths, fitted, one_minibatch
-from gpp.planners.chains.furthest import FurthestEnds
-from gpp.planners.chains.halving import Halving
 from gpp.planners.common.candidates import Assessor
 from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
@@ -124,7 +125,7 @@ class DawnPiper(AbstractPlanner):
         """The best chain of an order over all numbers of stages; None if nothing fits with a slowest stage below `below_s`.
 
         Args:
-            problem: of one mini-batch (`gpp.planners.chains.fitted.one_minibatch`).
+            problem: of one mini-batch (`gpp.mechanisms.marks.fitted.one_minibatch`).
         """
         best, first = None, self.search == "first"
         for depth in depths(problem):

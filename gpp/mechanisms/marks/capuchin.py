@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpp.memory.choices import HAIR, Choices, Judged, Marking
+from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
 
 
 def capuchin(choices: Choices, limit: float) -> Judged | None:

@@ -9,7 +9,7 @@ and the graph and the times are changed accordingly: what it keeps, and how long
 so every planner's tables go on as they are. In one more view every operator is a boundary: what it hands on is kept, and the rest
 is made again for it alone. In another one everything is on the host, and what of its copy exceeds an operator's own passes takes
 time. They are views to search on. What a stage really keeps, which depends on its neighbours and on its
-micro-batches in flight, is decided for each candidate by `gpp.memory.fit`.
+micro-batches in flight, is decided for each candidate by `gpp.mechanisms.marks.fit`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ Selection = Literal["least", "capuchin"]
 
 PRICES = 5
 """Prices at which a problem is searched, infinity included."""
-
-MARGIN = 1e-3
-"""Share of its time by which a plan may be longer than one with endless memory and no search go on."""
 
 
 @final

@@ -14,10 +14,11 @@ from typing import ClassVar, final
 import numpy as np
 
 from gpp.cost.problem import Remembered
-from gpp.memory.choices import HAIR, Choices, Judged, Marking
-from gpp.memory.fit import Fit
-from gpp.memory.policy import AbstractMemory, Question
-from gpp.memory.priced import Way
+from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
+from gpp.mechanisms.marks.fit import Fit
+from gpp.mechanisms.marks.policies import AbstractMarking, repeatable
+from gpp.mechanisms.marks.priced import Way
+from gpp.memory import Question
 from gpp.settings import settings
 
 _TAILS = Remembered[tuple[object, ...], tuple[Fit | None, float]]()
@@ -25,7 +26,7 @@ _TAILS = Remembered[tuple[object, ...], tuple[Fit | None, float]]()
 
 @final
 @settings("strategy.memory")
-class Tail(AbstractMemory):
+class Tail(AbstractMarking):
     """The last operators of a stage are computed again as one run, behind swaps that fill the link, where it lacks memory.
 
     Args:
@@ -33,10 +34,10 @@ class Tail(AbstractMemory):
     """
 
     name: ClassVar[str] = "tail"
-    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    ways: ClassVar[tuple[Way, ...]] = ("recompute", "offload")
     swap: bool = True
 
-    def fit(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Fit | None:
         return self._tried(asked)[0]
 
     def lacking(self, asked: Question) -> float:
@@ -45,10 +46,10 @@ class Tail(AbstractMemory):
 
     def _tried(self, asked: Question) -> tuple[Fit | None, float]:
         ways: Collection[Way] = self.ways if self.swap else ("recompute",)
-        known = _TAILS.of(asked.problem)
-        key = asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(asked.again), tuple(ways)
+        known, again = _TAILS.of(asked.problem), repeatable(asked)
+        key = asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(again), tuple(ways)
         if key not in known:
-            choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, asked.again)
+            choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, again)
             found, least = _shortest(choices, asked.limit_bytes)
             known[key] = (Fit.of(found), 0.0) if found else (None, least - asked.limit_bytes)
         return known[key]

@@ -1,7 +1,7 @@
 """Seconds of every stretch of a linear order as a stage, made to fit in memory where it stands.
 
 A stage of operators i .. j at position p from the sink (1 is the sink) holds p micro-batches, as far as the schedule has it, and
-the versions of the weights of that position. If it lacks memory, `gpp.memory` marks its operators. Its seconds are those of a
+the versions of the weights of that position. If it lacks memory, the memory policy marks its operators. Its seconds are those of a
 forward and a backward of a micro-batch, and what the marks add. Messages are not in them: they overlap, as DawnPiper has it.
 
 On devices that are not all alike, and under weight policies whose versions depend on the whole depth, the number of stages is
@@ -18,8 +18,8 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
-from gpp.memory.fit import ROUGH
-from gpp.memory.policy import AbstractMemory, Question, repeatable_ops
+from gpp.mechanisms.marks.fit import ROUGH
+from gpp.memory import AbstractMemory, Question
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.stage import Stage
@@ -137,9 +137,8 @@ class FittedStages:
         position = PipelinePosition(
             warmup=held - 1, depth=self.depth or stretch.position, accumulation=max(problem.accumulation(self.b), 1)
         )
-        again = repeatable_ops(problem, stage.ops, position)
         depth = None if problem.regime.weights.flushes else self.depth
-        return Question(problem, stage, held, room, depth, again, self.within)
+        return Question(problem, stage, held, room, depth, position, self.within)
 
     def _added_s(self, stretch: Stretch) -> float:
         asked = self.question(stretch)
@@ -154,7 +153,7 @@ class FittedStages:
         """The plan of a chain of stretches, in order, with its marks; None if it does not fit after all.
 
         Args:
-            within: as in `gpp.memory.fit.fit`.
+            within: as in `gpp.mechanisms.marks.fit.fit`.
         """
         return fitted(self.unmarked_plan(planner, stretches), self.problem, self.memory, within)
 
@@ -169,7 +168,7 @@ def fitted(plan: Plan, problem: Problem, memory: AbstractMemory, within: float =
     """The plan with its stages made to fit; None if one cannot.
 
     Args:
-        within: as in `gpp.memory.fit.fit`.
+        within: as in `gpp.mechanisms.marks.fit.fit`.
     """
     marked = memory.fitted(plan, problem, within)
     if marked is None:

@@ -11,10 +11,10 @@ import pytest
 from gpp.cost.stage import stage_bytes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.memory.capuchin import capuchin
-from gpp.memory.choices import Choices, Marking
-from gpp.memory.fit import _ALIKE, Fit, fit
-from gpp.memory.prices import Prices
+from gpp.mechanisms.marks.capuchin import capuchin
+from gpp.mechanisms.marks.choices import Choices, Marking
+from gpp.mechanisms.marks.fit import _ALIKE, Fit, fit
+from gpp.mechanisms.marks.prices import Prices
 from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict
 from tests.support.graphs import chain as chain_of

@@ -1,0 +1,102 @@
+"""The policies that mark operators: those that are computed again, and those whose activations are on the host meanwhile."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, final
+
+from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
+from gpp.mechanisms.marks.priced import Priced, Selection, Way
+from gpp.memory import AbstractMemory, Question, Spared
+from gpp.plan.marks import repeatable_ops
+from gpp.settings import settings
+
+if TYPE_CHECKING:
+    from gpp.mechanisms.marks.fit import Fit
+
+
+class AbstractMarking(AbstractMemory):
+    """A policy whose ways are marks."""
+
+    @abstractmethod
+    def marks(self, asked: Question) -> Fit | None:
+        """The marks with which a stage fits; None if it does with none."""
+
+    @final
+    def fit(self, asked: Question) -> Spared | None:
+        found = self.marks(asked)
+        return None if found is None else Spared(found.on(asked.stage), found.added_s)
+
+    @final
+    def views(self, problem: Problem, *, same: bool) -> Iterator[Problem]:
+        return Priced(problem, self.ways, again=same).views()
+
+
+@final
+@settings("strategy.memory")
+class Recompute(AbstractMarking):
+    """Operators are computed again where a stage lacks memory.
+
+    Args:
+        selection: which: `least`, those that cost least time (`fit` beside this); `capuchin`, the published greedy; `all` of the
+            stage, as PipeDream-2BW and GPipe have it.
+    """
+
+    name: ClassVar[str] = "recompute"
+    ways: ClassVar[Collection[Way]] = ("recompute",)
+    selection: Selection | Literal["all"] = "least"
+
+    def marks(self, asked: Question) -> Fit | None:
+        return _all(asked) if self.selection == "all" else _chosen(asked, self.ways, self.selection)
+
+
+@final
+@settings("strategy.memory")
+class Offload(AbstractMarking):
+    """What operators make goes to the host and comes back where a stage lacks memory."""
+
+    name: ClassVar[str] = "offload"
+    ways: ClassVar[Collection[Way]] = ("offload",)
+    selection: Selection = "least"
+
+    def marks(self, asked: Question) -> Fit | None:
+        return _chosen(asked, self.ways, self.selection)
+
+
+@final
+@settings("strategy.memory")
+class Auto(AbstractMarking):
+    """Either, whichever costs less time; or fewer micro-batches in flight, where that does."""
+
+    name: ClassVar[str] = "auto"
+    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    holds_fewer: ClassVar[bool] = True
+    selection: Selection = "least"
+
+    def marks(self, asked: Question) -> Fit | None:
+        return _chosen(asked, self.ways, self.selection)
+
+
+def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit | None:
+    from gpp.mechanisms.marks.fit import fit
+
+    problem, stage, held, limit, depth, _, within = asked
+    again = repeatable(asked)
+    return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
+
+
+def _all(asked: Question) -> Fit | None:
+    from gpp.mechanisms.marks.fit import Fit
+
+    marked = repeatable(asked)
+    kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
+    fits = bill.memory.peak(asked.held) <= asked.limit_bytes
+    return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
+
+
+def repeatable(asked: Question) -> tuple[int, ...]:
+    """Operators of a stage that may be computed again."""
+    return repeatable_ops(asked.problem, asked.stage.ops, asked.position)
