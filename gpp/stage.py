@@ -37,8 +37,8 @@ class AbstractStageValue(ABC):
 
     name: ClassVar[str]
     """The last part of the package's name."""
-    acts: ClassVar[bool] = False
-    """Whether the stage's program has actions of the mechanism's own, so that a step is what a simulation says, not a formula."""
+    spares: ClassVar[bool] = False
+    """Whether the stage holds less than plain passes do, and takes time for it."""
     periodic: ClassVar[bool] = False
     """Whether the devices of the whole plan run side by side, each doing in a period what others have prepared in periods before: a
     stage is as late as the samples in flight say, and has updates of its own."""
@@ -46,6 +46,16 @@ class AbstractStageValue(ABC):
     """Whether the stage's backward has two halves, whatever the schedule."""
     earlier: ClassVar[tuple[str, ...]] = ()
     """Fields of the value that earlier plan.json files have in the stage itself."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the stage's program has actions of the mechanism's own, so that a step is what a simulation says, no formula."""
+        return False
+
+    @property
+    def lacking(self) -> tuple[str, str] | None:
+        """What an engine that runs plain passes alone does not do for the stage, and how to go without, in words; None: nothing."""
+        return None
 
     @property
     def beside(self) -> tuple[int, ...]:
@@ -79,8 +89,15 @@ class AbstractStageValue(ABC):
         """
         return None
 
-    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...]) -> None:
+    def within(self, ops: tuple[int, ...]) -> AbstractStageValue | None:
+        """The value of the stage once it has these of its operators alone; None: it then has no value."""
+        return self
+
+    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...], *, backward: bool) -> None:
         """Prove that the value fits its stage, which is number s of `stages`.
+
+        Args:
+            backward: whether the stage has backward passes.
 
         Raises:
             InvalidPlan: names stage, field, value, rule and fix.
@@ -163,11 +180,6 @@ class Stage:
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
             `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
-        recompute: operators of which nothing is held from forward to backward, ascending: what they make is computed again when
-            the backward needs it.
-        boundaries: those of `recompute` that hold what they hand to other operators all the same, ascending: a run of operators
-            that are computed again together ends there.
-        offload: operators whose activations are on the host meanwhile, ascending; none of `recompute`.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
@@ -179,9 +191,6 @@ class Stage:
     microbatch_size: Count
     in_flight: Count
     k: Count = 1
-    recompute: tuple[Natural, ...] = ()
-    boundaries: tuple[Natural, ...] = ()
-    offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
     mechanisms: Values = ()
@@ -195,6 +204,11 @@ class Stage:
         others = (other for other in self.mechanisms if other.name != value.name)
         return replace(self, mechanisms=tuple(sorted((*others, value), key=lambda one: one.name)))
 
+    def without(self, kind: type[AbstractStageValue]) -> Stage:
+        """The stage of which a mechanism says nothing."""
+        left = tuple(value for value in self.mechanisms if type(value) is not kind)
+        return self if len(left) == len(self.mechanisms) else replace(self, mechanisms=left)
+
     @property
     def beside(self) -> tuple[int, ...]:
         """Devices that have a part in the stage's passes, beside its own, ascending."""
@@ -205,18 +219,37 @@ class Stage:
         """Those of them whose gradients of the stage's weights are summed with its own device's, ascending."""
         return tuple(sorted({device for value in self.mechanisms for device in value.adding}))
 
-    def marked_within(self, ops: tuple[int, ...]) -> Stage:
-        """The stage with other operators, of which those that it has already are treated as before."""
-        named = (self.recompute, self.boundaries, self.offload)
-        recompute, boundaries, offload = (tuple(op for op in marked if op in ops) for marked in named)
-        return replace(self, ops=ops, recompute=recompute, boundaries=boundaries, offload=offload)
+    def within(self, ops: tuple[int, ...]) -> Stage:
+        """The stage with other operators, of which those that it has already run as they did."""
+        values = (value.within(ops) for value in self.mechanisms)
+        return replace(self, ops=ops, mechanisms=tuple(value for value in values if value is not None))
 
     @property
-    def unmarked(self) -> Stage:
-        """The stage with every operator keeping what it makes."""
-        if not self.recompute and not self.offload:
+    def spares(self) -> bool:
+        """Whether the stage holds less than plain passes do."""
+        return any(value.spares for value in self.mechanisms)
+
+    @property
+    def keeping(self) -> Stage:
+        """The stage that holds what plain passes do."""
+        if not self.spares:
             return self
-        return replace(self, recompute=(), boundaries=(), offload=())
+        return replace(self, mechanisms=tuple(value for value in self.mechanisms if not value.spares))
+
+    @property
+    def recompute(self) -> tuple[int, ...]:
+        return self._marked("recompute")
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        return self._marked("boundaries")
+
+    @property
+    def offload(self) -> tuple[int, ...]:
+        return self._marked("offload")
+
+    def _marked(self, field: str) -> tuple[int, ...]:
+        return next((getattr(value, field) for value in self.mechanisms if value.name == "marks"), ())
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.build import make_plan
 from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
@@ -55,7 +56,7 @@ def test_torchgpipe_recomputes_while_it_waits(stages: int, count: int, keeps_las
         graph=chain(stages, forward=1.0, backward=2.0), cluster=cluster(stages), cost=Constant(), minibatch_size=count
     )
     plan = make_plan(problem, "by hand", [(1 << s, 1) for s in range(stages)], 1)
-    plan = replace(plan, stages=tuple(replace(stage, recompute=stage.ops) for stage in plan.stages))
+    plan = replace(plan, stages=tuple(marked(stage, recompute=stage.ops) for stage in plan.stages))
     strategy = Strategy(name="s", planner=Single(), schedule=Torchgpipe())
     found = as_torchgpipe(strategy, plan, problem, keeps_last=keeps_last)
     assert found.step_s == pytest.approx((count + stages - 1) * 1.0 + stages * 2.0 + (count - 1) * 3.0 + (not keeps_last))

@@ -28,6 +28,7 @@ from baselines.released.pipedream import offer_unchanged
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.mechanisms.marks.stage import Marks
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
@@ -59,7 +60,15 @@ class PiperPlanner(AbstractReleased[Piper]):
             budget=budget,
             max_states=planner.max_states,
         )
-        parts = [Part(mask_of(stage.ops), stage.replicas, stage.degree, stage.recompute) for stage in found.stages]
+        parts = [
+            Part(
+                mask_of(stage.ops),
+                stage.replicas,
+                stage.degree,
+                mechanisms=(Marks(recompute=stage.recompute),) if stage.recompute else (),
+            )
+            for stage in found.stages
+        ]
         if parts:
             offer_unchanged(problem, best, found.value_s, parts)
         if best.plan is None:

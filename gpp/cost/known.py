@@ -11,30 +11,35 @@ Whoever makes stages fit counts on neither: what is found to fit, fits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
-from gpp.cost.variants import discarded
 from gpp.graph.op_graph import mask_of
 from gpp.stage import Stage
 
+FirstBackward = Callable[[np.ndarray], float | None]
+"""[operators] bytes of the sums of gradients -> what `AbstractBill.first_backward` says."""
 
-def known(problem: Problem, stage: Stage, memory: StageBytes) -> StageBytes:
+
+def known(problem: Problem, stage: Stage, memory: StageBytes, first: FirstBackward | None = None) -> StageBytes:
     """The bytes of a stage whose samples and micro-batches in flight are known.
 
     Args:
         memory: `gpp.cost.stage.stage_bytes`.
+        first: of a mechanism that makes the stage hold less; None: it holds what plain passes do.
     """
     mask = mask_of(stage.ops)
     if not mask & problem.graph.differentiated or stage.tensor_parallel > 1:
         return memory
-    if stage.unmarked is stage:
+    if first is None:
         memory = memory._replace(transient=min(memory.transient, problem.transient_bytes(mask, stage.samples)))
-    return memory._replace(transient=memory.transient - _unmet_bytes(problem, stage, memory))
+    return memory._replace(transient=memory.transient - _unmet_bytes(problem, stage, memory, first))
 
 
-def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
+def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes, first: FirstBackward | None) -> float:
     """Bytes by which the peak of a stage with a backward is lower because gradients and micro-batches do not meet.
 
     None with several devices, whose sums of gradients stay between mini-batches, none without a flush, and none where backwards are
@@ -45,9 +50,6 @@ def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
     regime = problem.regime
     if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.splits or stage.ahead < count:
         return 0.0
-    declared = {op for op in stage.recompute if op not in discarded(problem.graph, stage.recompute, 1)}
-    if declared:
-        return 0.0
     tensors = problem.tensors_of(stage.ops)
     gradients = np.zeros(len(stage.ops))
     for param in problem.graph.params:
@@ -55,7 +57,9 @@ def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
         # A sum that another stage has a part in stays, too.
         if param.trainable and readers and not readers & ~inside:
             gradients[tensors.at[readers.bit_length() - 1]] += param.num_bytes
-    first = tensors.first_backward(gradients, stage.recompute, stage.offload, stage.samples, stage.boundaries)
+    most = tensors.first_backward(gradients, stage.samples) if first is None else first(gradients)
+    if most is None:
+        return 0.0
     whole = memory.peak(count)
     later = memory.peak(count - 1) if count > 1 else 0.0
-    return float(np.clip(whole - max(later, whole - memory.transient - gradients.sum() + first), 0.0, memory.transient))
+    return float(np.clip(whole - max(later, whole - memory.transient - gradients.sum() + most), 0.0, memory.transient))

@@ -6,7 +6,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, final
@@ -19,9 +19,9 @@ from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
-from gpp.cost.runs import StageTensors
 from gpp.cost.shares import largest_share
-from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
+from gpp.cost.tensors import StageTensors
+from gpp.cost.variants import NOTHING_AGAIN, Repeats, boundary_bytes, held, passes, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import OpSums, SetSums
@@ -180,10 +180,9 @@ class Problem:
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         round_robin_degree: int = 1,
-        boundaries: tuple[int, ...] = (),
+        repeats: Repeats | None = None,
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
 
@@ -191,31 +190,29 @@ class Problem:
 
         Args:
             round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
+            repeats: what is done again; None: nothing.
         """
-        return self.split_times(ops, microbatch_size, devices, recompute, tensor_parallel, round_robin_degree, boundaries)[:2]
+        return self.split_times(ops, microbatch_size, devices, tensor_parallel, round_robin_degree, repeats)[:2]
 
     def split_times(
         self,
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         round_robin_degree: int = 1,
-        boundaries: tuple[int, ...] = (),
+        repeats: Repeats | None = None,
     ) -> tuple[float, float, float]:
         """As `stage_times`, with the backward's seconds for the gradients of the weights as the last value."""
         samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
         index = list(ops)
         found, exchange = list[tuple[float, float, float]](), (0.0, 0.0)
         if tensor_parallel > 1:
-            exchange = self.exchange_s(ops, samples, devices, recompute, tensor_parallel)
+            exchange = self.exchange_s(ops, samples, devices, (repeats or NOTHING_AGAIN).declared, tensor_parallel)
         for device in {self.type_of_device[d] for d in devices}:
             times = self.op_times(samples, device, tensor_parallel)
-            if recompute or tensor_parallel > 1:
-                alone = discarded(self.graph, recompute, tensor_parallel)
-                again = self.tensors_of(ops).again(alone, boundaries) if alone else ()
-                forward, backward, weight = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
+            if repeats is not None or tensor_parallel > 1:
+                forward, backward, weight = passes(self.graph, times, ops, repeats or NOTHING_AGAIN, tensor_parallel)
                 found.append((backward + exchange[1], weight, forward + exchange[0]))
                 continue
             found.append(
@@ -227,7 +224,7 @@ class Problem:
         return max(f for *_, f in found) + fixed.forward_s, backward + (fixed.backward_s if returns else 0.0), weight
 
     def exchange_s(
-        self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], recompute: tuple[int, ...], tensor_parallel: int
+        self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], declared: Collection[int], tensor_parallel: int
     ) -> tuple[float, float]:
         """Seconds that the devices of a replica exchange shards in a forward and in a backward, for so many samples each.
 
@@ -235,21 +232,21 @@ class Problem:
         rings over its devices. The slowest replica decides.
         """
         replicas = [devices[i : i + tensor_parallel] for i in range(0, len(devices), tensor_parallel)]
-        boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel) * samples
+        boundary = boundary_bytes(self.graph, ops, declared, tensor_parallel) * samples
         boundary_s = max(boundary / self.cluster.link(own[0], own[-1]).bandwidth_bytes_per_s for own in replicas)
         forward, backward = (
             max(sums_s(self.cluster, sums, samples, replica) for replica in replicas)
-            for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)
+            for sums in sums_inside(self.graph, ops, declared, tensor_parallel)
         )
         return boundary_s + forward, boundary_s + backward
 
-    def tensors_of(self, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> StageTensors:
-        """A stage's operators and the tensors between them; some are recomputed as they declare."""
-        key, made = (ops, declared, tensor_parallel), _TENSORS.of(self)
-        if key not in made:
-            saved = {op: running(self.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
-            made[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
-        return made[key]
+    def tensors_of(self, ops: tuple[int, ...]) -> StageTensors:
+        """A stage's operators and the tensors between them; none is split over devices."""
+        made = _TENSORS.of(self)
+        if ops not in made:
+            saved = {op: self.graph.ops[op].saved_bytes for op in ops}
+            made[ops] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
+        return made[ops]
 
     @cached_property
     def _sums(self) -> OpSums:
@@ -357,4 +354,4 @@ class Problem:
         return float(np.sum(times.forward_s) + np.sum(times.backward_s))
 
 
-_TENSORS = Remembered[tuple[tuple[int, ...], tuple[int, ...], int], StageTensors]()
+_TENSORS = Remembered[tuple[int, ...], StageTensors]()

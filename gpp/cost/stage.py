@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -13,40 +13,67 @@ from pydantic import Field
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem, Remembered
-from gpp.cost.variants import discarded, held
+from gpp.cost.variants import Repeats, held
 from gpp.graph.op_graph import mask_of
 from gpp.mechanism import parts
 from gpp.stage import AbstractStageValue, Stage
 from gpp.weights.base import PipelinePosition
 
 
-class AbstractBill(ABC):
-    """The terms that a mechanism adds to the bill of a stage."""
+class AbstractBill:
+    """The terms that a mechanism adds to the bill of a stage: none, unless its own class says otherwise."""
 
-    @abstractmethod
     def of(self, problem: Problem, stage: Stage, value: Any, bill: StageCost) -> StageCost:
         """The bill with the mechanism's terms of seconds and bytes.
 
         Args:
-            value: what the mechanism says of the stage, of its own class.
+            value: what the mechanism says of the stage, of its own class; here and below.
         """
+        return bill
+
+    def check(self, problem: Problem, s: int, stage: Stage, value: Any, position: PipelinePosition) -> None:
+        """Prove that the value of stage number s goes with the weight policy.
+
+        Raises:
+            InvalidPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
+    def repeats(self, problem: Problem, stage: Stage, value: Any) -> Repeats | None:
+        """What the stage's backwards do again; None: nothing."""
+        return None
+
+    def amounts(self, problem: Problem, stage: Stage, value: Any) -> Amounts | None:
+        """What the bytes of the stage are made of, of a mechanism that makes it hold less (`spares`); None: as of any stage."""
+        return None
+
+    def first_backward(self, problem: Problem, stage: Stage, value: Any, gradients: np.ndarray) -> float | None:
+        """The most bytes beyond all that is held, in the first backward of a mini-batch, of a stage that holds less.
+
+        Args:
+            gradients: [operators] bytes of the sums that each one's backward makes, which are not there before.
+
+        Returns:
+            None where that is not known.
+        """
+        return None
 
     def beside(self, problem: Problem, stage: Stage, value: Any) -> Iterable[tuple[int, float]]:
         """Bytes that devices beside the stage's own hold for it: (device, bytes)."""
         return ()
 
 
-def beside_bytes(problem: Problem, stage: Stage) -> Iterator[tuple[int, float]]:
-    """Bytes that devices beside a stage's own hold for it: (device, bytes)."""
-    for value, added in _added(stage):
-        yield from added.beside(problem, stage, value)
-
-
-def _added(stage: Stage) -> Iterator[tuple[AbstractStageValue, AbstractBill]]:
-    """The values of a stage that have terms in its bill, each with what knows them."""
+def bills_of(stage: Stage) -> Iterator[tuple[AbstractBill, AbstractStageValue]]:
+    """What the mechanisms of a stage add to its bill, each with what it says of the stage."""
     for value in stage.mechanisms:
         for part in parts((value.name,), "bill", "BILL", AbstractBill):
-            yield value, part
+            yield part, value
+
+
+def beside_bytes(problem: Problem, stage: Stage) -> Iterator[tuple[int, float]]:
+    """Bytes that devices beside a stage's own hold for it: (device, bytes)."""
+    for added, value in bills_of(stage):
+        yield from added.beside(problem, stage, value)
 
 
 @final
@@ -99,7 +126,8 @@ class StageCost:
         rest = problem.minibatch_size % stage.microbatch_size
         forward, backward, weight = _pass_s(problem, stage, stage.microbatch_size, position)
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
-        memory = known(problem, stage, stage_bytes(problem, stage, depth))
+        firsts = (partial(added.first_backward, problem, stage, value) for added, value in bills_of(stage) if value.spares)
+        memory = known(problem, stage, stage_bytes(problem, stage, depth), next(firsts, None))
         bill = cls(
             forward_s=forward,
             backward_s=backward,
@@ -116,7 +144,7 @@ class StageCost:
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
-        for value, added in _added(stage):
+        for added, value in bills_of(stage):
             bill = added.of(problem, stage, value, bill)
         made[stage, depth] = bill
         return bill
@@ -156,14 +184,24 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
-    """`Problem.amounts` of a stage whose operators may be recomputed, on the host, or split over several devices."""
-    whole = problem.amounts(mask_of(stage.ops))
-    if not stage.recompute and not stage.offload and stage.tensor_parallel == 1:
-        return whole
-    t, sums = stage.tensor_parallel, problem.sums(mask_of(stage.ops))
-    alone = discarded(problem.graph, stage.recompute, t)
-    declared = tuple(op for op in stage.recompute if op not in alone)
-    own = held(problem.graph, stage.ops, declared, t)
+    """`Problem.amounts` of a stage whose operators may be split over several devices, or of which mechanisms hold less."""
+    changed = (added.amounts(problem, stage, value) for added, value in bills_of(stage) if value.spares)
+    if (amounts := next(changed, None)) is not None:
+        return amounts
+    return problem.amounts(mask_of(stage.ops)) if stage.tensor_parallel == 1 else split_amounts(problem, stage)[0]
+
+
+def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()) -> tuple[Amounts, float]:
+    """The amounts of a stage whose operators run as they declare for its degree of tensor parallelism.
+
+    Args:
+        declared: operators that run as they declare for being computed again.
+
+    Returns:
+        The amounts; of them the bytes per sample that operators hold for one micro-batch alone.
+    """
+    whole, sums = problem.amounts(mask_of(stage.ops)), problem.sums(mask_of(stage.ops))
+    own = held(problem.graph, stage.ops, declared, stage.tensor_parallel)
     split = Amounts(
         trainable=own.trainable,
         static=static_bytes(own.trainable, own.frozen, problem.state_factor),
@@ -172,28 +210,21 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
         fixed=whole.fixed,
         late=whole.late,
     )
-    split = problem.with_rows(split, sums.rows)
-    if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
-        return split
-    # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    tensors = problem.tensors_of(stage.ops, declared, t)
-    found = tensors.discard(alone, stage.samples, stage.boundaries)
-    kept, moved = found.kept_and_moved([tensors.at[op] for op in stage.offload])
-    return split._replace(kept=kept, once=found.once + own.extra, fixed=found.fixed, moved=moved)
+    return problem.with_rows(split, sums.rows), own.extra
+
+
+def pass_times(problem: Problem, stage: Stage, samples: int) -> tuple[float, float, float]:
+    """Seconds of a forward and of a backward on a micro-batch of so many samples, and of the latter those of the weights'
+    gradients; without what the weight policy adds."""
+    repeats = (found for added, value in bills_of(stage) if (found := added.repeats(problem, stage, value)) is not None)
+    return problem.split_times(
+        stage.ops, samples, stage.devices, stage.tensor_parallel, stage.round_robin_degree, next(repeats, None)
+    )
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:
-    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included; and of the
-    latter, those of the weights' gradients."""
-    forward, backward, weight = problem.split_times(
-        ops=stage.ops,
-        microbatch_size=samples,
-        devices=stage.devices,
-        recompute=stage.recompute,
-        tensor_parallel=stage.tensor_parallel,
-        round_robin_degree=stage.round_robin_degree,
-        boundaries=stage.boundaries,
-    )
+    """`pass_times`, the weights made ready included."""
+    forward, backward, weight = pass_times(problem, stage, samples)
     more = _weights_s(problem, stage, position)
     return forward + more[0], backward + more[1], weight
 

@@ -1,9 +1,9 @@
 """Stages whose operators are recomputed in the backward pass or split over several devices (tensor parallelism).
 
 What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: operators
-that declare nothing are discarded together with their neighbours, as `gpp.cost.runs` says; what they cost is an amount of the
-stage. Planners that add up amounts of single operators charge one by `running`: its inputs, at most what it kept before, are
-kept, its forward pass runs once more, and the rest of its activations is held for one micro-batch, in every stage at once.
+that declare nothing are let go of together with their neighbours; what they cost is an amount of the stage. Planners that add up
+amounts of single operators charge one by `running`: its inputs, at most what it kept before, are kept, its forward pass runs once
+more, and the rest of its activations is held for one micro-batch, in every stage at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,21 @@ from gpp.graph.op_graph import OpGraph, ReplicaSums, Variant, bits, mask_of
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
     from gpp.cost.models.base import OpTimes
+
+
+class Repeats(NamedTuple):
+    """The operators of a stage whose work is done again in its backward.
+
+    Args:
+        declared: those that run as their profiles declare for it.
+        again: those whose forward runs once more.
+    """
+
+    declared: Collection[int] = ()
+    again: Collection[int] = ()
+
+
+NOTHING_AGAIN = Repeats()
 
 
 class Running(NamedTuple):
@@ -59,7 +74,7 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
 
 
 def discarded(graph: OpGraph, recompute: Collection[int], degree: int) -> tuple[int, ...]:
-    """The recomputed operators that declare nothing about it, ascending: those that form runs (`gpp.cost.runs`).
+    """The recomputed operators that declare nothing about it, ascending: their forwards run once more.
 
     Raises:
         InvalidPlan: the stage is split, and one of them does not declare how it is then recomputed.
@@ -76,19 +91,14 @@ def recomputed_bytes(graph: OpGraph, op: int) -> float:
     return min(graph.ops[op].saved_bytes, inputs)
 
 
-def passes(
-    graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], again: Collection[int], degree: int
-) -> tuple[float, float, float]:
-    """Forward and backward seconds of a stage, and of the latter those of its weights' gradients, without what its boundary costs.
-
-    Args:
-        recompute: operators that declare how they are recomputed, and are.
-        again: operators that are computed again in runs.
-    """
+def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], repeats: Repeats, degree: int) -> tuple[float, float, float]:
+    """Forward and backward seconds of a stage, and of the latter those of its weights' gradients, without what its boundary
+    costs."""
+    declared, again = repeats
     forward = backward = weight = 0.0
     for op in ops:
         forward_s, backward_s, weight_s = float(times.forward_s[op]), float(times.backward_s[op]), float(times.weight_s[op])
-        way = running(graph, op, forward_s, backward_s, op in recompute, degree)
+        way = running(graph, op, forward_s, backward_s, op in declared, degree)
         forward, backward = forward + way.forward_s, backward + way.backward_s + (forward_s if op in again else 0.0)
         if weight_s:
             # What is computed again comes before the gradients of the inputs, so none of it is in the second half.

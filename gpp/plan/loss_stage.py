@@ -59,7 +59,7 @@ def with_loss_apart(plan: Plan, problem: Problem) -> Plan:
     apart = problem.minibatch_ops
     if all(_whole(stage, plan) for stage in plan.stages if mask_of(stage.ops) & apart):
         return plan
-    stages = [stage.marked_within(tuple(op for op in stage.ops if not apart >> op & 1)) for stage in plan.stages]
+    stages = [stage.within(tuple(op for op in stage.ops if not apart >> op & 1)) for stage in plan.stages]
     kept = [s for s, stage in enumerate(stages) if stage.ops]
     position = {s: i for i, s in enumerate(kept)}
     owner = {op: position[s] for s in kept for op in stages[s].ops}

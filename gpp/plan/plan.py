@@ -13,11 +13,10 @@ from gpp.cost.edges import check_bits, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
-from gpp.cost.stage import StageCost, beside_bytes
+from gpp.cost.stage import StageCost, beside_bytes, bills_of
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import HANDLING, edges_of, handling_s, sending_s
-from gpp.plan.marks import check_marks, check_repeated
 from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
@@ -184,10 +183,10 @@ class Plan:
 
     @property
     def keeping(self) -> Plan:
-        """The plan in which every operator keeps what it makes."""
-        if not any(stage.recompute or stage.offload for stage in self.stages):
+        """The plan whose stages hold what plain passes do."""
+        if not any(stage.spares for stage in self.stages):
             return self
-        return replace(self, stages=tuple(stage.unmarked for stage in self.stages))
+        return replace(self, stages=tuple(stage.keeping for stage in self.stages))
 
     @cached_property
     def stage_of_device(self) -> dict[int, int]:
@@ -275,7 +274,8 @@ class Plan:
         check_sharding(self.stages, problem)
         self._check_memory(problem, peaks)
         for s, stage in enumerate(self.stages):
-            check_repeated(s, stage, self.position(s), problem)
+            for added, value in bills_of(stage):
+                added.check(problem, s, stage, value, self.position(s))
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
         """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.
@@ -297,12 +297,9 @@ class Plan:
             t = stage.tensor_parallel
             if t < 1 or len(stage.devices) % t:
                 raise InvalidPlan(f"stage {s}: tensor_parallel={t} must divide its {len(stage.devices)} devices")
-            if others := sorted(set(stage.recompute) - set(stage.ops)):
-                raise InvalidPlan(f"stage {s}: recompute={others[:8]} names operators that are not its own")
-            check_marks(s, stage, backward=self.runs_backward(s, graph))
             self._check_sizes(s)
             for value in stage.mechanisms:
-                value.check(s, stage, self.stages)
+                value.check(s, stage, self.stages, backward=self.runs_backward(s, graph))
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:
@@ -323,11 +320,8 @@ class Plan:
                 owner[op] = s
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
-            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.boundaries, stage.offload)):
-                raise InvalidPlan(
-                    f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {list(stage.recompute[:8])}, on "
-                    f"the host {list(stage.offload[:8])}"
-                )
+            if list(stage.ops) != sorted(set(stage.ops)):
+                raise InvalidPlan(f"stage {s}: operators must ascend, got {list(stage.ops[:8])}")
             used = stage.devices
             if len(set(used)) != len(used) or any(not 0 <= d < num_devices for d in used):
                 raise InvalidPlan(f"stage {s} must hold different devices out of 0..{num_devices - 1}, got {list(used[:8])}")

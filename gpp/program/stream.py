@@ -116,11 +116,6 @@ def check_served(plan: Plan) -> None:
     """
     size = plan.stages[0].microbatch_size
     for s, stage in enumerate(plan.stages):
-        if stage.recompute or stage.offload:
-            raise InvalidPlan(
-                f"stage {s} recomputes operators, or keeps them on the host, for a backward, and mode=inference has none. "
-                "Fix: plan with mode=inference, or leave recompute and offload out of the plan"
-            )
         if stage.microbatch_size != size or plan.minibatch_size % size:
             raise InvalidPlan(
                 f"stage {s}: micro-batch {stage.microbatch_size} must be the same in all stages and divide the request, "

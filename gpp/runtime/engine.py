@@ -106,18 +106,14 @@ class EngineTask:
 
 
 def refuse_policies(plan: Plan) -> None:
-    """Refuse policies for memory, for an engine that keeps what autograd keeps.
+    """Refuse what stages ask for beyond plain passes, for an engine that runs these alone.
 
     Raises:
-        UnsupportedPlan: the plan asks for recomputation or offload; names the stage.
+        UnsupportedPlan: names the stage, and what it asks for.
     """
     for s, stage in enumerate(plan.stages):
-        if stage.recompute or stage.offload:
-            what = "recomputation" if stage.recompute else "operators on the host"
-            raise UnsupportedPlan(
-                f"stage {s} asks for {what}, which this engine does not do. Fix: plan without it (strategy/memory=keep), or "
-                "engine=distributed"
-            )
+        for what, fix in filter(None, (value.lacking for value in stage.mechanisms)):
+            raise UnsupportedPlan(f"stage {s} asks for {what}, which this engine does not do. Fix: {fix}, or engine=distributed")
 
 
 def refuse_split_operators(plan: Plan, engine: str) -> None:

@@ -46,7 +46,7 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
-    if any(stage.round_robin_degree > 1 or stage.offload for stage in plan.stages):
+    if any(stage.round_robin_degree > 1 for stage in plan.stages):
         return False
     if any(value.acts for stage in plan.stages for value in stage.mechanisms):
         return False

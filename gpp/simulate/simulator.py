@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpp.cost.problem import Problem
@@ -101,9 +100,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 
 def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
     """The memory of each stage, and the seconds that its backward takes for computing again."""
-    kept = replace(plan, stages=tuple(replace(stage, recompute=(), boundaries=()) for stage in plan.stages))
-    bills = plan.bills(problem)
-    without = kept.bills(problem) if any(stage.recompute for stage in plan.stages) else bills
+    bills, keeping = plan.bills(problem), plan.keeping
+    without = bills if keeping is plan else keeping.bills(problem)
     return tuple(
         StageMemory(
             static_bytes=bill.static_bytes + bill.version_bytes,

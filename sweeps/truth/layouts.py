@@ -11,6 +11,7 @@ from gpp.cluster import Device
 from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
 from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, mask_of
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -197,7 +198,8 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
     plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement)
     again = recomputed(row, problem.graph)
     stages = [
-        replace(stage, tensor_parallel=row.tensor, recompute=tuple(op for op in stage.ops if op in again)) for stage in plan.stages
+        marked(replace(stage, tensor_parallel=row.tensor), recompute=tuple(op for op in stage.ops if op in again))
+        for stage in plan.stages
     ]
     plan = replace(plan, stages=tuple(stages))
     plan.check_stages(problem.graph, problem.cluster.num_devices)
@@ -206,4 +208,4 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
 
 def kept_plan(plan: Plan) -> Plan:
     """The same plan, nothing recomputed."""
-    return replace(plan, stages=tuple(replace(stage, recompute=(), boundaries=()) for stage in plan.stages))
+    return replace(plan, stages=tuple(stage.keeping for stage in plan.stages))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.stage import stage_amounts
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.stage import marked
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
 from gpp.stage import Stage
@@ -98,7 +98,7 @@ def test_the_bill_of_a_stage_is_what_the_allocator_says(name: str, settings: tup
         cases = ((4, (), ()), (16, (), ()), (16, ops, ()), (16, ops, ops[::2]), (16, ops[: len(ops) // 2], ()))
         for samples, recompute, ends in cases:
             stage = Stage(ops=ops, devices=(0,), microbatch_size=samples, in_flight=samples)
-            stage = replace(stage, recompute=recompute, boundaries=ends)
+            stage = marked(stage, recompute=recompute, boundaries=ends)
             bill = stage_amounts(problem, stage)
             kept, beyond = measured(captured, problem.graph, stage, weights, samples)
             # Scalars of the loss aside. What leaves a stage with marks and is kept by its readers alone is not there.

@@ -31,6 +31,7 @@ from functools import cache
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.cost.stage import pass_times
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
@@ -134,7 +135,7 @@ def _work(plan: Plan, problem: Problem) -> float:
     """Seconds in which the devices can do a mini-batch's passes, if none ever waits."""
     took = 0.0
     for stage in plan.stages:
-        once = sum(problem.stage_times(stage.ops, stage.microbatch_size, stage.devices, stage.recompute, stage.tensor_parallel))
+        once = sum(pass_times(problem, stage, stage.microbatch_size)[:2])
         took += plan.minibatch_size // stage.microbatch_size * once * len(stage.devices)
     return took / problem.cluster.num_devices
 

@@ -11,7 +11,9 @@ from gpp.cluster import Link, flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
+from gpp.cost.variants import Repeats
 from gpp.errors import InvalidPlan, UnsupportedPlan
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -33,7 +35,7 @@ def test_recomputation_by_the_general_rule():
     """Nothing of a run is kept, the run is there once, and its forward passes run twice."""
     problem = Problem(graph=chain(3, saved=10.0), cluster=cluster(1), cost=Constant(), minibatch_size=8)
     assert problem.stage_times((0, 1, 2), 2, (0,)) == (6.0, 12.0)
-    assert problem.stage_times((0, 1, 2), 2, (0,), (1, 2)) == (6.0, 16.0)
+    assert problem.stage_times((0, 1, 2), 2, (0,), repeats=Repeats(again=(1, 2))) == (6.0, 16.0)
     whole = peak_bytes(problem, (0, 1, 2), 2, 1, 8)
     # 10 bytes of two operators and 2 samples are there once instead of four times.
     assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 10 * 2 * 3
@@ -44,7 +46,7 @@ def test_recomputation_by_the_general_rule():
 
 def test_a_declared_degree_sets_time_memory_and_boundary():
     problem = split_problem()
-    forward, backward = problem.stage_times((1,), 2, (1, 2), (), 2)
+    forward, backward = problem.stage_times((1,), 2, (1, 2), 2)
     boundary = 3.0 * 2 / 10.0
     assert forward == pytest.approx(0.2 * 3 * 2 + boundary) and backward == pytest.approx(0.4 * 3 * 2 + boundary)
     # Half of the weights and gradients, the declared activations, the boundary's tensors and their gradients.
@@ -56,7 +58,7 @@ def test_a_declared_degree_sets_time_memory_and_boundary():
 def test_simulator_and_score_agree_on_split_and_recomputed_stages(replicas):
     problem = split_problem(2 + 2 * replicas)
     plan = split_plan(problem, replicas)
-    plan = replace(plan, stages=(replace(plan.stages[0], recompute=(0,)), *plan.stages[1:]))
+    plan = replace(plan, stages=(marked(plan.stages[0], recompute=(0,)), *plan.stages[1:]))
     plan.validate(problem)
     check_program(lower(plan, problem.graph, OneFOneB()), reduce_groups(plan, problem.graph))
     told, scored = (STRATEGY.predict(plan, problem, record=record).metrics for record in (True, False))
@@ -94,9 +96,9 @@ def test_plans_that_split_what_declares_nothing_are_refused():
     with pytest.raises(InvalidPlan, match="must divide its 2 devices"):
         replace(plan, stages=(replace(plan.stages[0], tensor_parallel=3), plan.stages[1])).validate(problem)
     with pytest.raises(InvalidPlan, match=r"recompute=\[2\] names operators that are not its own"):
-        replace(plan, stages=(replace(plan.stages[0], recompute=(2,)), plan.stages[1])).validate(problem)
+        replace(plan, stages=(marked(plan.stages[0], recompute=(2,)), plan.stages[1])).validate(problem)
     with pytest.raises(InvalidPlan, match=r"operators \[1\] are in boundaries, .* not in recompute"):
-        replace(plan, stages=(replace(plan.stages[0], recompute=(0,), boundaries=(1,)), plan.stages[1])).validate(problem)
+        replace(plan, stages=(marked(plan.stages[0], recompute=(0,), boundaries=(1,)), plan.stages[1])).validate(problem)
     tied = replace(problem.graph, ops=(replace(problem.graph.ops[0], params=("w",)), *problem.graph.ops[1:]))
     problem = replace(problem, graph=tied)
     with pytest.raises(InvalidPlan, match="another stage reads it too"):
@@ -105,7 +107,7 @@ def test_plans_that_split_what_declares_nothing_are_refused():
 
 def test_engines_that_run_refuse_what_they_cannot():
     plan = split_plan(split_problem())
-    again = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], recompute=(1,)), *plan.stages[2:]))
+    again = replace(plan, stages=(plan.stages[0], marked(plan.stages[1], recompute=(1,)), *plan.stages[2:]))
     with pytest.raises(UnsupportedPlan, match=r"stage 1 computes operators .* again and splits its operators over 2 devices"):
         Distributed().check(again)
     with pytest.raises(UnsupportedPlan, match=r"stage 1 splits its operators over 2 devices .*tensor_parallel=false"):

@@ -1,6 +1,6 @@
 """Every way to treat the operators of a stage, each judged by the rule written down once more.
 
-Nothing of `gpp.cost.runs`, of the bill or of `gpp.memory` is asked: runs, what they keep alive and what is held for them are found
+Nothing of `gpp.mechanisms.marks` or of the bill is asked: runs, what they keep alive and what is held for them are found
 here from sets of operators, and seconds from the tables of single operators.
 """
 

@@ -14,6 +14,7 @@ from itertools import product
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.plan import Plan
 from gpp.stage import Stage
 from gpp.strategy import Strategy
@@ -75,13 +76,13 @@ class MarkedPlans:
                 again, moved, ends = (
                     tuple(op for op, way in zip(stage.ops, ways, strict=True) if way in letters) for letters in ("rb", "o", "b")
                 )
-                marked = replace(stage, recompute=again, offload=moved, boundaries=ends)
-                bill = StageCost.of(self.problem, marked)
+                one = marked(stage, recompute=again, offload=moved, boundaries=ends)
+                bill = StageCost.of(self.problem, one)
                 if bill.memory.peak(stage.ahead) <= limit and bill.moved_bytes * stage.ahead <= host:
-                    found.setdefault((bill.backward_s, bill.moved_bytes), marked)
+                    found.setdefault((bill.backward_s, bill.moved_bytes), one)
             self._known[stage] = [
-                marked
-                for (seconds, moved), marked in found.items()
+                one
+                for (seconds, moved), one in found.items()
                 if not any(s <= seconds and m <= moved and (s, m) != (seconds, moved) for s, m in found)
             ]
         return self._known[stage]

@@ -24,6 +24,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -90,7 +91,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
         chain=rng.random() < 0.3,
     )
     trains = [plan.runs_backward(s, problem.graph) for s in range(count)]
-    stages = [replace(s, recompute=s.ops) if t and rng.random() < 0.2 else s for s, t in zip(plan.stages, trains, strict=True)]
+    stages = [marked(s, recompute=s.ops) if t and rng.random() < 0.2 else s for s, t in zip(plan.stages, trains, strict=True)]
     if count > 1 and rng.random() < 0.3:
         stages[-1] = replace(stages[-1], devices=stages[0].devices[: len(stages[-1].devices)])
     plan = replace(plan, stages=tuple(stages))

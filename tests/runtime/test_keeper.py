@@ -20,6 +20,7 @@ from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
@@ -103,7 +104,7 @@ class Zoo:
         everything = tuple(range(graph.num_ops))
         again, moved, ends = (tuple(op for op in everything if ways(op) in named) for named in ("rb", "m", "b"))
         stage = Stage(ops=everything, devices=(0,), microbatch_size=4, in_flight=4)
-        stage = replace(stage, recompute=again, offload=moved, boundaries=ends)
+        stage = marked(stage, recompute=again, offload=moved, boundaries=ends)
         return Keeper(
             module,
             Marks.of(self.captured, graph, stage, module.calls),
@@ -302,7 +303,7 @@ def test_ways_of_nodes_that_belong_to_no_operator() -> None:
     zoo = Zoo.of("masked")
     graph, module = zoo.captured.graph, zoo.module()
     stage = Stage(ops=tuple(range(graph.num_ops)), devices=(0,), microbatch_size=4, in_flight=4)
-    marks = Marks.of(zoo.captured, graph, replace(stage, recompute=stage.ops), module.calls)
+    marks = Marks.of(zoo.captured, graph, marked(stage, recompute=stage.ops), module.calls)
     free = [name for name in module.calls if zoo.captured.node_of[name].free]
     read = {name: {op for op in range(graph.num_ops) if name in _closure(zoo.captured, graph.ops[op].nodes)} for name in free}
     assert {name for name in free if marks.way[marks.place[name]] == KEPT} == {n for n in free if len(read[n]) != 1}

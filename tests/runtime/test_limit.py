@@ -17,6 +17,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import Exhausted, InvalidConfig, OutOfMemory
 from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import Adam
 from gpp.plan.build import make_plan
 from gpp.program.program import reduce_groups
@@ -115,7 +116,7 @@ def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
     job, _ = made(tmp_path)
     engine = Distributed(enforce_memory=True)
     engine.refuse(job)
-    moved = replace(job.plan, stages=(replace(job.plan.stages[0], offload=(0,)),))
+    moved = replace(job.plan, stages=(marked(job.plan.stages[0], offload=(0,)),))
     for other, says in (
         (replace(job, plan=moved), "stage 0 has operators on the host"),
         (replace(job, settings=replace(job.settings, device_kind="cuda")), "a card's allocator has"),

@@ -18,6 +18,7 @@ from baselines.whole_model_worker import WholeModel
 from gpp.data import digits
 from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
+from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
@@ -112,7 +113,7 @@ def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, 
         job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     job = replace(job, settings=replace(job.settings, on_nonfinite="warn"))
     if discards:
-        job = replace(job, plan=replace(job.plan, stages=tuple(replace(own, recompute=own.ops) for own in job.plan.stages)))
+        job = replace(job, plan=replace(job.plan, stages=tuple(marked(own, recompute=own.ops) for own in job.plan.stages)))
     stage, microbatch, sample = one_of(job.plan, kind, rng)
     poison = Poison(kind, stage, step := rng.randrange(1, 5), sample)
     if engine == "distributed":

@@ -10,6 +10,7 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
@@ -145,7 +146,7 @@ def test_a_plan_that_copies_is_simulated_and_not_scored() -> None:
     _, plan, _ = hosted(4, 8, 0.5)
     warmups: list[int | None] = [OneFOneB().warmup(plan, s, 8) for s in range(4)]
     assert not can_score(plan, warmups)
-    assert can_score(replace(plan, stages=tuple(replace(s, offload=()) for s in plan.stages)), warmups)
+    assert can_score(replace(plan, stages=tuple(marked(s, offload=()) for s in plan.stages)), warmups)
 
 
 def test_a_device_without_a_host_is_refused() -> None:

@@ -23,6 +23,7 @@ from gpp.graph.coarsen.groups import summed
 from gpp.graph.inference import forward_only
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.mechanisms.helpers.stage import Helpers
+from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -290,7 +291,7 @@ def test_plans_that_no_stream_runs_through_are_refused() -> None:
     check_served(plan)
     first, *others = plan.stages
     with pytest.raises(InvalidPlan, match="recomputes operators"):
-        check_served(replace(plan, stages=(replace(first, recompute=first.ops), *others)))
+        check_served(replace(plan, stages=(marked(first, recompute=first.ops), *others)))
     with pytest.raises(InvalidPlan, match=r"devices \[1\] help with its backward.*Fix: leave weight_device"):
         check_served(replace(plan, stages=(first.having(Helpers(weight_device=1)), *others)))
     with pytest.raises(InvalidPlan, match="must be the same in all stages"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
+from gpp.mechanisms.marks.stage import marked
 from gpp.stage import Stage
 
 
@@ -23,8 +24,6 @@ def peak_bytes(
         devices=tuple(range(num_devices)),
         microbatch_size=microbatch_size,
         in_flight=in_flight,
-        recompute=recompute,
         tensor_parallel=tensor_parallel,
-        offload=offload,
     )
-    return stage_bytes(problem, stage).peak(stage.ahead)
+    return stage_bytes(problem, marked(stage, recompute=recompute, offload=offload)).peak(stage.ahead)

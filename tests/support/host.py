@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from gpp.cost.problem import Problem
+from gpp.mechanisms.marks.stage import marked
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
@@ -18,7 +19,7 @@ from tests.support.programs import lower
 def on_host(rng: random.Random, problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The same with operators of most stages on the host, over links slow and fast, shared or with messages on them."""
     stages = [
-        replace(s, offload=tuple(op for op in s.ops if op not in s.recompute and rng.random() < 0.8))
+        marked(s, offload=tuple(op for op in s.ops if op not in s.recompute and rng.random() < 0.8))
         if plan.runs_backward(i, problem.graph) and rng.random() < 0.8
         else s
         for i, s in enumerate(plan.stages)
@@ -45,5 +46,5 @@ def hosted(
     devices = tuple(replace(d, host_bandwidth_bytes_per_s=1.0 / seconds) for d in prob.cluster.devices)
     prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(count)], microbatch_size)
-    plan = replace(plan, stages=tuple(replace(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
+    plan = replace(plan, stages=tuple(marked(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
     return lower(plan, prob.graph, schedule), plan, prob

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
+from gpp.mechanisms.marks.stage import marked
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
@@ -114,7 +115,7 @@ class Case:
         for s, stage in enumerate(self.plan.stages):
             own = {op: ways(op) if self.plan.runs_backward(s, self.problem.graph) else "k" for op in stage.ops}
             again, moved, ends = (tuple(op for op in stage.ops if own[op] in ways) for ways in ("rb", "m", "b"))
-            stages.append(replace(stage, recompute=again, offload=moved, boundaries=ends))
+            stages.append(marked(stage, recompute=again, offload=moved, boundaries=ends))
         data = inprocess.data_of(self.model)
         return assemble(
             *(self.found, self.problem, replace(self.plan, stages=tuple(stages)), self.strategy),

@@ -97,7 +97,7 @@ def _dealt_out(stage: Stage, plan: Plan) -> bool:
 
 def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
     """A stage of some operators of another one, which run as they did."""
-    return replace(stage.marked_within(ops), devices=devices)
+    return replace(stage.within(ops), devices=devices)
 
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
-from gpp.cost.stage import AbstractBill, StageCost
+from gpp.cost.stage import AbstractBill
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.helpers.stage import Helpers
 from gpp.stage import Stage
@@ -14,9 +14,6 @@ from gpp.stage import Stage
 
 class Bill(AbstractBill):
     """Helpers hold bytes of their own. The seconds of a backward stay in the stage's bill: each device has its part of them."""
-
-    def of(self, problem: Problem, stage: Stage, value: Helpers, bill: StageCost) -> StageCost:
-        return bill
 
     def beside(self, problem: Problem, stage: Stage, value: Helpers) -> Iterable[tuple[int, float]]:
         """Bytes that the helpers of a stage hold.

@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field
 
 from gpp.errors import InvalidPlan
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.report.draw import text
 from gpp.settings import Natural, NotNegative
 from gpp.stage import AbstractStageValue, Edges, Stage
@@ -39,13 +40,16 @@ class Helpers(AbstractStageValue):
     """
 
     name: ClassVar[str] = "helpers"
-    acts: ClassVar[bool] = True
     periodic: ClassVar[bool] = True
     splits: ClassVar[bool] = True
     earlier: ClassVar[tuple[str, ...]] = ("weight_device", "input_share")
 
     weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
     input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()
+
+    @property
+    def acts(self) -> bool:
+        return True
 
     @property
     def beside(self) -> tuple[int, ...]:
@@ -181,11 +185,12 @@ def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, 
     total = sum(share for _, share in helpers.input_share)
     if any(share <= 0.0 for _, share in helpers.input_share) or total > 1.0 + ROUNDING:
         yield "input_share", shares, f"has shares above 0 that add up to 1 at most, not {total:g}", "give each helper its part of 1"
+    marks = marks_of(stage)
     for field, value, fits, fix in (
         ("devices", list(stage.devices), len(stage.devices) == 1, "one device a stage"),
         ("k", stage.k, stage.k == 1, "k=1"),
-        ("recompute", list(stage.recompute[:8]), not stage.recompute, keep),
-        ("offload", list(stage.offload[:8]), not stage.offload, keep),
+        ("recompute", list(marks.recompute[:8]), not marks.recompute, keep),
+        ("offload", list(marks.offload[:8]), not marks.offload, keep),
     ):
         if not fits:
             yield field, value, "has no place in a plan with helpers: each stage has one device, k=1, and keeps what it makes", fix

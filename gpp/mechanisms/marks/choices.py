@@ -8,7 +8,6 @@ micro-batches in flight nothing is gained.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,9 +15,11 @@ import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
-from gpp.cost.runs import Computing, Discarded, StageTensors
-from gpp.cost.stage import stage_amounts, stage_bytes
+from gpp.cost.stage import pass_times, stage_amounts, stage_bytes
+from gpp.cost.tensors import StageTensors
 from gpp.graph.op_graph import mask_of
+from gpp.mechanisms.marks.runs import Computing, Discarded, Runs, runs_of
+from gpp.mechanisms.marks.stage import marked
 from gpp.stage import Stage
 
 HAIR = 1e-9
@@ -38,7 +39,7 @@ class Marking(NamedTuple):
 
     def on(self, stage: Stage) -> Stage:
         """The stage with these marks."""
-        return replace(stage, recompute=self.recompute, boundaries=self.boundaries, offload=self.offload)
+        return marked(stage, recompute=self.recompute, boundaries=self.boundaries, offload=self.offload)
 
 
 class Judged(NamedTuple):
@@ -75,7 +76,7 @@ class Choices:
     ) -> None:
         self.problem, self.held, self.depth = problem, held, depth
         self.able = np.array([again is None or op in again for op in stage.ops])
-        self.stage = stage.unmarked
+        self.stage = stage.keeping
         self.at = {op: i for i, op in enumerate(stage.ops)}
         self.samples = stage.samples
         self.keeping = stage_bytes(problem, self.stage, depth)
@@ -96,10 +97,8 @@ class Choices:
         return self.able & inside & (tensors.saved > tensors.handed) & self.in_runs
 
     def _seconds(self, recompute: tuple[int, ...]) -> tuple[float, float]:
-        stage = self.stage
-        return self.problem.stage_times(
-            stage.ops, stage.microbatch_size, stage.devices, recompute, stage.tensor_parallel, stage.round_robin_degree
-        )
+        stage = marked(self.stage, recompute=recompute)
+        return pass_times(self.problem, stage, stage.microbatch_size)[:2]
 
     @cached_property
     def least_peak(self) -> float:
@@ -161,6 +160,10 @@ class Choices:
         return self.problem.tensors_of(self.stage.ops)
 
     @cached_property
+    def runs(self) -> Runs:
+        return runs_of(self.problem, self.stage.ops)
+
+    @cached_property
     def again_s(self) -> np.ndarray:
         """[kinds of devices, operators] seconds of computing each operator of the stage again."""
         kinds, t = self.problem.first_of_each_type(self.stage.devices), self.stage.tensor_parallel
@@ -184,7 +187,7 @@ class Choices:
         """Seconds of computing some operators again, and what follows from their runs."""
         key = recompute, boundaries
         if key not in self._known:
-            found = self.tensors.discard(recompute, self.samples, boundaries, self._computing)
+            found = self.runs.discard(recompute, self.samples, boundaries, self._computing)
             again = [self.at[op] for op in found.again]
             self._known[key] = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max())), found
         return self._known[key]

@@ -102,7 +102,7 @@ class DawnPiper(AbstractPlanner):
         climbed = self._climbed(run, best.plan, best_s, memory, predict)
         plan = climbed or best.plan
         objective = Objective(value_s=best.seconds, scope="a micro-batch for the slowest stage")
-        marked = sum(bool(stage.recompute or stage.offload) for stage in plan.stages)
+        marked = sum(stage.spares for stage in plan.stages)
         how = "proven for this order" if best.proven else SAID[self.search]
         lines = (
             f"own objective: {objective} ({how}); {len(plan.stages)} stages, micro-batch {plan.stages[0].microbatch_size}",

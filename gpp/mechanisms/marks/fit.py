@@ -52,7 +52,7 @@ class Fit(NamedTuple):
     """The marks of a stage.
 
     Args:
-        recompute, offload: operator ids, ascending, as in `gpp.stage.Stage`.
+        recompute, offload: operator ids, ascending, as in `gpp.mechanisms.marks.stage.Marks`.
         added_s: seconds for each micro-batch beyond those of keeping everything: of computing again, and of copies that do not
             hide.
         boundaries: as the others.
@@ -142,7 +142,7 @@ def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:
     """The choice without marks of operators that nobody needs again, if it still fits."""
     if not choices.in_runs:
         return found
-    again = choices.tensors.again(found.marking.recompute, found.marking.boundaries)
+    again = choices.runs.again(found.marking.recompute, found.marking.boundaries)
     # A boundary that is not computed again holds what it handed on; without its mark it would hold all.
     marking = found.marking._replace(recompute=again, boundaries=tuple(op for op in found.marking.boundaries if op in again))
     tidy = choices.judge(marking)

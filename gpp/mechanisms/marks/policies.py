@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.mechanisms.marks.bill import repeatable_ops
 from gpp.mechanisms.marks.priced import Priced, Selection, Way
+from gpp.mechanisms.marks.stage import marked
 from gpp.memory import AbstractMemory, Question, Spared
-from gpp.plan.marks import repeatable_ops
 from gpp.settings import settings
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit
 def _all(asked: Question) -> Fit | None:
     from gpp.mechanisms.marks.fit import Fit
 
-    marked = repeatable(asked)
-    kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
+    again = repeatable(asked)
+    kept, bill = (StageCost.of(asked.problem, marked(asked.stage.keeping, recompute=ops), asked.depth) for ops in ((), again))
     fits = bill.memory.peak(asked.held) <= asked.limit_bytes
-    return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
+    return Fit(again, (), bill.backward_s - kept.backward_s) if fits else None
 
 
 def repeatable(asked: Question) -> tuple[int, ...]:

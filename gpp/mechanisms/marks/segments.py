@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.runs import StageTensors
+from gpp.cost.tensors import StageTensors
 
 
 class Segments(NamedTuple):

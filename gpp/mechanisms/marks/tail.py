@@ -47,7 +47,7 @@ class Tail(AbstractMarking):
     def _tried(self, asked: Question) -> tuple[Fit | None, float]:
         ways: Collection[Way] = self.ways if self.swap else ("recompute",)
         known, again = _TAILS.of(asked.problem), repeatable(asked)
-        key = asked.stage.unmarked, asked.held, asked.limit_bytes, asked.depth, frozenset(again), tuple(ways)
+        key = asked.stage.keeping, asked.held, asked.limit_bytes, asked.depth, frozenset(again), tuple(ways)
         if key not in known:
             choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, again)
             found, least = _shortest(choices, asked.limit_bytes)

@@ -34,6 +34,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidFile
 from gpp.mechanisms.marks.fitted import FittedStages, Stretch, one_minibatch
 from gpp.mechanisms.marks.residual_blocks import residual_blocks
+from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.marks.tail import Tail, tail_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -153,7 +154,7 @@ def _as_filed(search: _Moves, file: PlanFile) -> tuple[Plan | None, float]:
     stretches = search.stretches(file.partition)
     plan = search.stages.unmarked_plan("vpipe", stretches)
     stages = tuple(
-        replace(stage, recompute=stage.ops[len(stage.ops) - tail_of(len(stage.ops), ratio) :])
+        marked(stage, recompute=stage.ops[len(stage.ops) - tail_of(len(stage.ops), ratio) :])
         for stage, ratio in zip(plan.stages, file.recompute_ratio, strict=True)
     )
     plan = replace(plan, stages=stages)

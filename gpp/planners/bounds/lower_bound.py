@@ -147,7 +147,7 @@ class Bound:
 
     def _covers(self, plan: Plan) -> bool:
         return all(
-            (self.spares or not (stage.recompute or stage.offload))
+            (self.spares or not stage.spares)
             and stage.tensor_parallel == 1
             and stage.round_robin_degree == 1
             and plan.minibatch_size % stage.microbatch_size == 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_s, stage_bytes
+from gpp.cost.stage import finish_s, pass_times, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.plan.build import make_plan
@@ -21,7 +21,7 @@ from gpp.planners.chains.downsets import Budget, StateFamily, all_states, linear
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
-from gpp.stage import Stage
+from gpp.stage import AbstractStageValue, Stage
 
 AUTO_STATES = 500
 """Downsets up to which a planner searches all cuts of the graph by itself: a fraction of a second with every micro-batch size."""
@@ -178,13 +178,13 @@ def choose_cuts(graph: OpGraph, form: str, limit: int, weights: np.ndarray, budg
 
 
 class Part(NamedTuple):
-    """A stage of a chain: its operators, its replicas, how each is run, and its devices where they matter."""
+    """A stage of a chain: its operators, its replicas, how each is run, its devices where they matter, and what mechanisms say."""
 
     mask: int
     replicas: int
     degree: int = 1
-    recompute: tuple[int, ...] = ()
     devices: tuple[int, ...] | None = None
+    mechanisms: tuple[AbstractStageValue, ...] = ()
 
 
 def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch_size: int) -> Plan:
@@ -193,7 +193,7 @@ def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch
     sized = [(part.mask, part.replicas * part.degree) for part in parts]
     plan = make_plan(problem, planner, sized, microbatch_size, chain=True, ordered=True)
     stages = tuple(
-        replace(stage, recompute=part.recompute, tensor_parallel=part.degree, devices=part.devices or stage.devices)
+        replace(stage, tensor_parallel=part.degree, devices=part.devices or stage.devices, mechanisms=part.mechanisms)
         for stage, part in zip(plan.stages, parts, strict=True)
     )
     return replace(plan, stages=stages)
@@ -207,8 +207,8 @@ def fits(problem: Problem, parts: Sequence[Part], microbatch_size: int) -> bool:
             devices=part.devices or tuple(range(part.replicas * part.degree)),
             microbatch_size=microbatch_size,
             in_flight=problem.regime.held(depth, problem.minibatch_size // microbatch_size) * microbatch_size,
-            recompute=part.recompute,
             tensor_parallel=part.degree,
+            mechanisms=part.mechanisms,
         )
         if stage_bytes(problem, stage).peak(stage.ahead) > problem.memory_limit_bytes:
             return False
@@ -284,7 +284,7 @@ class Best:
         before, least, returning = 0.0, 0.0, plan.returning(self.problem.graph)
         for s, stage in enumerate(plan.stages):
             b = stage.microbatch_size
-            took = sum(self.problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel))
+            took = sum(pass_times(self.problem, stage, b)[:2])
             least = max(least, before + plan.minibatch_size // b * took)
             before = before + took if self.problem.regime.minibatches == 1 and (s, s + 1) in returning else 0.0
         return least

@@ -36,13 +36,10 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """How many operators are recomputed or on the host, the degree of tensor parallelism, and what mechanisms say; empty for an
-    ordinary stage."""
-    words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
-    words += [f"{len(stage.offload)} on host"] if stage.offload else []
-    words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
-    words += [said for value in stage.mechanisms if (said := value.words())]
-    return ", ".join(words)
+    """What mechanisms say of a stage, and its degree of tensor parallelism; empty for an ordinary stage."""
+    first = [said for value in stage.mechanisms if value.spares and (said := value.words())]
+    split = [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
+    return ", ".join([*first, *split, *(said for value in stage.mechanisms if not value.spares and (said := value.words()))])
 
 
 def device_words(stage: Stage) -> str:

@@ -30,7 +30,7 @@ def split_modules(job: Job, modules: Mapping[int, StageModule]) -> tuple[str, ..
     moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
     for s in set(split_stages(job)) & set(modules):
         stage = job.plan.stages[s]
-        formulas, elsewhere = moves or bool(stage.recompute or stage.offload), bool(stage.adding)
+        formulas, elsewhere = moves or stage.spares, bool(stage.adding)
         found = modules[s].split(whole=slow_nodes(job, s), formulas=formulas, elsewhere=elsewhere)
         blocks = [name for name in found.whole if job.captured.node_of[name].kind == "block"]
         if blocks:

@@ -13,10 +13,13 @@ class Checksum(AbstractStageValue):
     """The stage that adds up the gradients of all."""
 
     name: ClassVar[str] = "checksum"
-    acts: ClassVar[bool] = True
     to: Natural
 
-    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...]) -> None:
+    @property
+    def acts(self) -> bool:
+        return True
+
+    def check(self, s: int, stage: Stage, stages: tuple[Stage, ...], *, backward: bool) -> None:
         if self.to >= len(stages):
             raise InvalidPlan(f"stage {s}: checksum.to={self.to} must be one of {len(stages)} stages. Fix: to=0")
 

@@ -16,6 +16,7 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, Unsu
 from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
 from gpp.mechanisms.marks.policies import Recompute
+from gpp.mechanisms.marks.stage import Marks
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -141,7 +142,7 @@ def test_helpers_hold_what_they_are_sent() -> None:
             {"weight_device": 4, "devices": (1, 5)},
             r"stage 1: devices=\[1, 5\] has no place in a plan with helpers.* Fix: one device",
         ),
-        ({"weight_device": 4, "recompute": (1,)}, r"stage 1: recompute=\[1\] has no place.*Fix: leave it out"),
+        ({"weight_device": 4, "mechanisms": (Marks(recompute=(1,)),)}, r"stage 1: recompute=\[1\] has no place.*Fix: leave it out"),
     ],
 )
 def test_helpers_that_cannot_help_are_refused(of_stage: dict[str, object], message: str) -> None:

@@ -120,7 +120,7 @@ def test_a_tail_is_one_run_of_the_last_operators_and_takes_no_less_than_the_best
     tails = [stage.recompute for stage in plan.stages]
     assert any(tails)
     assert all(tail == stage.ops[len(stage.ops) - len(tail) :] for tail, stage in zip(tails, plan.stages, strict=True))
-    best = Recompute().fitted(replace(plan, stages=tuple(stage.unmarked for stage in plan.stages)), short)
+    best = Recompute().fitted(replace(plan, stages=tuple(stage.keeping for stage in plan.stages)), short)
     assert best is not None
     seconds = [sum(bill.backward_s for bill in one.bills(short)) for one in (best, plan)]
     assert seconds[0] <= seconds[1]

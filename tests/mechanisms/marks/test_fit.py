@@ -15,6 +15,7 @@ from gpp.mechanisms.marks.capuchin import capuchin
 from gpp.mechanisms.marks.choices import Choices, Marking
 from gpp.mechanisms.marks.fit import _ALIKE, Fit, fit
 from gpp.mechanisms.marks.prices import Prices
+from gpp.mechanisms.marks.stage import marked
 from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict
 from tests.support.graphs import chain as chain_of
@@ -66,7 +67,7 @@ def test_a_stage_that_fits_is_left_alone() -> None:
     case, choices = long_case(0, chain=True)
     keep = choices.judge(Marking()).peak
     assert fit(case.problem, case.stage, 4, keep) == Fit((), (), 0.0)
-    assert fit(case.problem, replace(case.stage, recompute=(0,)), 4, keep) == Fit((), (), 0.0)
+    assert fit(case.problem, marked(case.stage, recompute=(0,)), 4, keep) == Fit((), (), 0.0)
     assert fit(case.problem, case.stage, 4, 1.0) is None
     assert fit(case.problem, case.stage, 4, keep * 0.9, ways=()) is None
 
@@ -105,7 +106,7 @@ def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def peak_of(case: Case, stage: Stage, recompute: tuple[int, ...]) -> float:
-    return stage_bytes(case.problem, replace(stage, recompute=recompute)).peak(4)
+    return stage_bytes(case.problem, marked(stage, recompute=recompute)).peak(4)
 
 
 def twice(graph: OpGraph) -> OpGraph:

@@ -11,6 +11,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
+from gpp.mechanisms.marks.stage import marked
 from gpp.memory import AbstractMemory, Keep, _with_fewer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -115,14 +116,14 @@ def test_nothing_is_computed_again_with_other_weights() -> None:
         plan = strategy.plan(with_memory(problem, 1e15))
         first = next(s for s in plan.stages if s.ahead > 1)
         trained = tuple(op for op in first.ops if graph.trained_by[op])
-        marked = replace(plan, stages=tuple(replace(s, recompute=trained) if s is first else s for s in plan.stages))
+        with_marks = replace(plan, stages=tuple(marked(s, recompute=trained) if s is first else s for s in plan.stages))
         changes = weights.changes(plan.position(plan.stages.index(first)))
         assert trained and changes is not may
         if may:
-            strategy.check(marked, with_memory(problem, 1e15))
+            strategy.check(with_marks, with_memory(problem, 1e15))
         else:
             with pytest.raises(InvalidPlan, match=r"computes operators .* again .* uses other weights than the forward did"):
-                strategy.check(marked, with_memory(problem, 1e15))
+                strategy.check(with_marks, with_memory(problem, 1e15))
 
 
 def test_what_fits_in_no_way_is_said() -> None:

@@ -8,6 +8,7 @@ import pytest
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
 from gpp.errors import GppError
+from gpp.mechanisms.marks.stage import marked
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -177,7 +178,7 @@ def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
 def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, width: int) -> None:
     assert compared.plan
     first, second, *others = compared.plan.stages
-    stages = (replace(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
+    stages = (marked(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
     run = replace(compared, survey=None).knowing(plan=replace(compared.plan, stages=stages), explanation=None)
     out = printed(width, show_plan, run)
     assert max(map(len, out.splitlines())) <= width

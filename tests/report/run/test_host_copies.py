@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.mechanisms.marks.stage import marked
 from gpp.report.draw.memory import memory_levels
 from gpp.report.run.page import run_report
 from gpp.report.run.record import Asked, Planned, RunRecord
@@ -19,7 +20,7 @@ from tests.support.traces import check_trace
 def hosted_run(recompute: bool = False) -> RunRecord:
     program, plan, problem = hosted(4, 8, 0.5)
     if recompute:
-        plan = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], recompute=(3,))))
+        plan = replace(plan, stages=(*plan.stages[:3], marked(plan.stages[3], recompute=(3,))))
     predicted = simulate(program, plan, problem)
     planned = Planned(plan=plan, graph=problem.graph, cluster=problem.cluster, predicted=predicted)
     return RunRecord(asked=Asked(model="m"), planned=planned)
@@ -50,7 +51,7 @@ def test_the_legend_names_what_the_timeline_has() -> None:
 def _kept():
     program, plan, problem = hosted(4, 8, 0.5)
     own = {device: tuple(a for a in own if a.kind not in "OP") for device, own in program.actions.items()}
-    return replace(program, actions=own), replace(plan, stages=tuple(replace(s, offload=()) for s in plan.stages)), problem
+    return replace(program, actions=own), replace(plan, stages=tuple(marked(s, offload=()) for s in plan.stages)), problem
 
 
 def test_stages_say_what_is_not_kept_and_what_it_costs() -> None:

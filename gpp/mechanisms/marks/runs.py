@@ -23,15 +23,16 @@ tensor is not known, its maker or one of its readers; so v is any of them that m
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from gpp.graph.op_graph import OpGraph, bits, mask_of
-from gpp.graph.sums import SetSums
+from gpp.cost.problem import Problem, Remembered
+from gpp.cost.tensors import Moments, StageTensors
+from gpp.cost.variants import running
+from gpp.graph.op_graph import mask_of
+from gpp.mechanisms.marks.stage import Marks
 
 
 class Run(NamedTuple):
@@ -80,55 +81,12 @@ Computing: TypeAlias = dict[tuple[tuple[int, ...], frozenset[int]], tuple[np.nda
 most at a time while it is computed again."""
 
 
-class StageTensors:
-    """The operators of a stage and the tensors between them, for many choices of what is discarded.
+@final
+class Runs:
+    """A stage's operators for many choices of what is discarded."""
 
-    Args:
-        ops: ascending.
-        saved: operator -> bytes per sample that it makes and holds if it is not discarded.
-        sums: of the stage.
-    """
-
-    def __init__(self, graph: OpGraph, ops: Sequence[int], saved: Mapping[int, float], sums: SetSums) -> None:
-        self.ops = tuple(ops)
-        self.at = {op: i for i, op in enumerate(self.ops)}
-        n, at, inside = len(self.ops), self.at, mask_of(self.ops)
-        self.incoming, self.incoming_back, self.outgoing_back = sums.incoming, sums.incoming_back, sums.outgoing_back
-        self.saved = np.array([saved[op] for op in self.ops])
-        self.transient = np.array([graph.ops[op].transient_bytes for op in self.ops])
-        self.fixed = np.array([graph.ops[op].fixed_bytes for op in self.ops])
-        # Of what each holds, what it hands to others; there is more where an operator declares that it is computed again.
-        self.handed = np.zeros(n)
-        self.follows = np.zeros((n, n))  # [v, w]: whether w follows from v
-        for i, op in enumerate(self.ops):
-            self.follows[i, [at[w] for w in bits(graph.descendants[op] & inside)]] = 1
-        # Gradients under way past each operator, those that leave with the stage's outputs, and those of what it makes.
-        self.pending, self.leaving, self.arrived = np.zeros((3, n))
-        # Of each tensor made inside: producer, readers inside, bytes, whether anybody saves it, whether it leaves.
-        self.tensors: list[tuple[int, tuple[int, ...], float, bool, bool]] = []
-        for index in graph.touching(inside):
-            tensor = graph.tensors[index]
-            size, readers = tensor.bytes_per_sample, tuple(at[c] for c in tensor.consumers if c in at)
-            made = at.get(tensor.producer, -1)
-            if tensor.differentiable and readers:
-                self.pending[made + 1 : max(readers)] += size
-            if made < 0:
-                continue
-            leaves = len(readers) < len(tensor.consumers)
-            self.handed[made] += size if tensor.saved else 0.0
-            self.arrived[made] += size if tensor.differentiable and readers else 0.0
-            self.tensors.append((made, readers, size, tensor.saved, leaves))
-            if leaves and tensor.differentiable and not tensor.saved:
-                self.leaving[made] += size
-        self.handed = np.minimum(self.handed, self.saved)
-
-    @cached_property
-    def alike(self) -> bytes:
-        """A digest that tells stages apart which differ in more than the names of their operators."""
-        digest = hashlib.blake2b(repr((self.tensors, self.incoming, self.incoming_back, self.outgoing_back)).encode())
-        for column in (self.saved, self.transient, self.fixed, self.pending, self.leaving, self.arrived, self.handed, self.follows):
-            digest.update(column.tobytes())
-        return digest.digest()
+    def __init__(self, tensors: StageTensors) -> None:
+        self.tensors = tensors
 
     def discard(
         self,
@@ -144,52 +102,32 @@ class StageTensors:
             boundaries: those of the discarded operators whose outputs stay.
             computing: what is known of runs; more is added. For whoever asks for many choices, whose runs are mostly the same ones.
         """
-        gone = {self.at[op] for op in discarded}
-        ends = gone & {self.at[op] for op in boundaries}
+        gone = {self.tensors.at[op] for op in discarded}
+        ends = gone & {self.tensors.at[op] for op in boundaries}
         runs, held_of, sent = self._held(gone, ends)
         slopes, asked = self._moments(runs, ends, held_of, {} if computing is None else computing)
-        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
-        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
-        named = tuple(self.ops[i] for run in runs for i in run.again)
-        once = self.outgoing_back + slope + sent
-        return Discarded(tuple(runs), tuple(sorted(named)), held_of, self.incoming, once, most - slope * samples)
+        slope = max(self.tensors.incoming_back, float(slopes.max()), float(asked.max()))
+        most = max(slope * samples, float((slopes * samples + self.tensors.fixed).max()))
+        named = tuple(self.tensors.ops[i] for run in runs for i in run.again)
+        once = self.tensors.outgoing_back + slope + sent
+        return Discarded(tuple(runs), tuple(sorted(named)), held_of, self.tensors.incoming, once, most - slope * samples)
 
-    def first_backward(
-        self,
-        gradients: np.ndarray,
-        discarded: Sequence[int],
-        offload: Sequence[int],
-        samples: int,
-        boundaries: Sequence[int],
-    ) -> float:
-        """The most bytes beyond all that is held, in a backward that begins without sums of gradients and makes them.
-
-        Args:
-            gradients: [operators] bytes of the sums that each one's backward makes.
-            discarded, offload, samples, boundaries: as in `discard`.
-        """
-        gone = {self.at[op] for op in discarded}
-        ends = gone & {self.at[op] for op in boundaries}
-        if gone or offload:
-            runs, held_of, sent = self._held(gone, ends)
-            slopes, asked = self._moments(runs, ends, held_of, {})
-        else:
-            slopes, asked, sent = self.transient - self.leaving - self.follows @ self.saved, np.full(len(self.ops), -np.inf), 0.0
-        made = np.cumsum(gradients[::-1])[::-1]
-        # What would be added to a sum is the sum; the rest of the fixed bytes comes beside it.
-        own = slopes * samples + made + np.maximum(self.fixed - gradients, 0.0)
-        when_asked = asked * samples + made - gradients
-        most = max(float(own.max()), float(when_asked.max()), self.incoming_back * samples + float(made[0]))
-        return (self.outgoing_back + sent) * samples + most
+    def first_backward(self, gradients: np.ndarray, marks: Marks, samples: int) -> float:
+        """`StageTensors.first_backward` of the stage with some marks."""
+        at = self.tensors.at
+        gone = {at[op] for op in marks.recompute}
+        ends = gone & {at[op] for op in marks.boundaries}
+        runs, held_of, sent = self._held(gone, ends)
+        return self.tensors.first_backward(gradients, samples, Moments(*self._moments(runs, ends, held_of, {}), sent))
 
     def _held(self, gone: set[int], ends: set[int]) -> tuple[list[Run], np.ndarray, float]:
         """The runs, bytes per sample that each operator holds, and those that leave the stage and are not held."""
         runs = self.runs(gone, ends)
         again = {i for run in runs for i in run.again}
-        held_of, sent = self.saved.copy(), 0.0
+        held_of, sent = self.tensors.saved.copy(), 0.0
         held_of[list(gone)] = 0.0
-        held_of[list(ends)] = self.handed[list(ends)]
-        for made, readers, size, saved, leaves in self.tensors:
+        held_of[list(ends)] = self.tensors.handed[list(ends)]
+        for made, readers, size, saved, leaves in self.tensors.tensors:
             held = (made not in gone or made in ends) and (saved or any(reader in again for reader in readers))
             if held and not saved:
                 held_of[made] += size
@@ -201,7 +139,7 @@ class StageTensors:
         self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray, computing: Computing
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes per sample beyond all that is held: in the backward of each operator, and when a run is computed again in it."""
-        alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
+        alive, asked = np.zeros(len(self.tensors.ops)), np.full(len(self.tensors.ops), -np.inf)
         for run in runs:
             own = run.again, frozenset(ends.intersection(run.again))
             if own not in computing:
@@ -211,20 +149,20 @@ class StageTensors:
             alive[span] += storages[span]
             for asker in run.askers:
                 asked[asker] = max(asked[asker], most - storages[-1])
-        there = self.pending + alive - self.follows @ held_of
-        return there + self.transient - self.leaving, there + self.arrived + asked
+        there = self.tensors.pending + alive - self.tensors.follows @ held_of
+        return there + self.tensors.transient - self.tensors.leaving, there + self.tensors.arrived + asked
 
     def again(self, discarded: Sequence[int], boundaries: Sequence[int] = ()) -> tuple[int, ...]:
         """The discarded operators that are computed again."""
-        runs = self.runs({self.at[op] for op in discarded}, {self.at[op] for op in boundaries})
-        return tuple(sorted(self.ops[i] for run in runs for i in run.again))
+        runs = self.runs({self.tensors.at[op] for op in discarded}, {self.tensors.at[op] for op in boundaries})
+        return tuple(sorted(self.tensors.ops[i] for run in runs for i in run.again))
 
     def runs(self, gone: set[int], ends: set[int]) -> list[Run]:
         """The runs of the operators at some positions, of which some are boundaries, without those that nobody needs."""
         parent = {i: i for i in gone}
-        needed = {i for i in gone if self.saved[i] > (self.handed[i] if i in ends else 0.0)}
+        needed = {i for i in gone if self.tensors.saved[i] > (self.tensors.handed[i] if i in ends else 0.0)}
         inner: list[tuple[int, tuple[int, ...]]] = []
-        for made, readers, _, _, _ in self.tensors:
+        for made, readers, _, _, _ in self.tensors.tensors:
             if made in gone and made not in ends and (within := tuple(r for r in readers if r in gone)):
                 inner.append((made, within))
                 for reader in within:
@@ -238,7 +176,7 @@ class StageTensors:
             members.setdefault(_root(parent, i), []).append(i)
         # The last one of a run keeps something, or its readers do.
         askers = {root: {again[-1]} for root, again in members.items()}
-        for made, readers, _, saved, _ in self.tensors:
+        for made, readers, _, saved, _ in self.tensors.tensors:
             if saved and made in needed and made not in ends:
                 root = _root(parent, made)
                 askers[root].update(reader for reader in readers if reader > members[root][-1])
@@ -246,19 +184,19 @@ class StageTensors:
 
     def _computing(self, ordered: tuple[int, ...], ends: frozenset[int]) -> tuple[np.ndarray, float]:
         """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""
-        again, n = set(ordered), len(self.ops)
+        again, n = set(ordered), len(self.tensors.ops)
         own, between = np.zeros((2, n))
-        own[list(ordered)] = self.saved[list(ordered)]
+        own[list(ordered)] = self.tensors.saved[list(ordered)]
         # A boundary may make what it has handed on once more, and lets go of it.
         twice = [i for i in ordered if i in ends]
-        own[twice] -= self.handed[twice]
-        between[twice] = self.handed[twice]
+        own[twice] -= self.tensors.handed[twice]
+        between[twice] = self.tensors.handed[twice]
         storages = np.cumsum(own)
-        for made, readers, size, saved, _ in self.tensors:
+        for made, readers, size, saved, _ in self.tensors.tensors:
             # An operator's own output is among its transients while it runs.
             if made in again and not saved and made not in ends and (reading := [r for r in readers if r in again]):
                 between[made + 1 : max(reading) + 1] += size
-        return storages, float((storages + self.transient + between)[list(ordered)].max())
+        return storages, float((storages + self.tensors.transient + between)[list(ordered)].max())
 
 
 def _root(parent: dict[int, int], i: int) -> int:
@@ -266,3 +204,18 @@ def _root(parent: dict[int, int], i: int) -> int:
         parent[i] = parent[parent[i]]
         i = parent[i]
     return i
+
+
+_RUNS = Remembered[tuple[tuple[int, ...], tuple[int, ...], int], Runs]()
+
+
+def runs_of(problem: Problem, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> Runs:
+    """The runs of a stage's operators; some are recomputed as they declare."""
+    key, made = (ops, declared, tensor_parallel), _RUNS.of(problem)
+    if key not in made:
+        tensors = problem.tensors_of(ops)
+        if declared or tensor_parallel > 1:
+            saved = {op: running(problem.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
+            tensors = StageTensors(problem.graph, ops, saved, problem.sums(mask_of(ops)))
+        made[key] = Runs(tensors)
+    return made[key]
