@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from gpp.cluster import Cluster
+from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import parts
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.channels import Channel
-from gpp.program.kinds import Direction
+from gpp.program.kinds import Direction, Resource
 from gpp.program.program import Program, Task
 from gpp.weights.base import AbstractWeights
 
@@ -45,6 +47,24 @@ class ActionShare(NamedTuple):
 
 
 WHOLE = ActionShare()
+
+
+class CopyCost(NamedTuple):
+    """The cost of one copy of a stage to the host, or back: seconds on its slowest device, bytes on each device; the same for the
+    last micro-batch."""
+
+    seconds: float
+    num_bytes: float
+    last_seconds: float
+    last_num_bytes: float
+
+    def of(self, *, last: bool) -> tuple[float, float]:
+        """Seconds and bytes."""
+        return (self.last_seconds, self.last_num_bytes) if last else (self.seconds, self.num_bytes)
+
+
+CopyCosts = Mapping[tuple[Resource, int], CopyCost]
+"""(Channel to or from the host, stage) -> the cost of its copies."""
 
 
 class AbstractLowering(ABC):
@@ -115,6 +135,14 @@ class AbstractLowering(ABC):
         """The sizes of the mechanism's messages."""
         return {}
 
+    def copies(self, plan: Plan, graph: OpGraph, cluster: Cluster, bills: Sequence[StageCost]) -> CopyCosts:
+        """What its copies take; nothing of stages that have none.
+
+        Raises:
+            InvalidConfig: a device has no link to its host.
+        """
+        return {}
+
     def prove(self, plan: Plan, program: Program) -> None:
         """Prove the mechanism's own rules, which the graph of waits does not know.
 
@@ -151,6 +179,15 @@ def check_form(plan: Plan) -> None:
 def ordered(plan: Plan, graph: OpGraph, num_samples: int) -> dict[int, list[Task]] | None:
     """The passes of every device, where a mechanism puts them in order; else None."""
     return next((found for part in lowerings(plan) if (found := part.orders(plan, graph, num_samples)) is not None), None)
+
+
+def copy_costs(plan: Plan, graph: OpGraph, cluster: Cluster, bills: Sequence[StageCost]) -> CopyCosts:
+    """What the copies of a plan's stages take, by all mechanisms.
+
+    Raises:
+        InvalidConfig: a device has no link to its host.
+    """
+    return {key: cost for part in lowerings(plan) for key, cost in part.copies(plan, graph, cluster, bills).items()}
 
 
 def prove(plan: Plan, program: Program) -> None:

@@ -27,7 +27,7 @@ from typing import final
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COPIES, COPY_OUT, HALVES, KINDS, PASS, Kind, Resource
+from gpp.program.kinds import BACKWARD, COPIES, HALVES, KINDS, PASS, Kind, Resource
 
 _FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs and not row.transfers)
 """Kinds of which a stage that copies has one for each micro-batch: of a backward the whole, or both halves."""
@@ -68,7 +68,8 @@ class Copies:
                 if need.kind in COPIES:
                     out.append(found)
         if row.occupies is Resource.COPY_IN and here:
-            out.append(self._nodes[COPY_OUT, stage, self._latest[COPY_OUT, stage]])
+            (went,) = row.needs
+            out.append(self._nodes[went.kind, stage, self._latest[went.kind, stage]])
         self._here[stage] = here + (row.occupies is Resource.COPY_IN) - row.returns
         self._nodes[kind, stage, microbatch] = node
         self._latest[kind, stage] = microbatch

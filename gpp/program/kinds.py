@@ -11,8 +11,6 @@
     s2.R0@d1                 all-reduce of gradient group 0 (`gpp.program.program.reduce_groups`)
     s2.N0@d1                 sum of the squared gradients of all devices (clipping by the global norm)
     s2.U0@d1                 optimizer step of mini-batch 0
-    s2.O0@d1                 copy of what micro-batch 0 keeps on the host: there, after its forward
-    s2.P0@d1                 and back, before its backward
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
 of waits (`gpp.program.waits`) is derived from what a row occupies and needs. Mechanisms add rows of their own (`gpp.mechanism`), so
@@ -22,6 +20,7 @@ the table and the sets below grow when a package of a user's own is named.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from gpp import mechanism
@@ -46,7 +45,6 @@ _CORE: Final = (
         meaning="forward",
         role=Role.COMPUTE,
         occupies=Resource.DEVICE,
-        needs=(Need("O", previous=True),),
         direction=FORWARD,
         holds=True,
     ),
@@ -55,7 +53,7 @@ _CORE: Final = (
         meaning="backward",
         role=Role.COMPUTE,
         occupies=Resource.DEVICE,
-        needs=(Need("F"), Need("P")),
+        needs=(Need("F"),),
         direction=BACKWARD,
         frees=True,
         returns=True,
@@ -66,7 +64,7 @@ _CORE: Final = (
         meaning="input gradients",
         role=Role.COMPUTE,
         occupies=Resource.DEVICE,
-        needs=(Need("F"), Need("P")),
+        needs=(Need("F"),),
         direction=BACKWARD,
         returns=True,
     ),
@@ -86,8 +84,6 @@ _CORE: Final = (
     Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
     Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
     Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE, of_minibatch=True),
-    Kind(text="O", meaning="copy to the host", role=Role.COPY, occupies=Resource.COPY_OUT, needs=(Need("F"),)),
-    Kind(text="P", meaning="fetch from the host", role=Role.COPY, occupies=Resource.COPY_IN, needs=(Need("O"),)),
 )
 
 KINDS: Final = _Table()
@@ -121,6 +117,9 @@ _SETS: Final = {
 def _add(kind: Kind) -> None:
     """Give the table another row, and the sets above what follows from it."""
     KINDS[kind.text] = kind
+    for waiting, previous in kind.needed_by:
+        row = KINDS[waiting]
+        KINDS[waiting] = replace(row, needs=(*row.needs, Need(kind.text, previous)))
     _SETS[kind.role].add(kind.text)
     if kind.transfers:
         TRANSFERS.add(kind.text)
@@ -150,11 +149,6 @@ def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False)
     return found
 
 
-def _occupying(resource: Resource) -> str:
-    (found,) = [kind.text for kind in _CORE if kind.occupies is resource]
-    return found
-
-
 PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
 """Direction -> the whole pass that runs in it."""
 INPUT_GRADIENTS: Final = _pass(returns=True)
@@ -164,8 +158,6 @@ HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
 REDUCE: Final = _sum(everyone=False)
 NORM: Final = _sum(everyone=True)
 (UPDATE,) = UPDATES
-COPY_OUT: Final = _occupying(Resource.COPY_OUT)
-COPY_IN: Final = _occupying(Resource.COPY_IN)
 
 
 def _add_found() -> None:

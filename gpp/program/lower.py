@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -12,8 +11,6 @@ from gpp.program.action import Action
 from gpp.program.added import check_form, lowerings
 from gpp.program.kinds import (
     BACKWARD,
-    COPY_IN,
-    COPY_OUT,
     FORWARD,
     KINDS,
     NORM,
@@ -80,7 +77,7 @@ def lower(
     for device, stages in plan.work_of_device.items():
         order = orders.get(device, ())
         if device in ends or not order:
-            actions[device] = tuple(_interleave(order, device, before, after, ends.get(device, {}), {}))
+            actions[device] = tuple(_interleave(order, device, before, after, ends.get(device, {})))
             continue
         updates: dict[Task, list[Action]] = {}
         sums = [Action(REDUCE, stages[0], g) for g, group in enumerate(groups) if device in group.devices]
@@ -88,9 +85,7 @@ def lower(
         for t in range(minibatches if trains else 0):
             last = _last_of(order, plan, minibatches - 1 - t)
             updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
-        copying = {s for s in stages if trains and plan.stages[s].offload}
-        copies = _copies(order, copying, drains=minibatches == 1) if copying else {}
-        actions[device] = tuple(_interleave(order, device, before, after, updates, copies))
+        actions[device] = tuple(_interleave(order, device, before, after, updates))
     program = Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
     for part in lowerings(plan):
         program = part.lower(plan, graph, program)
@@ -138,53 +133,17 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
-def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -> dict[Task, list[Action]]:
-    """The copies to start behind each pass.
-
-    What a forward made goes at once. It comes back while the pass in front of its backward runs, as far as two micro-batches'
-    copies at a time allow it (`gpp.program.copies`): a fetch stands behind the last backward of its stage and behind its own copy
-    out, or, for the first backward, in front of the pass before it. Where backwards follow each other nothing goes, so from the
-    third on a fetch stands in front of the backward before its own.
-
-    Args:
-        order: the passes of a device.
-        copying: the stages whose copies are meant.
-        drains: whether backwards follow each other before the end; else every mini-batch has the order of the steady state, also
-            where the pipeline drains at last, as stretches of other lengths are made of it.
-    """
-    out: dict[Task, list[Action]] = defaultdict(list)
-    gone: dict[tuple[int, int], int] = {}
-    """Stage and micro-batch -> the place of its forward."""
-    latest: dict[int, int] = {}
-    """Stage -> the place of its last forward."""
-    used: dict[int, list[int]] = defaultdict(list)
-    """Stage -> the places of its passes that use what came back: backwards, or their first halves."""
-    for place, task in enumerate(order):
-        stage, kind, microbatch = task
-        if stage in copying and KINDS[kind].holds:
-            out[task].append(Action(COPY_OUT, stage, microbatch))
-            gone[stage, microbatch] = latest[stage] = place
-        if stage in copying and KINDS[kind].returns:
-            before = used[stage][-2 if drains else -1 :] or [place - 2]
-            free = before[0] if latest[stage] < before[0] else before[-1]
-            out[order[max(free, gone[stage, microbatch])]].append(Action(COPY_IN, stage, microbatch))
-            used[stage].append(place)
-    return out
-
-
 def _interleave(
     order: Sequence[Task],
     device: int,
     before: Slots,
     after: Slots,
     updates: Mapping[Task, Sequence[Action]],
-    copies: Mapping[Task, Sequence[Action]],
 ) -> list[Action]:
     """Post every receive some passes ahead, so that it overlaps with them.
 
     Args:
         updates: what ends a mini-batch, by the pass that it follows.
-        copies: what goes to the host and comes back, by the pass that it follows.
     """
     # The first of two stages under 1F1B with four micro-batches. Each column is a round of the loop below:
     #
@@ -207,6 +166,5 @@ def _interleave(
             out += before.get(passes[i + POSTED_AHEAD], ())  # [1]
         out.append(tuple.__new__(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))  # [2]
         out += after.get(what, ())  # [3]
-        out += copies.get(task, ())
         out += updates.get(task, ())  # [4]
     return out

@@ -20,8 +20,6 @@ from gpp.program.action import Action
 from gpp.program.added import lowerings
 from gpp.program.kinds import (
     BACKWARD,
-    COPY_IN,
-    COPY_OUT,
     FORWARD,
     HALVES,
     INPUT_GRADIENTS,
@@ -157,7 +155,6 @@ def _work(
         halves = any(value.splits for value in stage.mechanisms) or (s in splits and plan.has_weight_gradients(s, graph))
         backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
-        kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
         for m in range(-(-num_samples // stage.microbatch_size)):
             # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.
             turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices

@@ -2,7 +2,7 @@
 
 Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
 its own first-in first-out channel and overlaps with compute; a copy to the host or back goes on a channel of its device, one for
-each way (`gpp.simulate.copies`); a reduction starts when all its devices have reached it. Channels do not contend with each other.
+each way; a reduction starts when all its devices have reached it. Channels do not contend with each other.
 The order of every device is static, so the times are a longest path in the graph of waits (`gpp.program.waits`): no event queue is
 needed, unless devices share processors (`gpp.simulate.sharing`).
 """
@@ -17,7 +17,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.added import WHOLE, lowerings, part_of
+from gpp.program.added import WHOLE, copy_costs, lowerings, part_of
 from gpp.program.held import device_peaks
 from gpp.program.kinds import (
     BACKWARD,
@@ -31,7 +31,6 @@ from gpp.program.kinds import (
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
-from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_bytes, message_rates
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
@@ -233,9 +232,9 @@ class Costs(NamedTuple):
                 took, share = problem.cluster.allreduce_s(size, members), 2 * (len(members) - 1) / len(members)
             elif row.role is Role.UPDATE:
                 took = bills[s].update_s if device in plan.stages[s].devices else 0.0
-            elif row.role is Role.COPY and (action.kind, s) in copies:
+            elif row.role is Role.COPY and (row.occupies, s) in copies:
                 b = plan.stages[s].microbatch_size
-                took, size = copies[action.kind, s].of(last=(action.microbatch + 1) * b > program.num_samples)
+                took, size = copies[row.occupies, s].of(last=(action.microbatch + 1) * b > program.num_samples)
                 share = 0.0  # the host is none of the devices that communicate
             else:
                 raise MalformedProgram(f"{action.text(device)} takes no time that a simulation could know")

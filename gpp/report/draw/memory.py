@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpp.program.kinds import COMPUTE, COPY_IN, COPY_OUT, KINDS
+from gpp.program.kinds import COMPUTE, COPIES, KINDS, Resource
 from gpp.report.draw.palette import LIMIT, TRUNK
 from gpp.report.draw.svg import Swatch, line, rect, swatch
 from gpp.timeline import Event, StageMemory, Timeline
@@ -39,7 +39,7 @@ def memory_levels(timeline: Timeline, stages_of_device: Mapping[int, Sequence[in
         return {}
     own: dict[int, dict[tuple[int, int], list[Event]]] = {device: defaultdict(list) for device in stages_of_device}
     for event in timeline.events:
-        if event.device in own and (event.kind in COMPUTE or event.kind in (COPY_OUT, COPY_IN)):
+        if event.device in own and (event.kind in COMPUTE or event.kind in COPIES):
             own[event.device][event.stage, event.microbatch].append(event)
     freeing = {event.stage for event in timeline.events if KINDS[event.kind].frees}
     out = {}
@@ -74,14 +74,14 @@ def _changes(events: Sequence[Event], frees: bool, memory: StageMemory) -> list[
     first = KINDS[events[0].kind]
     if not first.holds:
         before = late if first.finishes and not first.returns else kept + moved
-        out.append((0.0, kept if first.text == COPY_IN else before))
+        out.append((0.0, kept if first.occupies is Resource.COPY_IN else before))
     for event in events:
         row = KINDS[event.kind]
         if row.holds:
             out.append((event.start_s, kept + moved))
-        if event.kind == COPY_IN:
+        if row.occupies is Resource.COPY_IN:
             out.append((event.start_s, moved))
-        if event.kind == COPY_OUT:
+        if row.occupies is Resource.COPY_OUT:
             out.append((event.end_s, -moved))
         if row.returns or not frees:
             out.append((event.end_s, -kept - moved))

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpp.program.kinds import COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
+from gpp.program.kinds import COPIES, KINDS, TRANSFERS, Resource
 from gpp.report.draw import text
 from gpp.report.draw.memory import FILLS, Level, fullest, memory_levels
 from gpp.report.draw.palette import TRANSFER, TRUNK, Tone, token_name
@@ -78,9 +78,9 @@ def _stage(tone: Tone, names: str) -> dict[str, Any]:
 def _kind(kind: str) -> dict[str, str]:
     """How a kind is drawn: on which track, and its fill: a token, or of passes a shade of the stage's tone."""
     row = KINDS[kind]
-    track = {COPY_OUT: "out", COPY_IN: "in"}.get(kind, "message" if kind in TRANSFERS else "pass")
+    track = {Resource.COPY_OUT: "out", Resource.COPY_IN: "in"}.get(row.occupies, "message" if kind in TRANSFERS else "pass")
     on_device = pass_shade(row) if row.computes else shade_of(kind, TRUNK)
-    fill = on_device if track == "pass" else COPY_FILLS.get(kind, TRANSFER)
+    fill = on_device if track == "pass" else COPY_FILLS.get(row.occupies, TRANSFER)
     return {"text": kind, "meaning": row.meaning, "track": track, "fill": token_name(fill)}
 
 

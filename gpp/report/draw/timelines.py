@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpp.program import kinds
-from gpp.program.kinds import BESIDE, COMPUTE, COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS, Kind
+from gpp.program.kinds import BESIDE, COMPUTE, COPIES, KINDS, TRANSFERS, Kind, Resource
 from gpp.report.draw import palette, text
 from gpp.report.draw.palette import FETCH, IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Shade, Tone, text_on
 from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
@@ -18,7 +18,7 @@ DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its ow
 DRAINING = 0.05
 """Where devices idle by so much more than in the steady state, of the whole drawing, it shows how the pipeline drains."""
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
-COPY_FILLS = {COPY_OUT: palette.COPY_OUT, COPY_IN: FETCH}
+COPY_FILLS = {Resource.COPY_OUT: palette.COPY_OUT, Resource.COPY_IN: FETCH}
 COPY_TRACK = 3.0
 """Pixels of each of the two tracks under a row that copies to the host."""
 
@@ -171,9 +171,9 @@ def _rows(
         slices = [e for e in events if e.kind not in BESIDE]
         out.append(_detailed(slices, rows, y, height, scale) if detailed else _merged(slices, rows, y, height, scale))
         out.append(_marks([e for e in events if is_transfer(e)], y, height, scale))
-        for track, (kind, fill) in enumerate(COPY_FILLS.items()):
+        for track, (way, fill) in enumerate(COPY_FILLS.items()):
             at = y + height + 2 + COPY_TRACK * (track + 0.5)
-            path = _dashes([e for e in events if e.kind == kind], at, scale, 0.6)
+            path = _dashes([e for e in events if KINDS[e.kind].occupies is way], at, scale, 0.6)
             out.append(element("path", d=path, stroke=fill, stroke_width=COPY_TRACK, fill="none") if path else "")
     return out
 
@@ -272,7 +272,8 @@ def event_swatches(timelines: Sequence[Timeline], rows: TimelineRows) -> list[Sw
     if found & TRANSFERS:
         out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
     if found & COPIES:
-        out += [swatch(KINDS[kind].meaning, line(0, 8, 26, 8, fill, COPY_TRACK)) for kind, fill in COPY_FILLS.items()]
+        rows = [row for row in KINDS.values() if row.text in COPIES]
+        out += [swatch(row.meaning, line(0, 8, 26, 8, COPY_FILLS[row.occupies], COPY_TRACK)) for row in rows]
     return out
 
 

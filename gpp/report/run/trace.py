@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan.plan import Plan
-from gpp.program.kinds import COPY_IN, COPY_OUT, FORWARD, KINDS, PASS
+from gpp.program.kinds import COPIES, FORWARD, KINDS, PASS, Resource
 from gpp.report.draw.timelines import is_transfer, stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline
 
 COMPUTE_TID, COMMUNICATION_TID = 1, 100
-COPY_TIDS = {COPY_OUT: 200, COPY_IN: 300}
+COPY_TIDS = {Resource.COPY_OUT: 200, Resource.COPY_IN: 300}
 SOURCE_STRIDE = 100_000  # between the process ids of two sources
 MAX_FLOWS = 40_000
 Slice = dict[str, Any]
@@ -63,7 +63,7 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for event in sorted(timeline.events, key=lambda e: (e.device, e.start_s, e.end_s)):
         start, end = round(event.start_s * 1e9), round(event.end_s * 1e9)
-        first = COPY_TIDS.get(event.kind, COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID)
+        first = COPY_TIDS.get(KINDS[event.kind].occupies, COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID)
         ends = lanes[event.device, first]
         lane = next((i for i, busy in enumerate(ends) if busy <= start), len(ends))
         if lane == len(ends):
@@ -93,7 +93,7 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
 
 
 _THREADS = {COMPUTE_TID: "compute", COMMUNICATION_TID: "communication"} | {
-    tid: KINDS[kind].meaning for kind, tid in COPY_TIDS.items()
+    COPY_TIDS[row.occupies]: row.meaning for row in KINDS.values() if row.text in COPIES
 }
 
 

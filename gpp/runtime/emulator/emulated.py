@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -21,8 +21,9 @@ from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.added import CopyCosts
 from gpp.program.held import Meter
-from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, INPUT_GRADIENTS, PASS, TRANSFERS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, PASS, TRANSFERS, WEIGHT_GRADIENTS, Resource
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
@@ -31,7 +32,6 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
-from gpp.simulate.copies import CopyCost
 
 CLOCKS = 2
 _CLOCKS = Form((CLOCKS,), torch.float64)
@@ -174,24 +174,24 @@ class EmulatedHost:
     They say nothing of the period that the device does not: a pass stands before the first copy of a step and behind the last.
 
     Args:
-        costs: (kind of a copy, stage) -> what it takes (`gpp.simulate.copies.copy_costs`).
+        costs: what copies take.
     """
 
-    def __init__(self, costs: Mapping[tuple[str, int], CopyCost], clock: Clock) -> None:
+    def __init__(self, costs: CopyCosts, clock: Clock) -> None:
         self.costs, self.clock = costs, clock
-        self._free: dict[str, When] = {}
+        self._free: dict[Resource, When] = {}
 
     def begin(self, *, anew: bool) -> None:
         """Start to follow the clock; `anew`: no copy is under way."""
-        self._free = {} if anew else {kind: (free, self.clock.real_s(free)) for kind, (free, _) in self._free.items()}
+        self._free = {} if anew else {way: (free, self.clock.real_s(free)) for way, (free, _) in self._free.items()}
 
-    def copy(self, kind: str, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
+    def copy(self, way: Resource, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
         """When a copy is over that begins now, or later; and when it runs, by this machine's clock."""
-        seconds, _ = self.costs[kind, stage].of(last=last)
-        free, scale = self._free.get(kind, _LONG_AGO), self.clock.time_scale
+        seconds, _ = self.costs[way, stage].of(last=last)
+        free, scale = self._free.get(way, _LONG_AGO), self.clock.time_scale
         begin_s = max(self.clock.virtual_s, free[0], after[0])
         real_s = max(time.perf_counter(), free[1], after[1])
-        over = self._free[kind] = begin_s + seconds, real_s + seconds * scale
+        over = self._free[way] = begin_s + seconds, real_s + seconds * scale
         return over, (real_s, over[1])
 
 
@@ -262,7 +262,7 @@ class EmulatedRunner:
 
     def copy_out(self, microbatch: int) -> Span:
         """Occupy the channel to the host."""
-        self._going, span = self.host.copy(COPY_OUT, self.stage, last=microbatch == self.last, after=_LONG_AGO)
+        self._going, span = self.host.copy(Resource.COPY_OUT, self.stage, last=microbatch == self.last, after=_LONG_AGO)
         self._gone[microbatch] = self._going
         return span
 
@@ -270,7 +270,7 @@ class EmulatedRunner:
         """Occupy the channel from the host, once the micro-batch is there; while another is in use, once nothing goes there."""
         gone = self._gone.pop(microbatch)
         after = max(gone, self._going) if self._coming else gone
-        self._coming[microbatch], span = self.host.copy(COPY_IN, self.stage, last=microbatch == self.last, after=after)
+        self._coming[microbatch], span = self.host.copy(Resource.COPY_IN, self.stage, last=microbatch == self.last, after=after)
         return span
 
     def update(self) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from gpp.files import write_text
+from gpp.program.added import copy_costs
 from gpp.program.held import Meter
 from gpp.program.kinds import KINDS
 from gpp.runtime.emulator.emulated import (
@@ -40,7 +41,6 @@ from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, open_lines, write_line
 from gpp.runtime.worker.stage import Span
-from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
 
