@@ -237,21 +237,6 @@ class Stage:
         return replace(self, mechanisms=tuple(value for value in self.mechanisms if not value.spares))
 
     @property
-    def recompute(self) -> tuple[int, ...]:
-        return self._marked("recompute")
-
-    @property
-    def boundaries(self) -> tuple[int, ...]:
-        return self._marked("boundaries")
-
-    @property
-    def offload(self) -> tuple[int, ...]:
-        return self._marked("offload")
-
-    def _marked(self, field: str) -> tuple[int, ...]:
-        return next((getattr(value, field) for value in self.mechanisms if value.name == "marks"), ())
-
-    @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each replica."""
         t = self.tensor_parallel

@@ -77,7 +77,6 @@ WINGS: dict[str, list[set[str]]] = {
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},
-        {"memory"},
         {"worker"},
         {"serve"},
         {"emulator"},

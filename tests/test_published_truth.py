@@ -11,7 +11,7 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
-from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.build import make_plan
 from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
@@ -75,7 +75,7 @@ def test_a_recomputed_shard_runs_its_forward_once_more() -> None:
     plain = laid_out(replace(GPT, recompute="none"), problem).stages[0]
     problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, 2, 2))
     again = laid_out(GPT, problem).stages[0]
-    rest = tuple(op for op in plain.ops if op not in again.recompute)
+    rest = tuple(op for op in plain.ops if op not in marks_of(again).recompute)
     before, after = StageCost.of(problem, plain), StageCost.of(problem, again)
     outside = StageCost.of(problem, replace(plain, ops=rest))
     assert after.forward_s == pytest.approx(before.forward_s)

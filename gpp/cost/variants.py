@@ -73,18 +73,6 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
     return Running(forward_s, backward_s + forward_s, 1.0, saved, own.saved_bytes - saved, None)
 
 
-def discarded(graph: OpGraph, recompute: Collection[int], degree: int) -> tuple[int, ...]:
-    """The recomputed operators that declare nothing about it, ascending: their forwards run once more.
-
-    Raises:
-        InvalidPlan: the stage is split, and one of them does not declare how it is then recomputed.
-    """
-    found = tuple(op for op in sorted(recompute) if not any(v.degree == degree and v.recompute for v in graph.ops[op].variants))
-    if found and degree > 1:
-        running(graph, found[0], 0.0, 0.0, True, degree)
-    return found
-
-
 def recomputed_bytes(graph: OpGraph, op: int) -> float:
     """Bytes per sample that an operator is charged in flight where amounts of single operators are added up."""
     inputs = sum(graph.tensors[i].bytes_per_sample for i in graph.tensors_of[op] if graph.tensors[i].producer != op)

@@ -256,6 +256,14 @@ class AbstractJobPart(ABC):
         """
         return None
 
+    def refuse_plan(self, plan: Plan) -> None:
+        """Refuse a plan that workers do not run, before there is a job.
+
+        Raises:
+            UnsupportedPlan: names stage, field, value, rule and fix.
+        """
+        return None
+
     def check(self, job: Job) -> None:
         """Refuse a job in which the captured model is none for the mechanism, whatever runs it.
 

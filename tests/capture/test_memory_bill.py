@@ -15,9 +15,9 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.stage import stage_amounts
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.marks.stage import marked
-from gpp.runtime.memory.keeper import Keeper
-from gpp.runtime.memory.marks import Marks
+from gpp.mechanisms.marks.keeper import Keeper
+from gpp.mechanisms.marks.nodes import NodeMarks
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.stage import Stage
 from tests.support import inprocess
 
@@ -64,7 +64,7 @@ def measured(captured: Captured, graph: OpGraph, stage: Stage, weights: dict[str
     values = values_of(captured, module, samples)
     received = sum(values[name].nbytes for name in module.receives)
     with ExitStack() as watched, listening() as forward:
-        keeper = keeper_of(captured, graph, stage, module) if stage.recompute else None
+        keeper = keeper_of(captured, graph, stage, module) if marks_of(stage).recompute else None
         outputs = module(samples, values, *([watched.enter_context(keeper.forward(0, None))] if keeper else []))
         watched.close()
         roots = [get_gradient_edge(tensor) for tensor in outputs.values() if tensor.requires_grad]
@@ -82,7 +82,7 @@ def measured(captured: Captured, graph: OpGraph, stage: Stage, weights: dict[str
 
 
 def keeper_of(captured: Captured, graph: OpGraph, stage: Stage, module: StageModule) -> Keeper:
-    marks = Marks.of(captured, graph, stage, module.calls)
+    marks = NodeMarks.of(captured, graph, stage, module.calls)
     generators = [torch.default_generator] if module.has_random else []
     return Keeper(module, marks, device=torch.device("cpu"), autocast=None, generators=generators, copies=None)
 

@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.marks.stage import marks_of
 from tests.support.markings import NAMED, POLICIES, SMALL, keep, random_case, random_ways, train
 
 
@@ -32,7 +33,7 @@ def main(count: int, first: int, models: list[str]) -> int:
             except InvalidConfig:  # stages that share a weight need a policy that keeps it one
                 case = random_case(name, policy := POLICIES[0], rng)
             kept, job = case.job(keep), case.job(random_ways(rng))
-            ways = [(stage.recompute, stage.offload, stage.boundaries) for stage in job.plan.stages]
+            ways = [(marks_of(stage).recompute, marks_of(stage).offload, marks_of(stage).boundaries) for stage in job.plan.stages]
             with tempfile.TemporaryDirectory() as folder:
                 wrong = train(kept, case.weights, Path(folder, "a")).differences(train(job, case.weights, Path(folder, "b")))
         except Exception:

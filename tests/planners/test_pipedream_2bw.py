@@ -11,6 +11,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.plan import Plan
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
@@ -77,7 +78,7 @@ def test_stages_are_equally_replicated_intervals_of_one_order(strategy: Strategy
     assert problem.minibatch_size // b >= strategy.weights.least_accumulation(depth)
     orders = [o(problem.graph) for o in (depth_first_order, branch_first_order)]
     assert any(order_of(plan, order) for order in orders)
-    assert not any(stage.recompute for stage in plan.stages)
+    assert not any(marks_of(stage).recompute for stage in plan.stages)
     seconds = strategy.predict(plan, problem, record=False).metrics.iteration_s
     work = sum(problem.minibatch_size // b * sum(problem.stage_times(stage.ops, b, stage.devices)) * width for stage in plan.stages)
     assert seconds >= work / problem.cluster.num_devices * (1 - 1e-9)

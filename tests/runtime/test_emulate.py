@@ -24,7 +24,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -188,15 +188,17 @@ def test_the_random_plans_cover_what_can_be_planned() -> None:
     assert any(len(stage.devices) > 1 for plan in plans for stage in plan.stages)
     assert any(len({stage.microbatch_size for stage in plan.stages}) > 1 for plan in plans)
     assert any(plan.shares_devices for plan in plans)
-    assert any(stage.recompute for plan in plans for stage in plan.stages)
-    assert any(stage.offload for plan in plans for stage in plan.stages)
+    assert any(marks_of(stage).recompute for plan in plans for stage in plan.stages)
+    assert any(marks_of(stage).offload for plan in plans for stage in plan.stages)
     assert any(not problem.cluster.homogeneous for problem, _ in found)
     assert any(problem.global_norm for problem, _ in found)
     assert any(plan.minibatch_size % stage.microbatch_size for plan in plans for stage in plan.stages)
     assert any(not plan.runs_backward(s, problem.graph) for problem, plan in found for s in range(len(plan.stages)))
     assert any(not t.differentiable for problem, _ in found for t in problem.graph.tensors)
     halves = [(problem, plan) for problem, plan, schedule in map(random_plan, range(24)) if schedule.holds.splits]
-    assert any(plan.shares_devices for _, plan in halves) and any(stage.offload for _, plan in halves for stage in plan.stages)
+    assert any(plan.shares_devices for _, plan in halves) and any(
+        marks_of(stage).offload for _, plan in halves for stage in plan.stages
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -118,7 +118,7 @@ def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
     engine.refuse(job)
     moved = replace(job.plan, stages=(marked(job.plan.stages[0], offload=(0,)),))
     for other, says in (
-        (replace(job, plan=moved), "stage 0 has operators on the host"),
+        (replace(job, plan=moved, settings=replace(job.settings, enforce_memory=True)), "stage 0 has operators on the host"),
         (replace(job, settings=replace(job.settings, device_kind="cuda")), "a card's allocator has"),
         (replace(job, settings=replace(job.settings, compile="inductor")), "cannot tell a stage's memory"),
     ):

@@ -10,6 +10,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph, Variant
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.global_order import in_global_order
@@ -75,7 +76,7 @@ def case(seed: int) -> Case:
     words += ["unequal"] if len({s.microbatch_size for s in plan.stages}) > 1 else []
     words += ["skips"] if any(t - s > 1 for s, t in plan.edges) else []
     words += ["frozen"] if any(not plan.runs_backward(s, net) for s in range(count)) else []
-    words += ["copies"] if any(s.offload for s in plan.stages) else []
+    words += ["copies"] if any(marks_of(s).offload for s in plan.stages) else []
     groups = reduce_groups(plan, net)
     if rng.random() < 0.2:
         evaluation = lower(plan, net, ForwardOnly(), rng.randint(1, 3 * batch))

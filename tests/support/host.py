@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from gpp.cost.problem import Problem
-from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
@@ -19,7 +19,7 @@ from tests.support.programs import lower
 def on_host(rng: random.Random, problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The same with operators of most stages on the host, over links slow and fast, shared or with messages on them."""
     stages = [
-        marked(s, offload=tuple(op for op in s.ops if op not in s.recompute and rng.random() < 0.8))
+        marked(s, offload=tuple(op for op in s.ops if op not in marks_of(s).recompute and rng.random() < 0.8))
         if plan.runs_backward(i, problem.graph) and rng.random() < 0.8
         else s
         for i, s in enumerate(plan.stages)

@@ -19,6 +19,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS, SEND_PART
 from gpp.mechanisms.helpers.stage import Ticks, helpers_of, parts_of_inputs, ticks
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
@@ -75,8 +76,8 @@ class Lowering(AbstractLowering):
                 ),
                 (
                     "offload",
-                    list(stage.offload[:8]),
-                    not stage.offload,
+                    list(marks_of(stage).offload[:8]),
+                    not marks_of(stage).offload,
                     "stands beside a stage with helpers, in whose order of passes copies to the host have no place",
                     "strategy/memory=keep",
                 ),

@@ -11,10 +11,10 @@ import numpy as np
 from gpp.cost.amounts import Amounts
 from gpp.cost.problem import Problem
 from gpp.cost.stage import AbstractBill, split_amounts
-from gpp.cost.variants import Repeats, discarded
+from gpp.cost.variants import Repeats
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import mask_of
-from gpp.mechanisms.marks.runs import runs_of
+from gpp.mechanisms.marks.runs import discarded, runs_of
 from gpp.mechanisms.marks.stage import Marks
 from gpp.stage import Stage
 from gpp.weights.base import PipelinePosition

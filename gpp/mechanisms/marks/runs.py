@@ -23,7 +23,7 @@ tensor is not known, its maker or one of its readers; so v is any of them that m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -31,7 +31,7 @@ import numpy as np
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.tensors import Moments, StageTensors
 from gpp.cost.variants import running
-from gpp.graph.op_graph import mask_of
+from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.marks.stage import Marks
 
 
@@ -207,6 +207,18 @@ def _root(parent: dict[int, int], i: int) -> int:
 
 
 _RUNS = Remembered[tuple[tuple[int, ...], tuple[int, ...], int], Runs]()
+
+
+def discarded(graph: OpGraph, recompute: Collection[int], degree: int) -> tuple[int, ...]:
+    """The recomputed operators that declare nothing about it, ascending: their forwards run once more.
+
+    Raises:
+        InvalidPlan: the stage is split, and one of them does not declare how it is then recomputed.
+    """
+    found = tuple(op for op in sorted(recompute) if not any(v.degree == degree and v.recompute for v in graph.ops[op].variants))
+    if found and degree > 1:
+        running(graph, found[0], 0.0, 0.0, True, degree)
+    return found
 
 
 def runs_of(problem: Problem, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> Runs:

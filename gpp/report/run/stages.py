@@ -94,8 +94,8 @@ def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:
     if predicted is not None and predicted.memory:
         again_s = predicted.memory[s].again_s
         took_s = max((e.end_s - e.start_s for e in predicted.events if e.kind in COPIES and e.stage == s), default=0.0)
-        words = words.replace("recomputed", f"recomputed ({text.seconds(again_s)})") if stage.recompute else words
-        words = words.replace("on host", f"on host ({text.seconds(took_s)})") if stage.offload else words
+        words = words.replace("recomputed", f"recomputed ({text.seconds(again_s)})")
+        words = words.replace("on host", f"on host ({text.seconds(took_s)})")
     return words
 
 

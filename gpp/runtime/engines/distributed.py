@@ -19,7 +19,6 @@ from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
 from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job, job_parts
-from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 from gpp.timeline import Outcome
@@ -94,7 +93,8 @@ class Distributed(AbstractServer):
         return -(-cluster.num_devices // self.workers_per_card) if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
-        refuse_split_recomputation(plan)
+        for part in job_parts(plan.mechanisms):
+            part.refuse_plan(plan)
         if self.compile is not None:
             _check_backend(self.compile)
         if self.launch == "slurm":
@@ -111,7 +111,8 @@ class Distributed(AbstractServer):
         return self.launch == "local" and self.compile is None and not self.paced
 
     def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
-        refuse_split_recomputation(plan)
+        for part in job_parts(plan.mechanisms):
+            part.refuse_plan(plan)
 
     @property
     def joins(self) -> bool:
@@ -128,7 +129,6 @@ class Distributed(AbstractServer):
         )
 
     def refuse(self, job: Job) -> None:
-        check_policies(job)
         check_halves(job)
         for part in job_parts(job.plan.mechanisms):
             part.refuse(job)
@@ -250,9 +250,6 @@ def _check_bounded(job: Job) -> None:
     if job.settings.device_kind == "cuda":
         rule = "is for workers on processors; a card's allocator has the card's memory as its bound"
         raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or use cluster=local")
-    if moved := [s for s, stage in enumerate(job.plan.stages) if stage.offload]:
-        rule = f"stage {moved[0]} has operators on the host, whose memory is that of its devices here"
-        raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or set strategy/memory=recompute")
     if reason := why_not():
         raise InvalidConfig("engine.enforce_memory", True, reason, "leave it out, or run on Linux 4.7 or later")
 

@@ -13,25 +13,20 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.program.steady_state import accumulation
-from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
-from gpp.runtime.memory.copies import CardCopies, HostCopies
-from gpp.runtime.memory.keeper import Keeper
-from gpp.runtime.memory.marks import Marks
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
+from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.hooks import Hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
-from gpp.runtime.worker.seeding import generators
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
@@ -111,31 +106,6 @@ def build_optimizers(
 def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
     """The probes of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
     return Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, stage))
-
-
-def build_keepers(
-    job: Job,
-    modules: Mapping[int, StageModule],
-    device: torch.device,
-    autocast: torch.dtype | None,
-    now: Callable[[], Mark],
-    card: AbstractCard | None,
-) -> dict[int, Keeper]:
-    """The keepers, which carry out the plan's memory policy for each stage that has one; `now` and `card` as of the worker."""
-    marked = {s: stage for s in modules if (stage := job.plan.stages[s]).recompute or stage.offload}
-    moves = any(stage.offload for stage in marked.values())
-    copies = (CardCopies(card) if card else HostCopies(now)) if moves else None
-    return {
-        s: Keeper(
-            modules[s],
-            Marks.of(job.captured, job.graph, stage, modules[s].calls),
-            device=device,
-            autocast=autocast,
-            generators=generators(device) if modules[s].has_random else (),
-            copies=copies,
-        )
-        for s, stage in marked.items()
-    }
 
 
 def build_checkpointer(

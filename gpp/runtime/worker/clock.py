@@ -7,12 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import final
 
 from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.hang_detection.status import AbstractStatus
-from gpp.runtime.memory.copies import CopyMark
 from gpp.runtime.transport.channels import Mark
 from gpp.timeline import Event
 
@@ -42,6 +42,19 @@ class AbstractClock(ABC):
     @abstractmethod
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
         """Seconds of all the spans; their marks are reached."""
+
+
+@final
+class CopyMark:
+    """The beginning (0) or the end (1) of a copy that a thread makes."""
+
+    def __init__(self, way: Future[tuple[float, float]], end: int) -> None:
+        self._way, self._end = way, end
+
+    @property
+    def time_s(self) -> float | None:
+        """By the clock of the thread that made it; None before it is over."""
+        return self._way.result()[self._end] if self._way.done() else None
 
 
 @final

@@ -10,11 +10,12 @@ import torch
 
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
+from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
-from gpp.runtime.worker.stage import Span
+from gpp.runtime.worker.stage import Span, StageRunner
 
 OwnAction = Callable[[int, int], Span | None]
 """Function that runs an action of a stage and a micro-batch, whose messages have arrived; its span, None for no event."""
@@ -30,6 +31,7 @@ class OwnDevice:
         transport: carries messages to and from other devices.
         handover: tensors between stages of the device.
         now: gives the marks at which a pass begins and ends.
+        card: the accelerator that `device` is; None for a processor.
     """
 
     job: Job
@@ -40,6 +42,7 @@ class OwnDevice:
     transport: AbstractTransport
     handover: Handover
     now: Callable[[], Mark]
+    card: AbstractCard | None
 
 
 class Hooks:
@@ -51,6 +54,10 @@ class Hooks:
 
     def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
         """Take the mailboxes of the device's stages, before the first step."""
+        return None
+
+    def attach(self, runners: Mapping[int, StageRunner]) -> None:
+        """Take what runs the device's stages, before the first step: `StageRunner.around` is the mechanism's to set."""
         return None
 
     def mailboxes_of_others(self) -> Mapping[int, Mailbox]:

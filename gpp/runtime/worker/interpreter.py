@@ -20,7 +20,6 @@ from gpp.program.kinds import (
     SENDS,
     UPDATES,
     Kind,
-    Resource,
     Role,
 )
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
@@ -38,18 +37,6 @@ class Runner(Protocol):
     def backward(self, microbatch: int) -> Span | None: ...
     def input_gradients(self, microbatch: int) -> Span | None: ...
     def weight_gradients(self, microbatch: int) -> Span | None: ...
-
-    def copy_out(self, microbatch: int) -> Span | None:
-        """Begin to copy to the host what the forward has left for it. The next forward waits until that is done."""
-        ...
-
-    def fetch(self, microbatch: int) -> Span | None:
-        """Begin to bring the copy back. Its backward waits until it is there.
-
-        If what another micro-batch has fetched is still in use, this begins when all that goes to the host has gone: at most two
-        micro-batches' copies are on the device (`gpp.program.copies`).
-        """
-        ...
 
 
 class Sums(Protocol):
@@ -201,8 +188,8 @@ class Interpreter(Generic[R]):
             return partial(self._send, kind.direction)
         if kind.role is Role.UPDATE:
             return self._update
-        if kind.role is Role.COPY:
-            return self._copy_out if kind.occupies is Resource.COPY_OUT else self._fetch
+        if kind.role is Role.COPY and kind.text in self._own:
+            return partial(self._copy, self._own[kind.text])
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def _pass(self, kind: Kind) -> Callable[[Action, bool], Span | None]:
@@ -262,11 +249,8 @@ class Interpreter(Generic[R]):
             self._prepare(action)
         return run(action[1], action[2])
 
-    def _copy_out(self, action: Action, last: bool) -> Span | None:
-        return self.runners[action[1]].copy_out(action[2])
-
-    def _fetch(self, action: Action, last: bool) -> Span | None:
-        return self.runners[action[1]].fetch(action[2])
+    def _copy(self, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
+        return run(action[1], action[2])
 
     def _arrive(self, direction: str, action: Action) -> None:
         """Wait for the messages of a pass."""

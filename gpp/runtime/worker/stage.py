@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.halves import LateHalves
@@ -24,14 +24,40 @@ from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
+    from gpp.capture.emit import Watcher
     from gpp.capture.stage import StageModule
-    from gpp.runtime.memory.keeper import Keeper
     from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
+SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+"""What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
+
 Span = tuple[Mark, Mark]
 """When a computation began and when it ended, by the clock of the device."""
+
+
+def on_storage(
+    storage: torch.UntypedStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor on a storage."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+class AbstractAround(ABC):
+    """What a mechanism does around the passes of a stage whose activations it has hold of: nothing else keeps them."""
+
+    @abstractmethod
+    def forward(self, microbatch: int, hooks: SavedHooks | None) -> AbstractContextManager[Watcher]:
+        """Context of a forward; it gives what is told which nodes the stage's code calls.
+
+        Args:
+            hooks: of the weight policy, for what autograd saves.
+        """
+
+    @abstractmethod
+    def arrive(self, microbatch: int) -> None:
+        """Before a backward: see to it that all of its micro-batch is there."""
 
 
 class _Edge(NamedTuple):
@@ -117,7 +143,8 @@ class StageRunner:
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
         scale: what losses are multiplied by before their backwards; None for nothing.
-        keeper: carries out what the plan says of the stage's memory; None for a stage that keeps what autograd keeps.
+
+    `around` is what a mechanism does around its passes; None where they keep what autograd keeps.
     """
 
     def __init__(
@@ -139,9 +166,8 @@ class StageRunner:
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
         scale: LossScale | None = None,
-        keeper: Keeper | None = None,
     ) -> None:
-        self.keeper = keeper
+        self.around: AbstractAround | None = None
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
@@ -208,8 +234,8 @@ class StageRunner:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
-        if self.keeper:
-            with self._modes(), self.keeper.forward(microbatch, self.weights.hooks if self.weights else None) as watcher:
+        if self.around:
+            with self._modes(), self.around.forward(microbatch, self.weights.hooks if self.weights else None) as watcher:
                 outputs = module.forward(hi - lo, values, watcher)
         elif self.autocast or self.weights:
             with self._modes():
@@ -222,7 +248,7 @@ class StageRunner:
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
-            roots = _edges(outputs) if self.keeper else outputs
+            roots = _edges(outputs) if self.around else outputs
             self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.num_samples)
         # A message without tensors, which only says whose turn it is, is one too.
         self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
@@ -288,7 +314,7 @@ class StageRunner:
 
     def _modes(self) -> AbstractContextManager[object]:
         """Context of a forward: autocast, and the hooks of the weight policy; or nothing."""
-        hooks = self.weights.hooks if self.weights and not self.keeper else None
+        hooks = self.weights.hooks if self.weights and not self.around else None
         if not self.autocast and not hooks:
             return nullcontext()
         modes = ExitStack()
@@ -309,17 +335,6 @@ class StageRunner:
         if key not in self._loss_seeds:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
         return self._loss_seeds[key]
-
-    def copy_out(self, microbatch: int) -> Span | None:
-        """Begin to move to the host what the plan has there of a micro-batch; the next forward waits until that is done.
-
-        None if that is nothing, because the device holds none of the micro-batch.
-        """
-        return self.keeper.copy_out(microbatch) if self.keeper else None
-
-    def fetch(self, microbatch: int) -> Span | None:
-        """Begin to bring the copy back. The backward of the micro-batch waits until that is done."""
-        return self.keeper.fetch(microbatch) if self.keeper else None
 
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
@@ -352,8 +367,8 @@ class StageRunner:
         if piece is None:
             return None
         done = self._passes.pop(microbatch)
-        if self.keeper:
-            self.keeper.arrive(microbatch)
+        if self.around:
+            self.around.arrive(microbatch)
         roots, seeds = self._roots(done, microbatch)
         start, number = self.now(), microbatch // self.round_robin_degree
         if self.weights:

@@ -31,7 +31,6 @@ from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import (
     all_ring_sizes,
     build_checkpointer,
-    build_keepers,
     build_mailboxes,
     build_modules,
     build_optimizers,
@@ -102,7 +101,7 @@ class Worker:
         self._handover: Handover = {}
         ends = {"device_id": device_id, "device": device, "transport": transport, "handover": self._handover}
         self._params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        own = OwnDevice(job=job, modules=self.modules, params=dict(self._params), now=self.clock.now, **ends)
+        own = OwnDevice(job=job, modules=self.modules, params=dict(self._params), now=self.clock.now, card=card, **ends)
         self._hooks = build_hooks(own)
         self._params |= {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
@@ -166,7 +165,7 @@ class Worker:
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
         plan = self.job.plan
-        out, keepers = {}, build_keepers(self.job, modules, self.device, self._autocast, self.clock.now, self.card) if train else {}
+        out: dict[int, StageRunner] = {}
         for s, module in modules.items():
             stage = plan.stages[s]
             num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
@@ -189,18 +188,19 @@ class Worker:
                 # Where sums are under way when a backward ends there are no numbers of it.
                 probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
                 scale=self.scale if train else None,
-                keeper=keepers.get(s),
             )
         return out
 
     def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
         job, actions = self.job, self.job.program.actions[self.device_id]
         mailboxes = self._mailboxes(self.modules, job.program)
+        runners = self._runners(self.modules, mailboxes, job.program, train=True)
         for hooks in self._hooks:
             hooks.connect(mailboxes)
+            hooks.attach(runners)
         return Interpreter(
             actions,
-            self._runners(self.modules, mailboxes, job.program, train=True),
+            runners,
             {**mailboxes, **{s: mailbox for hooks in self._hooks for s, mailbox in hooks.mailboxes_of_others().items()}},
             self.transport,
             device_id=self.device_id,

@@ -26,6 +26,7 @@ def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for() -> None:
         transport=FakeTransport(FakeNetwork((), 4), 3),
         handover={},
         now=lambda: 0.0,
+        card=None,
     )
     (helper,) = WORKER.build(own).helpers.values()
     names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}

@@ -10,7 +10,7 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
@@ -58,7 +58,7 @@ def costs_of(program: Program, plan: Plan, prob: Problem) -> events.Costs:
             return bills[s].pass_s(last=last)[kind == "B"]
         if kind == "U":
             return bills[s].update_s
-        moved = math.ceil(samples / len(stage.devices)) * sum(graph.ops[op].saved_bytes for op in stage.offload)
+        moved = math.ceil(samples / len(stage.devices)) * sum(graph.ops[op].saved_bytes for op in marks_of(stage).offload)
         took = []
         for d in stage.devices:
             device = cluster.devices[d]

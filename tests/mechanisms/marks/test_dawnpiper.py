@@ -15,6 +15,7 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidFile
 from gpp.mechanisms.marks.dawnpiper import DawnPiper
 from gpp.mechanisms.marks.policies import Auto, Recompute
 from gpp.mechanisms.marks.residual_blocks import residual_blocks
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.marks.vpipe import VPipe
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.common.linear_orders import depth_first_order
@@ -88,9 +89,9 @@ def test_a_stage_that_lacks_memory_is_marked_and_one_that_does_not_is_left_alone
     of, size = strategy(planner, drains=drains), 8 if drains else 1
     free = of.plan(residual_chain(4, minibatch_size=size))
     assert len(free.stages) == 4
-    assert not any(stage.recompute or stage.offload for stage in free.stages)
+    assert not any(marks_of(stage).recompute or marks_of(stage).offload for stage in free.stages)
     short = residual_chain(4, memory_bytes=30.0, minibatch_size=size)
-    assert any(stage.recompute for stage in of.plan(short).stages)
+    assert any(marks_of(stage).recompute for stage in of.plan(short).stages)
 
 
 def test_nothing_fits() -> None:
@@ -117,7 +118,7 @@ def test_blocks_end_at_residual_sums() -> None:
 def test_a_tail_is_one_run_of_the_last_operators_and_takes_no_less_than_the_best_marks() -> None:
     short = residual_chain(4, memory_bytes=30.0)
     plan = strategy(VPipe(swap=False)).plan(short)
-    tails = [stage.recompute for stage in plan.stages]
+    tails = [marks_of(stage).recompute for stage in plan.stages]
     assert any(tails)
     assert all(tail == stage.ops[len(stage.ops) - len(tail) :] for tail, stage in zip(tails, plan.stages, strict=True))
     best = Recompute().fitted(replace(plan, stages=tuple(stage.keeping for stage in plan.stages)), short)
@@ -148,4 +149,4 @@ def test_a_plan_file_of_vpipes(content: dict[str, list[float]], said: str | None
         return
     plan = of.plan(residual_chain(3))
     assert [stage.ops for stage in plan.stages] == [(0, 1, 2, 3), (4, 5, 6, 7, 8, 9)]
-    assert [stage.recompute for stage in plan.stages] == [(2, 3), ()]
+    assert [marks_of(stage).recompute for stage in plan.stages] == [(2, 3), ()]

@@ -11,7 +11,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
-from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.memory import AbstractMemory, Keep, _with_fewer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -80,10 +80,10 @@ def test_any_planner_takes_any_policy(memory: AbstractMemory, seed: int) -> None
         assert kept is None or seconds <= kept[1] * (1 + 1e-9)
         own = bound.of(plan)
         assert own is None or seconds >= own.iteration_s * (1 - 1e-9)
-        assert all(set(stage.recompute) | set(stage.offload) <= set(stage.ops) for stage in plan.stages)
-        assert "recompute" in memory.ways or not any(stage.recompute for stage in plan.stages)
+        assert all(set(marks_of(stage).recompute) | set(marks_of(stage).offload) <= set(stage.ops) for stage in plan.stages)
+        assert "recompute" in memory.ways or not any(marks_of(stage).recompute for stage in plan.stages)
         moves = "offload" in memory.ways and problem.cluster.devices[0].host_bandwidth_bytes_per_s is not None
-        assert moves or not any(stage.offload for stage in plan.stages)
+        assert moves or not any(marks_of(stage).offload for stage in plan.stages)
 
 
 def test_policies_fit_what_keeping_does_not() -> None:
@@ -102,7 +102,7 @@ def test_a_plan_that_fits_is_the_planners_own() -> None:
     problem = with_memory(random_problem(3, max_ops=8, max_devices=3), 1e15)
     kept, spared = (planned(synchronous(GraphPipe(), memory), problem) for memory in (Keep(), Auto()))
     assert kept is not None and spared is not None and spared[1] == pytest.approx(kept[1], rel=1e-3)
-    assert not any(stage.recompute or stage.offload for stage in spared[0].stages)
+    assert not any(marks_of(stage).recompute or marks_of(stage).offload for stage in spared[0].stages)
 
 
 def test_nothing_is_computed_again_with_other_weights() -> None:
@@ -151,8 +151,8 @@ def test_fewer_micro_batches_are_held_where_that_costs_less() -> None:
         return strategy.predict(made, of, record=False).metrics.iteration_s
 
     again, fewer = Recompute().fastest(plan, small, seconds), Auto().fastest(plan, small, seconds)
-    assert again is not None and again.stages[0].recompute and again.stages[0].ahead == 2
-    assert fewer is not None and not fewer.stages[0].recompute and fewer.stages[0].ahead == 1
+    assert again is not None and marks_of(again.stages[0]).recompute and again.stages[0].ahead == 2
+    assert fewer is not None and not marks_of(fewer.stages[0]).recompute and fewer.stages[0].ahead == 1
     fully = seconds(plan, small)
     assert fully < seconds(fewer, small) == pytest.approx(1.1 * fully, rel=0.02)
     assert seconds(again, small) == pytest.approx(4 / 3 * fully, rel=0.02)

@@ -22,12 +22,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
-from gpp.runtime.memory.copies import AbstractCopies, Span
-from gpp.runtime.memory.marks import KEPT, MOVED, Marks
-from gpp.runtime.memory.slots import STAYS, Held, Key, Made, Slot, View, Watch, flat, given, held, told
-
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
-"""What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
+from gpp.mechanisms.marks.host import AbstractCopies
+from gpp.mechanisms.marks.nodes import KEPT, MOVED, NodeMarks
+from gpp.mechanisms.marks.slots import STAYS, Held, Key, Made, Slot, View, Watch, flat, given, held, told
+from gpp.runtime.worker.stage import AbstractAround, SavedHooks, Span
 
 
 class _Code(NamedTuple):
@@ -87,7 +85,7 @@ def _never(_: None) -> Tensor:
 class Forward(Watch):
     """The watcher and the hooks of a forward."""
 
-    def __init__(self, keeper: Keeper, hooks: Hooks | None) -> None:
+    def __init__(self, keeper: Keeper, hooks: SavedHooks | None) -> None:
         super().__init__(keeper.marks.way)
         self.keeper, self._hooks, self._readers, self._staying = keeper, hooks, keeper.readers, keeper.marks.staying
         self.moved: list[weakref.ref[Slot]] = []
@@ -208,7 +206,7 @@ class _Again(Watch):
         self.note(tensor, self.place)
 
 
-class Keeper:
+class Keeper(AbstractAround):
     """Carries out the policy of one stage on one device.
 
     Args:
@@ -220,7 +218,7 @@ class Keeper:
     def __init__(
         self,
         module: StageModule,
-        marks: Marks,
+        marks: NodeMarks,
         *,
         device: torch.device,
         autocast: torch.dtype | None,
@@ -237,7 +235,7 @@ class Keeper:
         module.watch(marks.draws)
 
     @contextmanager
-    def forward(self, microbatch: int, hooks: Hooks | None) -> Iterator[Forward]:
+    def forward(self, microbatch: int, hooks: SavedHooks | None) -> Iterator[Forward]:
         """Context of a forward, with its watcher.
 
         Args:

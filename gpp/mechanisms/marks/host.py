@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.clock import CopyMark
 
 Span = tuple[Mark, Mark]
 """When a copy begins and ends, by the clock of the device."""
@@ -53,19 +54,6 @@ class AbstractParcel(ABC):
     @abstractmethod
     def arrive(self) -> list[Tensor]:
         """Let the device go on only when they are back; the new tensors in the same order."""
-
-
-@final
-class CopyMark:
-    """The beginning (0) or the end (1) of a copy that a thread makes."""
-
-    def __init__(self, way: Future[tuple[float, float]], end: int) -> None:
-        self._way, self._end = way, end
-
-    @property
-    def time_s(self) -> float | None:
-        """By the clock of the thread that made it; None before it is over."""
-        return self._way.result()[self._end] if self._way.done() else None
 
 
 @final

@@ -20,15 +20,15 @@ from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.host import HostCopies
+from gpp.mechanisms.marks.keeper import Keeper
+from gpp.mechanisms.marks.nodes import KEPT, NodeMarks
 from gpp.mechanisms.marks.stage import marked
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
 from gpp.program.kinds import COPIES
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.memory.copies import HostCopies
-from gpp.runtime.memory.keeper import Keeper
-from gpp.runtime.memory.marks import KEPT, Marks
 from gpp.runtime.worker.allocator import MemoryEvents
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -107,7 +107,7 @@ class Zoo:
         stage = marked(stage, recompute=again, offload=moved, boundaries=ends)
         return Keeper(
             module,
-            Marks.of(self.captured, graph, stage, module.calls),
+            NodeMarks.of(self.captured, graph, stage, module.calls),
             device=torch.device("cpu"),
             autocast=autocast,
             generators=(torch.default_generator,),
@@ -303,7 +303,7 @@ def test_ways_of_nodes_that_belong_to_no_operator() -> None:
     zoo = Zoo.of("masked")
     graph, module = zoo.captured.graph, zoo.module()
     stage = Stage(ops=tuple(range(graph.num_ops)), devices=(0,), microbatch_size=4, in_flight=4)
-    marks = Marks.of(zoo.captured, graph, marked(stage, recompute=stage.ops), module.calls)
+    marks = NodeMarks.of(zoo.captured, graph, marked(stage, recompute=stage.ops), module.calls)
     free = [name for name in module.calls if zoo.captured.node_of[name].free]
     read = {name: {op for op in range(graph.num_ops) if name in _closure(zoo.captured, graph.ops[op].nodes)} for name in free}
     assert {name for name in free if marks.way[marks.place[name]] == KEPT} == {n for n in free if len(read[n]) != 1}

@@ -12,6 +12,7 @@ import networkx as nx
 from gpp.capture.codec import is_random, operator_of, writes
 from gpp.graph.captured import Captured, Node, node_references
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.stage import Stage
 
 KEPT, MOVED = -1, -2
@@ -36,7 +37,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class NodeMarks:
     """A stage's policy, node by node. Places are positions in `calls`.
 
     Args:
@@ -106,13 +107,14 @@ class Marks:
         return [n for n in node_references(self.captured.node_of[name]) if n not in self.stays or self.op_of[n] == own]
 
     @classmethod
-    def of(cls, captured: Captured, graph: OpGraph, stage: Stage, calls: tuple[str, ...]) -> Marks:
+    def of(cls, captured: Captured, graph: OpGraph, stage: Stage, calls: tuple[str, ...]) -> NodeMarks:
         """Those of a plan's stage; `calls` as `gpp.capture.stage.StageModule.calls`."""
         op_of = _owners(captured, graph, stage, calls)
-        again, moved = set(stage.recompute), set(stage.offload)
-        stays = _staying(captured, calls, op_of, set(stage.boundaries))
+        marks = marks_of(stage)
+        again, moved = set(marks.recompute), set(marks.offload)
+        stays = _staying(captured, calls, op_of, set(marks.boundaries))
         joined = nx.Graph()
-        joined.add_nodes_from(stage.recompute)
+        joined.add_nodes_from(marks.recompute)
         called, sources = set(calls), _sources(captured, calls, op_of, again, stays)
         for name in calls:
             if (op := op_of.get(name)) in again:
@@ -240,7 +242,7 @@ def _runs(
 
 
 def _random(captured: Captured, calls: tuple[str, ...], way: tuple[int, ...]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
-    """`Marks.draws`; and node that draws -> those that have drawn before it since the state was kept."""
+    """`NodeMarks.draws`; and node that draws -> those that have drawn before it since the state was kept."""
     draws, segments, last, drawn = set[str](), dict[str, tuple[str, ...]](), KEPT, list[str]()
     for name, own in zip(calls, way, strict=True):
         node = captured.node_of[name]

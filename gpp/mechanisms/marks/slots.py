@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpp.runtime.memory.marks import KEPT
+from gpp.mechanisms.marks.nodes import KEPT
+from gpp.runtime.worker.stage import on_storage
 
 Key = tuple[int, int]
 """Place of the node that makes a storage, and the storage's number among those of that node."""
@@ -51,13 +52,6 @@ class View:
         if base.dtype is self.dtype:
             return base.as_strided(self.size, self.stride, self.offset)
         return on_storage(base.untyped_storage(), self.dtype, self.size, self.stride, self.offset)
-
-
-def on_storage(
-    storage: torch.UntypedStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
-) -> Tensor:
-    """A tensor on a storage."""
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
 def flat(base: Tensor) -> Tensor:
