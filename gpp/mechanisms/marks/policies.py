@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.mechanisms.marks.bill import repeatable_ops
-from gpp.mechanisms.marks.priced import Priced, Selection, Way
+from gpp.mechanisms.marks.priced import Priced, Selection
 from gpp.mechanisms.marks.stage import marked
 from gpp.memory import AbstractMemory, Question, Spared
 from gpp.settings import settings
@@ -46,7 +46,7 @@ class Recompute(AbstractMarking):
     """
 
     name: ClassVar[str] = "recompute"
-    ways: ClassVar[Collection[Way]] = ("recompute",)
+    ways: ClassVar[Collection[str]] = ("recompute",)
     selection: Selection | Literal["all"] = "least"
 
     def marks(self, asked: Question) -> Fit | None:
@@ -59,7 +59,7 @@ class Offload(AbstractMarking):
     """What operators make goes to the host and comes back where a stage lacks memory."""
 
     name: ClassVar[str] = "offload"
-    ways: ClassVar[Collection[Way]] = ("offload",)
+    ways: ClassVar[Collection[str]] = ("offload",)
     selection: Selection = "least"
 
     def marks(self, asked: Question) -> Fit | None:
@@ -72,7 +72,7 @@ class Auto(AbstractMarking):
     """Either, whichever costs less time; or fewer micro-batches in flight, where that does."""
 
     name: ClassVar[str] = "auto"
-    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    ways: ClassVar[Collection[str]] = ("recompute", "offload")
     holds_fewer: ClassVar[bool] = True
     selection: Selection = "least"
 
@@ -80,7 +80,7 @@ class Auto(AbstractMarking):
         return _chosen(asked, self.ways, self.selection)
 
 
-def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit | None:
+def _chosen(asked: Question, ways: Collection[str], selection: Selection) -> Fit | None:
     from gpp.mechanisms.marks.fit import fit
 
     problem, stage, held, limit, depth, _, within = asked

@@ -26,9 +26,6 @@ from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
 
-Way = Literal["recompute", "offload"]
-"""How an operator may spare memory."""
-
 Selection = Literal["least", "capuchin"]
 """Of the marks with which a stage fits, those that add the fewest seconds, or the published greedy's."""
 
@@ -60,11 +57,11 @@ class Priced:
     """The views of one problem.
 
     Args:
-        ways: those that operators may take.
+        ways: those that operators may take, of `recompute` and `offload`.
         again: whether operators that read trained weights may be computed again.
     """
 
-    def __init__(self, problem: Problem, ways: Collection[Way], *, again: bool) -> None:
+    def __init__(self, problem: Problem, ways: Collection[str], *, again: bool) -> None:
         self.problem, self.ways = problem, frozenset(ways)
         graph, sizes = problem.graph, problem.microbatch_sizes()
         samples = sizes[len(sizes) // 2]

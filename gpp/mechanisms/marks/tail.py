@@ -17,7 +17,6 @@ from gpp.cost.problem import Remembered
 from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
 from gpp.mechanisms.marks.fit import Fit
 from gpp.mechanisms.marks.policies import AbstractMarking, repeatable
-from gpp.mechanisms.marks.priced import Way
 from gpp.memory import Question
 from gpp.settings import settings
 
@@ -34,7 +33,7 @@ class Tail(AbstractMarking):
     """
 
     name: ClassVar[str] = "tail"
-    ways: ClassVar[tuple[Way, ...]] = ("recompute", "offload")
+    ways: ClassVar[Collection[str]] = ("recompute", "offload")
     swap: bool = True
 
     def marks(self, asked: Question) -> Fit | None:
@@ -45,7 +44,7 @@ class Tail(AbstractMarking):
         return self._tried(asked)[1]
 
     def _tried(self, asked: Question) -> tuple[Fit | None, float]:
-        ways: Collection[Way] = self.ways if self.swap else ("recompute",)
+        ways: Collection[str] = self.ways if self.swap else ("recompute",)
         known, again = _TAILS.of(asked.problem), repeatable(asked)
         key = asked.stage.keeping, asked.held, asked.limit_bytes, asked.depth, frozenset(again), tuple(ways)
         if key not in known:

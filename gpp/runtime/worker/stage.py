@@ -24,8 +24,7 @@ from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
-    from gpp.capture.emit import Watcher
-    from gpp.capture.stage import StageModule
+    from gpp.capture.stage import StageModule, StageWatcher
     from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
@@ -48,7 +47,7 @@ class AbstractAround(ABC):
     """What a mechanism does around the passes of a stage whose activations it has hold of: nothing else keeps them."""
 
     @abstractmethod
-    def forward(self, microbatch: int, hooks: SavedHooks | None) -> AbstractContextManager[Watcher]:
+    def forward(self, microbatch: int, hooks: SavedHooks | None) -> AbstractContextManager[StageWatcher]:
         """Context of a forward; it gives what is told which nodes the stage's code calls.
 
         Args:
