@@ -9,7 +9,6 @@ from gpp.cluster import flat
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.mechanisms.marks.stage import marks_of
 from gpp.planners.chains.piper import Piper
 from tests.support.long import long
 from tests.support.problems import run, towers
@@ -25,7 +24,7 @@ def test_values_of_the_released_planner_on_bert(devices):
     plan = published_plan(profile("piper_bert32a100.json"), devices, **BERT)
     assert agrees(plan.value_s, PIPER_BERT[devices])
     assert sum(stage.replicas * stage.degree for stage in plan.stages) <= devices
-    assert any(marks_of(stage).recompute for stage in plan.stages)
+    assert any(stage.recompute for stage in plan.stages)
 
 
 @pytest.mark.parametrize(("name", "linear"), [case for case in PIPER_BRANCHES if case != ("b4x8", False)])

@@ -89,8 +89,8 @@ def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord)
     first = compared.attempts[0]
     assert first.plan and first.predicted
     stages = first.plan.stages
-    for changes in ({"recompute": stages[0].ops[:1]}, {"tensor_parallel": 2}):
-        plan = replace(first.plan, stages=(replace(stages[0], **changes), *stages[1:]))
+    for changed in (marked(stages[0], recompute=stages[0].ops[:1]), replace(stages[0], tensor_parallel=2)):
+        plan = replace(first.plan, stages=(changed, *stages[1:]))
         # Faster than everything that the bound speaks of.
         metrics = replace(first.predicted.metrics, iteration_s=compared.judged.bound.iteration_s / 2)
         predicted = replace(first.predicted, metrics=metrics)

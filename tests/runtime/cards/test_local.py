@@ -202,7 +202,7 @@ def test_a_shared_card_is_said_plainly_counted_once_and_run_by_gloo(cards: Any, 
     cluster = local_gpus(cache_dir=str(tmp_path), workers_per_card=2)
     shared, alone = Distributed(workers_per_card=2), Distributed()
     assert (shared.devices_here(cluster), alone.devices_here(cluster)) == (1, 2)
-    plan: Any = SimpleNamespace(num_devices=2, stages=())
+    plan: Any = SimpleNamespace(num_devices=2, stages=(), mechanisms=())
     assert any("2 workers share a card: their messages go by gloo" in words for words in shared.check(plan))
     assert not any("share a card" in words for words in alone.check(plan))
     for engine, backend in ((shared, "gloo"), (alone, "nccl")):
