@@ -122,7 +122,7 @@ def sums_s(cluster: Cluster, sums: ReplicaSums, samples: float, devices: tuple[i
     return sums.count * cluster.allreduce_s(max(sums.num_bytes * samples / sums.count, 1.0), devices)
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes on one device: trainable and frozen parameters; per sample what is kept in flight, and what is held for one
     micro-batch."""
 
@@ -132,7 +132,7 @@ class Held(NamedTuple):
     extra: float
 
 
-def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> Held:
+def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> HeldBytes:
     """The bytes that a stage's operators hold on one device, without the stage's boundary."""
     trainable = frozen = kept = extra = 0.0
     seen: set[str] = set()
@@ -145,4 +145,4 @@ def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree:
                 param = graph.param_of[name]
                 trainable += param.num_bytes * way.params * param.trainable
                 frozen += param.num_bytes * way.params * (not param.trainable)
-    return Held(trainable, frozen, kept, extra)
+    return HeldBytes(trainable, frozen, kept, extra)

@@ -402,7 +402,7 @@ def _is_receive(action: Action, direction: Direction, stage: int, microbatch: in
     return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
 
 
-class _Rows(dict[str, tuple[int, Direction, Direction | None]]):
+class _KindRows(dict[str, tuple[int, Direction, Direction | None]]):
     """Role, as a small number, direction, and the direction of the pass that it needs, of each kind; an unknown one is refused."""
 
     def __missing__(self, kind: str) -> tuple[int, Direction, Direction | None]:
@@ -414,5 +414,5 @@ class _Rows(dict[str, tuple[int, Direction, Direction | None]]):
 
 _CODES = {role: code for code, role in enumerate(Role)}
 _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE, _COPY = range(len(Role))
-_ROWS = _Rows()
+_ROWS = _KindRows()
 _SUMS_AND_COPIES = SUMS | COPIES

@@ -1,7 +1,7 @@
 """A run directory has one run at a time, says whose files it holds, and keeps what earlier runs left.
 
-RUN_DIR/.lock        `Run` of the run under way, under a lock that ends with its process; a killed run leaves the file
-        run.json     `Run` whose files are here
+RUN_DIR/.lock        `RunIdentity` of the run under way, under a lock that ends with its process; a killed run leaves the file
+        run.json     `RunIdentity` whose files are here
         earlier/N/   the files of an earlier run, a run directory like any other
 """
 
@@ -62,7 +62,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunIdentity:
     """Identity of a run.
 
     Args:
@@ -79,12 +79,12 @@ class Run:
     resume: str | None = None
 
 
-def run_of(path: Path) -> Run | None:
+def run_of(path: Path) -> RunIdentity | None:
     """The run whose files a directory holds; None where it does not say."""
     return _read(path / RUN)
 
 
-def under_way(path: Path) -> Run | None:
+def under_way(path: Path) -> RunIdentity | None:
     """The run that is under way in a directory, or that was killed there; None if the last one came to its end."""
     return _read(path / LOCK)
 
@@ -125,7 +125,7 @@ class RunDir:
     def __init__(self, path: Path, *, field: str = "hydra.run.dir", command: str | None = None) -> None:
         self.path, self.field = path, field
         self.command = shlex.join(sys.argv) if command is None else command
-        self.run: Run | None = None
+        self.run: RunIdentity | None = None
         self.begun = False
         self._handle: int | None = None
         self._made: list[Path] = []
@@ -158,7 +158,7 @@ class RunDir:
         here = resume is not None and resume.parent.parent.resolve() == self.path.resolve()
         self._step = step if here else None
         before = run_of(self.path) if here else None
-        run = Run(
+        run = RunIdentity(
             id=before.id if before else uuid.uuid4().hex,
             started=datetime.now().astimezone().isoformat(" ", "seconds"),
             command=self.command,
@@ -252,7 +252,7 @@ class RunDir:
         os.ftruncate(handle, 0)
         os.pwrite(handle, content, 0)
 
-    def _in_use(self, run: Run | None) -> InvalidConfig:
+    def _in_use(self, run: RunIdentity | None) -> InvalidConfig:
         who = f"process {run.pid} on {run.host} since {run.started} ({run.command})" if run else "another process"
         end = f"end it (kill {run.pid})" if run else "end it"
         return InvalidConfig(self.field, self.path, f"is in use by {who}", f"wait for its end, {end}, or name another directory")
@@ -295,9 +295,9 @@ class RunDir:
             (self.path / name).rename(target)
 
 
-def _read(path: Path) -> Run | None:
+def _read(path: Path) -> RunIdentity | None:
     try:
-        return read_json(Run, path)
+        return read_json(RunIdentity, path)
     except InvalidFile:
         return None
 

@@ -31,7 +31,7 @@ from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, FoundCheckpoint, drop_halves, find, training_of
 from gpp.runtime.job import Job
-from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
+from gpp.runtime.run_dir import EARLIER, RunDir, RunIdentity, steps_in
 from gpp.runtime.worker import course
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
@@ -260,7 +260,7 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
     assert "decays over steps=9" in ended.warnings(9, RATE)[-1]
 
 
-def begun(run_dir: Path, resume: Path | None = None) -> Run:
+def begun(run_dir: Path, resume: Path | None = None) -> RunIdentity:
     """A run that has begun in a directory, and ended at once."""
     with RunDir(run_dir) as directory:
         directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_text()).step if resume else 0)

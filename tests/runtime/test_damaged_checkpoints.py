@@ -18,7 +18,7 @@ from gpp.optimizers import LearningRate
 from gpp.runtime.checkpoint.manifest import Manifest, read_manifest
 from gpp.runtime.checkpoint.manifest import sealed as manifest_text
 from gpp.runtime.checkpoint.resume import find
-from gpp.runtime.run_dir import RUN, Run
+from gpp.runtime.run_dir import RUN, RunIdentity
 from gpp.serialization import to_json
 from tests.support.checkpoints import STEPS, Rank, made
 
@@ -128,7 +128,7 @@ def test_a_run_that_went_on_from_itself_ends_the_search(run_dir: Path) -> None:
     other = run_dir.parent / "other"
     for here, there in ((run_dir, other), (other, run_dir)):
         here.mkdir(exist_ok=True)
-        run = Run(id=here.name, started="", command="", pid=1, host="", resume=str(there))
+        run = RunIdentity(id=here.name, started="", command="", pid=1, host="", resume=str(there))
         (here / RUN).write_text(to_json(run))
     with pytest.raises(InvalidConfig, match=r"step_2 is damaged: rank_1.safetensors is missing; .*step_1 is damaged"):
         find(other, STEPS)

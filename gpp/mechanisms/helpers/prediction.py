@@ -32,7 +32,7 @@ Link = tuple[int, int]
 """Source and destination device."""
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """A device's work for a stage: `times` times a mini-batch, `seconds` each."""
 
     device: int
@@ -73,25 +73,25 @@ def _side_by_side(plan: Plan, problem: Problem, *, record: bool) -> Timeline:
     return Timeline(source="predicted", metrics=metrics, events=tuple(_events(work)) if record else ())
 
 
-def _work(plan: Plan, problem: Problem, s: int, bill: StageCost) -> Iterator[Work]:
+def _work(plan: Plan, problem: Problem, s: int, bill: StageCost) -> Iterator[DeviceWork]:
     """Everything that is done of a stage for a mini-batch."""
     stage, took = plan.stages[s], pass_seconds(bill)
     own, times = stage.devices[0], plan.position(s).accumulation
-    yield Work(own, PASS[FORWARD], s, times, took[PASS[FORWARD]])
+    yield DeviceWork(own, PASS[FORWARD], s, times, took[PASS[FORWARD]])
     if plan.runs_backward(s, problem.graph):
         if stage.beside:
             for device, share in parts_of_inputs(stage):
                 if share > 0.0:
-                    yield Work(device, INPUT_GRADIENTS, s, times, share * took[INPUT_GRADIENTS])
+                    yield DeviceWork(device, INPUT_GRADIENTS, s, times, share * took[INPUT_GRADIENTS])
             (helper,) = stage.adding or (own,)
-            yield Work(helper, WEIGHT_GRADIENTS, s, times, took[WEIGHT_GRADIENTS])
+            yield DeviceWork(helper, WEIGHT_GRADIENTS, s, times, took[WEIGHT_GRADIENTS])
             if helper != own:
                 members = (own, helper)
                 seconds = problem.cluster.allreduce_s(problem.trainable_bytes(stage.ops), members)
-                yield from (Work(device, REDUCE, s, 1, seconds) for device in members)
+                yield from (DeviceWork(device, REDUCE, s, 1, seconds) for device in members)
         else:
-            yield Work(own, PASS[BACKWARD], s, times, took[PASS[BACKWARD]])
-    yield Work(own, UPDATE, s, 1, bill.update_s)
+            yield DeviceWork(own, PASS[BACKWARD], s, times, took[PASS[BACKWARD]])
+    yield DeviceWork(own, UPDATE, s, 1, bill.update_s)
 
 
 def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
@@ -116,7 +116,7 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
     return {link: size for link, size in out.items() if link[0] != link[1] and size}
 
 
-def _events(work: Sequence[Work]) -> Iterator[Event]:
+def _events(work: Sequence[DeviceWork]) -> Iterator[Event]:
     """The events of every device in a period, micro-batch by micro-batch. Its sums and updates come last."""
     free: defaultdict[int, float] = defaultdict(float)
     rounds = max(each.times for each in work)

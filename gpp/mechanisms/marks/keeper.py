@@ -24,7 +24,7 @@ from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
 from gpp.mechanisms.marks.host import AbstractCopies
 from gpp.mechanisms.marks.nodes import KEPT, MOVED, NodeMarks
-from gpp.mechanisms.marks.slots import STAYS, Held, Key, Made, Slot, View, Watch, flat, given, held, told
+from gpp.mechanisms.marks.slots import STAYS, Key, Made, ReadValue, Slot, View, Watch, flat, given, held, told
 from gpp.runtime.worker.stage import AbstractAround, SavedHooks, Span
 
 
@@ -36,7 +36,7 @@ class _Code(NamedTuple):
     first: int
 
 
-class _Discarded:
+class _DiscardedRun:
     """One run of a micro-batch, of which nothing is there until it is called again.
 
     Args:
@@ -71,7 +71,7 @@ class _Discarded:
             return
         values = [given(value) for value in self.inputs.values()]
         self.inputs = {}
-        watcher = _Again(self, values, self.keeper.generators)
+        watcher = _RepeatWatch(self, values, self.keeper.generators)
         with self.keeper.repeating(draws=bool(self.states)), saved_tensors_hooks(watcher.pack, _never):
             self.code.call(self.batch, watcher, values)
         watcher.forget()
@@ -89,16 +89,16 @@ class Forward(Watch):
         super().__init__(keeper.marks.way)
         self.keeper, self._hooks, self._readers, self._staying = keeper, hooks, keeper.readers, keeper.marks.staying
         self.moved: list[weakref.ref[Slot]] = []
-        self.runs: list[_Discarded] = []
+        self.runs: list[_DiscardedRun] = []
 
     def given(self, batch: int, arguments: Sequence[Tensor]) -> None:
         self.others(arguments)
         for number, run in enumerate(self.keeper.marks.runs):
-            own = _Discarded(self.keeper, number, batch)
+            own = _DiscardedRun(self.keeper, number, batch)
             for i, name in self.keeper.arguments[number]:
                 tensor = arguments[i]
                 # All of them are leaves: there is nothing to detach.
-                own.inputs[name] = Held(tensor.detach().clone(), tensor.requires_grad) if name in run.copied else tensor
+                own.inputs[name] = ReadValue(tensor.detach().clone(), tensor.requires_grad) if name in run.copied else tensor
             self.runs.append(own)
 
     def draws(self, place: int) -> None:
@@ -129,13 +129,13 @@ class Forward(Watch):
                     del self.runs[made.way].slots[made.key]
                 self.known[storage] = STAYS
 
-    def _hold(self, tensor: Tensor, number: int) -> Held:
+    def _hold(self, tensor: Tensor, number: int) -> ReadValue:
         """A value for a run."""
         if tensor.layout is torch.strided and told(tensor):
             made = self.known[tensor.untyped_storage()._cdata]
             if made.way == MOVED or made.way in self.keeper.marks.runs[number].behind:
-                return Held(View(self._slot(made, tensor), tensor), tensor.requires_grad)
-        return Held(tensor.detach(), tensor.requires_grad)
+                return ReadValue(View(self._slot(made, tensor), tensor), tensor.requires_grad)
+        return ReadValue(tensor.detach(), tensor.requires_grad)
 
     def _slot(self, made: Made, tensor: Tensor) -> Slot:
         """The slot of a storage that does not stay."""
@@ -178,10 +178,10 @@ class Forward(Watch):
         self.runs = []
 
 
-class _Again(Watch):
+class _RepeatWatch(Watch):
     """The watcher and the hook of a run that is called again: it fills the slots, and holds nothing else."""
 
-    def __init__(self, run: _Discarded, values: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, run: _DiscardedRun, values: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
         super().__init__(run.keeper.marks.way)
         self._run, self._generators = run, generators
         self.place = run.code.first

@@ -20,7 +20,7 @@ KEPT, MOVED = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class NodeRun:
     """Connected operators that are discarded, and computed again together.
 
     Args:
@@ -53,7 +53,7 @@ class NodeMarks:
     op_of: Mapping[str, int]
     way: tuple[int, ...]
     stays: frozenset[str]
-    runs: tuple[Run, ...]
+    runs: tuple[NodeRun, ...]
     draws: frozenset[str]
     segments: Mapping[str, tuple[str, ...]] = field(repr=False)
 
@@ -208,7 +208,7 @@ def _runs(
     way: tuple[int, ...],
     sources: Mapping[str, str],
     stays: frozenset[str],
-) -> tuple[Run, ...]:
+) -> tuple[NodeRun, ...]:
     way_of = dict(zip(calls, way, strict=True))
     members: dict[int, set[str]] = {run: set() for run in range(max(way, default=KEPT) + 1)}
     for name in reversed(calls):
@@ -236,7 +236,7 @@ def _runs(
         }
         runs.append((frozenset(nodes), frozenset(reads), frozenset(copied)))
     return tuple(
-        Run(nodes=nodes, reads=reads, copied=copied, behind=frozenset(nx.descendants(behind, run)))
+        NodeRun(nodes=nodes, reads=reads, copied=copied, behind=frozenset(nx.descendants(behind, run)))
         for run, (nodes, reads, copied) in enumerate(runs)
     )
 

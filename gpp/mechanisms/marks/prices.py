@@ -25,7 +25,7 @@ COPY_STEPS = 4
 """Prices of a copied byte that are tried."""
 
 
-class _Path(NamedTuple):
+class _PricedChoice(NamedTuple):
     """The best choice at some prices.
 
     Args:
@@ -82,7 +82,7 @@ class Prices:
         self.parting = self.choices.parting & self.choices.recomputes
         self.end_bytes = parts.handed * self.h + parts.sent_kept - parts.sent_gone
 
-    def _path(self, price: float, copy_price: float) -> _Path:
+    def _path(self, price: float, copy_price: float) -> _PricedChoice:
         """The shortest path at two prices: seconds for each byte, seconds for each byte copied."""
         n, cost = self.n, self.kept_bytes * price
         host = np.zeros(n + 1, dtype=bool)
@@ -128,9 +128,9 @@ class Prices:
                 moved += float(self.saved[i])
             j, k = i, int(chosen[0, i])
         marking = Marking(*(tuple(named[::-1]) for named in (recompute, offload, boundaries)))
-        return _Path(seconds, num_bytes, moved, least, marking)
+        return _PricedChoice(seconds, num_bytes, moved, least, marking)
 
-    def _dual(self, capacity: float, copy_price: float) -> tuple[float, float, _Path, _Path] | None:
+    def _dual(self, capacity: float, copy_price: float) -> tuple[float, float, _PricedChoice, _PricedChoice] | None:
         """The largest bound at a price of copies, its price of a byte, and the paths just above and within the capacity; None if
         nothing stays within it."""
         value = copy_price * self.hidden

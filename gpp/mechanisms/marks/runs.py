@@ -35,7 +35,7 @@ from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.marks.stage import Marks
 
 
-class Run(NamedTuple):
+class OpRun(NamedTuple):
     """A run, by positions of a stage's operators.
 
     Args:
@@ -59,7 +59,7 @@ class Discarded(NamedTuple):
             and is not held is there until it is sent: for one micro-batch.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[OpRun, ...]
     again: tuple[int, ...]
     held: np.ndarray
     incoming: float
@@ -120,7 +120,7 @@ class Runs:
         runs, held_of, sent = self._held(gone, ends)
         return self.tensors.first_backward(gradients, samples, Moments(*self._moments(runs, ends, held_of, {}), sent))
 
-    def _held(self, gone: set[int], ends: set[int]) -> tuple[list[Run], np.ndarray, float]:
+    def _held(self, gone: set[int], ends: set[int]) -> tuple[list[OpRun], np.ndarray, float]:
         """The runs, bytes per sample that each operator holds, and those that leave the stage and are not held."""
         runs = self.runs(gone, ends)
         again = {i for run in runs for i in run.again}
@@ -136,7 +136,7 @@ class Runs:
         return runs, held_of, sent
 
     def _moments(
-        self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray, computing: Computing
+        self, runs: Sequence[OpRun], ends: set[int], held_of: np.ndarray, computing: Computing
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes per sample beyond all that is held: in the backward of each operator, and when a run is computed again in it."""
         alive, asked = np.zeros(len(self.tensors.ops)), np.full(len(self.tensors.ops), -np.inf)
@@ -157,7 +157,7 @@ class Runs:
         runs = self.runs({self.tensors.at[op] for op in discarded}, {self.tensors.at[op] for op in boundaries})
         return tuple(sorted(self.tensors.ops[i] for run in runs for i in run.again))
 
-    def runs(self, gone: set[int], ends: set[int]) -> list[Run]:
+    def runs(self, gone: set[int], ends: set[int]) -> list[OpRun]:
         """The runs of the operators at some positions, of which some are boundaries, without those that nobody needs."""
         parent = {i: i for i in gone}
         needed = {i for i in gone if self.tensors.saved[i] > (self.tensors.handed[i] if i in ends else 0.0)}
@@ -180,7 +180,7 @@ class Runs:
             if saved and made in needed and made not in ends:
                 root = _root(parent, made)
                 askers[root].update(reader for reader in readers if reader > members[root][-1])
-        return [Run(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
+        return [OpRun(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
 
     def _computing(self, ordered: tuple[int, ...], ends: frozenset[int]) -> tuple[np.ndarray, float]:
         """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""

@@ -15,7 +15,7 @@ Key = tuple[int, int]
 """Place of the node that makes a storage, and the storage's number among those of that node."""
 
 
-class Again(Protocol):
+class Maker(Protocol):
     """What makes discarded storages again."""
 
     def again(self) -> None:
@@ -27,7 +27,7 @@ class Slot:
 
     __slots__ = ("__weakref__", "base", "run")
 
-    def __init__(self, base: Tensor | None, run: Again | None) -> None:
+    def __init__(self, base: Tensor | None, run: Maker | None) -> None:
         self.base, self.run = base, run
 
 
@@ -62,7 +62,7 @@ def flat(base: Tensor) -> Tensor:
     return base.as_strided((num_bytes // base.element_size(),), (1,), 0)
 
 
-class Held:
+class ReadValue:
     """A value that a run reads, until the run is called again."""
 
     __slots__ = ("differentiable", "value")
@@ -89,7 +89,7 @@ STAYS = Made(KEPT, (-1, 0))
 """Any storage that stays."""
 
 
-def held(value: Any, of: Callable[[Tensor], Held]) -> Any:
+def held(value: Any, of: Callable[[Tensor], ReadValue]) -> Any:
     """A node's value with its tensors held."""
     if isinstance(value, (tuple, list)):
         return tuple(held(part, of) for part in value)
@@ -100,7 +100,7 @@ def given(value: Any) -> Any:
     """The value again."""
     if isinstance(value, tuple):
         return tuple(given(part) for part in value)
-    return value.tensor() if isinstance(value, Held) else value
+    return value.tensor() if isinstance(value, ReadValue) else value
 
 
 def told(tensor: Tensor) -> bool:

@@ -26,7 +26,7 @@ from gpp.private import apart
 from gpp.runtime.checkpoint.final import drop_final
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
 from gpp.runtime.nonfinite import shown
-from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, Run, run_of, steps_in, under_way
+from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, RunIdentity, run_of, steps_in, under_way
 from gpp.settings import Count, Natural, settings
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class FoundCheckpoint:
 
     folder: Path
     manifest: Manifest
-    run: Run | None = None
+    run: RunIdentity | None = None
     damaged: tuple[Damage, ...] = ()
     others: tuple[Path, ...] = ()
     ended: Path | None = None
@@ -256,7 +256,7 @@ def continues(run_dir: Path) -> bool:
     return bool(steps_in(run_dir)) or any(run is not None and run.resume is not None for run in runs)
 
 
-def _contents(path: Path, others: list[Path]) -> tuple[Run | None, list[Path], Path | None]:
+def _contents(path: Path, others: list[Path]) -> tuple[RunIdentity | None, list[Path], Path | None]:
     """The run whose files are in a directory, its checkpoints, the latest first, and what it had gone on from itself.
 
     A directory that is a checkpoint contains itself.

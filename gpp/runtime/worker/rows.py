@@ -53,9 +53,9 @@ class Rows:
         self._samples: dict[str, Samples] = {}
         self.loading: Callable[[], AbstractContextManager[object]] = nullcontext
         self._copies = card.stream() if card else None
-        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]]] = {}
-        self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]] = {}
-        self._copied: deque[_Sent] = deque()
+        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]]] = {}
+        self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]] = {}
+        self._copied: deque[_RowsOnTheWay] = deque()
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
         """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples."""
@@ -74,7 +74,7 @@ class Rows:
                 return found
             return {name: tensor.to(self._device, non_blocking=True) for name, tensor in found.items()}
 
-        def prepare(number: int) -> tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]:
+        def prepare(number: int) -> tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]:
             indices = order(number)
             found = self._samples[split].fetch(indices, wanted)
             return indices, self._send(found) if self._card else found
@@ -84,7 +84,7 @@ class Rows:
             if not torch.equal(indices, order(number)):  # the run went on elsewhere
                 _, found = prepare(number)
             self._next[key] = partial(prepare, number + 1)
-            return self._receive(found) if isinstance(found, _Sent) else found
+            return self._receive(found) if isinstance(found, _RowsOnTheWay) else found
 
         key = (split, *sorted(wanted))
         whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
@@ -106,7 +106,7 @@ class Rows:
         for key in [key for key in self._next if key not in self._prepared]:
             self._prepared[key] = self._next.pop(key)()
 
-    def _send(self, found: dict[str, torch.Tensor]) -> _Sent:
+    def _send(self, found: dict[str, torch.Tensor]) -> _RowsOnTheWay:
         assert self._card and self._copies
         while self._copied and self._copied[0].done.query():
             self._copied.popleft()
@@ -115,12 +115,12 @@ class Rows:
             rows = {name: self._card.upload(tensor) for name, tensor in pinned.items()}
             done = self._card.event()
             done.record()
-        sent = _Sent(pinned, rows, done)
+        sent = _RowsOnTheWay(pinned, rows, done)
         # The copies read from pinned memory until they are done.
         self._copied.append(sent)
         return sent
 
-    def _receive(self, sent: _Sent) -> dict[str, torch.Tensor]:
+    def _receive(self, sent: _RowsOnTheWay) -> dict[str, torch.Tensor]:
         assert self._card
         sent.done.wait()
         rows, sent.rows = sent.rows, {}
@@ -130,7 +130,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class _Sent:
+class _RowsOnTheWay:
     """Rows of data on their way to a card."""
 
     pinned: dict[str, torch.Tensor]

@@ -26,7 +26,7 @@ class _Version:
 
 
 @final
-class Kept(AbstractStageWeights):
+class KeptVersions(AbstractStageWeights):
     """Forward and backward of a micro-batch on one version, which the policy names."""
 
     def __init__(self, policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> None:

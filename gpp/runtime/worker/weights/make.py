@@ -12,7 +12,7 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.foreseen import Foreseen
-from gpp.runtime.worker.weights.kept import Kept
+from gpp.runtime.worker.weights.kept import KeptVersions
 from gpp.runtime.worker.weights.slots import Slots
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
@@ -21,7 +21,7 @@ def stage_weights(policy: AbstractWeights, position: PipelinePosition, module: n
     """The weights of a stage; `settings` are further arguments of `AbstractStageWeights`."""
     if policy.backward != "same":
         return Slots(policy, position, module, **settings)
-    return (Foreseen if policy.predictor else Kept)(policy, position, module, **settings)
+    return (Foreseen if policy.predictor else KeptVersions)(policy, position, module, **settings)
 
 
 def device_weights(

@@ -16,7 +16,7 @@ from gpp.runtime.worker.weights.prediction import copied
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
-class _View(NamedTuple):
+class _WeightView(NamedTuple):
     """The stand-in for a tensor that shares memory with weight number `weight`."""
 
     weight: int
@@ -106,12 +106,12 @@ class Slots(AbstractStageWeights):
             for leaf, tensor in zip(self._leaves, tensors, strict=True):
                 leaf.data = tensor
 
-    def _pack(self, tensor: Tensor) -> Tensor | _View:
+    def _pack(self, tensor: Tensor) -> Tensor | _WeightView:
         weight = self._index.get(_memory(tensor))
-        return tensor if weight is None else _View(weight, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        return tensor if weight is None else _WeightView(weight, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
-    def _unpack(self, saved: Tensor | _View) -> Tensor:
-        if not isinstance(saved, _View):
+    def _unpack(self, saved: Tensor | _WeightView) -> Tensor:
+        if not isinstance(saved, _WeightView):
             return saved
         return self._shown[saved.weight].as_strided(saved.size, saved.stride, saved.offset)
 
