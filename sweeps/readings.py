@@ -192,16 +192,10 @@ def card(text: str, name: str, words: str) -> Number:
     return spread(f"{words}, error of {len(judged)} speeds", errors, "%", beside)
 
 
-def memory_of_a100(text: str) -> list[Number]:
-    """The error of peak memory, as captured and with the scores of an attention that keeps them."""
-    numbers = []
-    for label, what in (
-        ("peak memory, GB", "as captured"),
-        ("peak memory, GB, with attention's scores", "with attention's scores"),
-    ):
-        middle, most, count = found_in(text, rf"(?m)^{label}: median error ([\d.]+)%, largest ([\d.]+)%, over (\d+)")
-        numbers.append(Number(f"A100, error of {count:.0f} peaks of memory, {what}", middle, "%", high=most))
-    return numbers
+def memory_of_a100(text: str) -> Number:
+    """The error of peak memory."""
+    middle, most, count = found_in(text, r"(?m)^peak memory, GB: median error ([\d.]+)%, largest ([\d.]+)%, over (\d+)")
+    return Number(f"A100, error of {count:.0f} peaks of memory", middle, "%", high=most)
 
 
 def guesses(text: str, *names: str) -> list[Number]:
@@ -217,7 +211,7 @@ def guesses(text: str, *names: str) -> list[Number]:
 
 def unfitted(text: str, _: Path) -> list[Number]:
     """Published measurements, with the shares of conf/cluster."""
-    cards = [card(text, "p40_8", "P40"), card(text, "dgx_a100", "A100"), *memory_of_a100(text)]
+    cards = [card(text, "p40_8", "P40"), card(text, "dgx_a100", "A100"), memory_of_a100(text)]
     return [*cards, *guesses(text, "no fit", "FLOPs over devices, fitted to the other half")]
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpp.cluster import Device
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.build import make_plan
 from gpp.planners.chains.single import Single
@@ -18,8 +21,8 @@ from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
 from sweeps.truth.__main__ import halved, sheet
-from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards, with_score_traffic, with_split_head
-from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, scored_bytes, stage_range
+from sweeps.truth.layouts import Torchgpipe, laid_out, with_float_loss, with_recomputed_shards, with_scores, with_split_head
+from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of, stage_range
 from sweeps.truth.rows import Row, rows
 from tests.support.graphs import chain, cluster
 
@@ -34,6 +37,8 @@ GPT = Row(
     tensor=2,
     pipeline=1,
     balance=(),
+    attention="scores",
+    loss="float32",
     recompute="layers",
     schedule="1f1b",
     microbatch=2,
@@ -124,21 +129,34 @@ def test_zero_bubbles_schedules_are_faster_than_1f1b_and_keep_their_caps() -> No
 def test_scores_are_those_of_the_micro_batches_that_the_fullest_device_holds() -> None:
     """5 a s^2 bytes of each of 2 samples and 2 layers, for 3 micro-batches on the second of 4 stages."""
     row = row_of("1f1b")
-    more = scored_bytes(row, HALF) - predict(row, HALF).peak_bytes
+    more = predict(row, HALF).peak_bytes - predict(replace(row, attention="fused"), HALF).peak_bytes
     assert more == pytest.approx(5 * SIZES["num_heads"] * SIZES["sequence"] ** 2 * 2 * 2 * 3)
 
 
-def test_attention_that_is_not_fused_takes_its_scores_bytes_more() -> None:
-    """13 bytes of each score in a forward, 19 in a backward, at the rate of the memory."""
+@pytest.mark.parametrize(
+    ("slowed", "count", "each", "named"),
+    [
+        (with_scores, SIZES["num_heads"] * SIZES["sequence"] ** 2, (13, 19), "scaled_dot_product_attention"),
+        (with_float_loss, SIZES["vocabulary"] * SIZES["sequence"], (38, 14), "loss"),
+    ],
+)
+def test_kernels_of_their_own_take_their_bytes_more(
+    slowed: Callable[[Row, OpGraph, Device], OpGraph], count: int, each: tuple[int, int], named: str
+) -> None:
+    """Forward and backward, at the rate of the memory; other operators are as they were."""
     problem = problem_of(GPT, HALF)
-    device, scores = problem.cluster.devices[0], SIZES["num_heads"] * SIZES["sequence"] ** 2
-    slower = with_score_traffic(GPT, problem.graph, device)
-    pairs = zip(problem.graph.ops, slower.ops, strict=True)
-    more = [(b.forward_flops - a.forward_flops, b.backward_flops - a.backward_flops) for a, b in pairs]
-    seconds = [tuple(flops / device.flop_per_s("bfloat16") for flops in each) for each in more if any(each)]
-    assert len(seconds) == SIZES["num_layers"]
-    for each in seconds:
-        assert each == pytest.approx([many * scores / device.memory_bandwidth_bytes_per_s for many in (13, 19)])
+    device = problem.cluster.devices[0]
+    pairs = zip(problem.graph.ops, slowed(GPT, problem.graph, device).ops, strict=True)
+    for before, after in pairs:
+        more = (after.forward_flops - before.forward_flops, after.backward_flops - before.backward_flops)
+        seconds = [flops / device.flop_per_s("bfloat16") for flops in more]
+        share = count / device.memory_bandwidth_bytes_per_s if before.name.endswith(named) else 0
+        assert seconds == pytest.approx([many * share for many in each])
+
+
+def test_a_row_says_how_its_attention_and_its_loss_are_computed() -> None:
+    for other in (replace(GPT, attention="fused"), replace(GPT, loss="captured")):
+        assert predict(other, HALF).step_s < predict(GPT, HALF).step_s
 
 
 def whole_ms(row: Row, constants: Constants) -> float:
@@ -151,7 +169,7 @@ def whole_ms(row: Row, constants: Constants) -> float:
 
 def test_tensor_parallelism_over_two_nodes_is_as_fast_as_measured() -> None:
     """vTrain's GPT 3.6B without a fit. A ring over one network card of a node would take two and a half times as long."""
-    found = {(row.tensor, row.samples): row for row in rows("vtrain.csv") if row.model == "GPT 3.6B" and row.pipeline == 1}
+    found = {(row.tensor, row.microbatch): row for row in rows("vtrain.csv") if row.model == "GPT 3.6B" and row.pipeline == 1}
     constants = sheet("dgx_a100")
     for shape in ((8, 16), (16, 16)):
         assert whole_ms(found[shape], constants) == pytest.approx(found[shape].value, rel=0.2)
@@ -168,8 +186,11 @@ def test_vtrains_rows_and_their_halves() -> None:
 
 
 def test_any_number_of_stages_is_faster_than_one_and_slower_than_no_idle_time() -> None:
-    few, many = stage_range(row_of("1f1b"), HALF, 2)
-    assert many.step_s < predict(row_of("interleaved_1f1b"), HALF).step_s < few.step_s == predict(row_of("1f1b"), HALF).step_s
+    """A small row with 8 stages on 4 devices lies between its two ends."""
+    settings = tuple(re.sub(r"num_layers=\d+", "num_layers=8", word) for word in GPT.settings)
+    row = replace(row_of("interleaved_1f1b"), settings=settings, balance=(1,) * 8)
+    few, many = stage_range(row, HALF)
+    assert many.step_s < predict(row, HALF).step_s < few.step_s
 
 
 def test_published_layouts_have_all_layers() -> None:

@@ -35,8 +35,8 @@ from statistics import median
 
 from scipy.stats import kendalltau
 
-from sweeps.truth.predict import Constants, cluster_of, errors, flops, predict, scored_bytes, stage_range
-from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SOURCES, Row, rows
+from sweeps.truth.predict import Constants, cluster_of, errors, flops, predict, stage_range
+from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SCRIPTS, SOURCES, Row, rows
 
 STARTS: dict[str, dict[str, tuple[float, ...]]] = {
     "p40_8": {"compute": (0.35, 0.5, 0.7, 1.0), "memory": (0.3, 0.42, 0.6, 0.85)},
@@ -91,13 +91,11 @@ def cell(value: float) -> str:
 
 
 def range_line(row: Row, constants: Constants) -> str:
-    """A row that is not judged, since its devices may have any number of stages."""
-    ends = {samples: [end.of(row) for end in stage_range(row, constants, samples)] for samples in (row.samples, 1)}
-    low, high = ends[row.samples]
-    said = {samples: " to ".join(cell(end) for end in found) for samples, found in ends.items()}
+    """A row that is not judged: it lies between two that are predicted."""
+    low, high = (end.of(row) for end in stage_range(row, constants))
     error = f"{low / row.value - 1:+.1%} to {high / row.value - 1:+.1%}"
-    note = f"1 stage a device to ever so many ({said[1]} with 1 sample)"
-    return f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {said[row.samples]} | {error} | {note} |"
+    note = f"1 stage a device to ever so many; it has {row.per_device}"
+    return f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(low)} to {cell(high)} | {error} | {note} |"
 
 
 def show(cluster: str, constants: Constants, fitted: bool) -> None:
@@ -108,7 +106,7 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
         f"{constants.kernel_s * 1e6:.3g} us a kernel, {constants.sums:.3g} of a link's in an all-reduce\n"
     )
     print("| model | layout; micro-batches | measured | published | predicted | error | |\n|---|---|---|---|---|---|---|")
-    judged, with_scores = defaultdict[str, list[float]](list), list[float]()
+    judged = defaultdict[str, list[float]](list)
     for row in own:
         if row.use == "range":
             print(range_line(row, constants), flush=True)
@@ -116,25 +114,15 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
         ours = predict(row, constants).of(row)
         error = ours / row.value - 1
         note = "fitted to" if fitted and row.use == "fit" else f"over {OFF:.0%}" if abs(error) > OFF else ""
-        if row.metric == MEMORY:
-            scored = scored_bytes(row, constants) / 1e9
-            note += f" ({cell(scored)} with attention's scores)"
-            with_scores.append(abs(scored / row.value - 1))
-        if row.microbatch is None:
-            ends = [predict(row, constants, samples).of(row) for samples in (1, row.minibatch // row.data)]
-            note += f" ({cell(ends[0])} with 1 sample, {cell(ends[1])} with all at once)"
         if not (fitted and row.use == "fit"):
             judged[row.metric].append(abs(error))
         print(
-            f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(ours)} | {error:+.1%} | {note.strip()} |",
+            f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(ours)} | {error:+.1%} | {note} |",
             flush=True,
         )
     speeds = [found for metric, found in judged.items() if metric != MEMORY]
     if len(speeds) > 1:
         judged["all speeds"] = [error for found in speeds for error in found]
-    if with_scores:
-        print("Peak memory is that of torch's fused attention, which is captured and keeps no scores; in brackets, with them.")
-        judged[f"{MEMORY}, with attention's scores"] = with_scores
     for what, found in judged.items():
         print(f"{what}: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} rows that are judged")
 
@@ -223,6 +211,7 @@ def main() -> None:
         if only != "vtrain" and any(row.source == "zero_bubble" for row in rows() if row.cluster == cluster):
             show_ratios(constants)
     print("\nSources: " + "; ".join(f"{SOURCES[name]}" for name in SOURCES))
+    print("Run as these say: " + "; ".join(SCRIPTS.values()))
     print("Left out: " + "; ".join(f"{what}: {why}" for what, why in LEFT_OUT.items()))
 
 

@@ -21,8 +21,10 @@ from sweeps.truth.rows import Row
 
 RESNET_101 = (3, 4, 23, 3)
 UNET_HEIGHTS, UNET_CONVS = 5, 5
-SCORE_BYTES = 5
-FORWARD_BYTES, BACKWARD_BYTES = 13, 19
+FORWARD_BYTES, BACKWARD_BYTES, KEPT_BYTES = 13, 19, 5
+"""Of each score of an attention that goes through them."""
+LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 38, 14
+"""Of each logit of a loss in float32, kernel by kernel."""
 HEAD = ("norm", "head")
 ENDS = 2
 """What a GPT has beside its layers: the embedding before them, and the head behind."""
@@ -146,53 +148,58 @@ def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degre
     return replace(graph, ops=tuple(ops))
 
 
-def with_scores(row: Row, graph: OpGraph) -> OpGraph:
-    """The graph with what attention keeps that is not fused: for each head and two tokens the softmax (2 bytes), its dropout's mask
-    (1) and what that leaves (2).
-
-    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198: the 5 a s^2 b of
-    a layer.
-    """
-    words = row.words
-    scores = SCORE_BYTES * int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
-    fused = "scaled_dot_product_attention"
-    ops = (replace(op, saved_bytes=op.saved_bytes + scores) if op.name.endswith(fused) else op for op in graph.ops)
-    return replace(graph, ops=tuple(ops))
+def flops_of_a_byte(graph: OpGraph, device: Device) -> float:
+    """FLOPs that take as long on this device as a byte. An operator takes the longer of its FLOPs and its bytes, and one that
+    stands for several kernels takes what each of them does: bytes of such kernels count as FLOPs."""
+    return device.flop_per_s(graph.dtype) / device.memory_bandwidth_bytes_per_s
 
 
-def with_score_traffic(row: Row, graph: OpGraph, device: Device) -> OpGraph:
-    """The graph of a GPT whose attention is not fused, as Megatron's was: kernels of their own go through the scores.
+def with_scores(row: Row, graph: OpGraph, device: Device) -> OpGraph:
+    """The graph of a GPT whose attention goes through its scores: both products, softmax and dropout have kernels of their own.
 
     Of the 16 bits for each head and two tokens a forward writes the product (2 bytes), reads and writes it in the softmax (4) and
     in the dropout, which writes a mask too (5), and reads it for the second product (2). A backward reads and writes it in the
-    second product's (4), the dropout's (5) and the softmax's (6), and reads it twice in the first product's (4). An operator takes
-    the longer of its FLOPs and its bytes, and these kernels take both, so their bytes count as FLOPs that take as long on this
-    device.
-    """
-    words = row.words
-    scores = int(words["model.num_heads"]) * int(words["model.sequence"]) ** 2
-    each = scores * device.flop_per_s(graph.dtype) / device.memory_bandwidth_bytes_per_s
+    second product's (4), the dropout's (5) and the softmax's (6), and reads it twice in the first product's (4). Kept are the
+    softmax (2 bytes), the dropout's mask (1) and what that leaves (2). Bytes are beside the products' FLOPs (`flops_of_a_byte`).
 
-    def slower(op: Op) -> Op:
+    Source of what is kept: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198:
+    the 5 a s^2 b of a layer.
+    """
+    scores = int(row.words["model.num_heads"]) * int(row.words["model.sequence"]) ** 2
+    each = scores * flops_of_a_byte(graph, device)
+
+    def scored(op: Op) -> Op:
         more = {
             "forward_flops": op.forward_flops + FORWARD_BYTES * each,
             "backward_flops": op.backward_flops + BACKWARD_BYTES * each,
+            "saved_bytes": op.saved_bytes + KEPT_BYTES * scores,
         }
         return replace(op, **more) if op.name.endswith("scaled_dot_product_attention") else op
 
-    return replace(graph, ops=tuple(map(slower, graph.ops)))
+    return replace(graph, ops=tuple(map(scored, graph.ops)))
 
 
-def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
+def with_float_loss(row: Row, graph: OpGraph, device: Device) -> OpGraph:
+    """The graph of a GPT whose loss is Megatron's: its logits are made float32, and each step has a kernel of its own.
+
+    Of each logit a forward reads 2 bytes and writes 4, reads it for the maximum (4), reads and writes it to subtract that (8), for
+    the exponential (8) and to divide by their sum (8), which it reads them for (4). A backward reads and writes it to multiply by
+    the loss's gradient (8), and reads 4 bytes and writes 2.
+
+    Source: NVIDIA/Megatron-LM at f5345df, megatron/mpu/cross_entropy.py and megatron/model/gpt_model.py.
+    """
+    each = int(row.words["model.sequence"]) * int(row.words["model.vocabulary"]) * flops_of_a_byte(graph, device)
+    loss = replace(graph.ops[-1], forward_flops=LOSS_FORWARD_BYTES * each, backward_flops=LOSS_BACKWARD_BYTES * each)
+    return replace(graph, ops=(*graph.ops[:-1], loss))
+
+
+def laid_out(row: Row, problem: Problem) -> Plan:
     """The row's plan; replicas and the devices that share one are neighbours, stages follow each other, round and round where a
     device has several.
-
-    Args:
-        samples: of a micro-batch on one replica; None for the row's.
     """
     masks = stage_masks(row, problem.graph)
     width = row.data * row.tensor
-    microbatch = (samples or row.samples) * row.data
+    microbatch = row.microbatch * row.data
     devices = [tuple(range(d * width, (d + 1) * width)) for d in range(row.pipeline)]
     placement = [devices[s % row.pipeline] for s in range(len(masks))]
     plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement)

@@ -18,7 +18,6 @@ from gpp.graph.captured import Captured
 from gpp.graph.sharding.declare import with_variants
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
-from gpp.program.held import device_peaks
 from gpp.program.kinds import BACKWARD, PASS
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -29,8 +28,8 @@ from sweeps.truth.layouts import (
     Torchgpipe,
     kept_plan,
     laid_out,
+    with_float_loss,
     with_recomputed_shards,
-    with_score_traffic,
     with_scores,
     with_split_head,
 )
@@ -146,54 +145,46 @@ def strategy_of(row: Row) -> Strategy:
     return Strategy(name="published", planner=Single(), schedule=schedule)
 
 
-def predict(row: Row, constants: Constants, samples: int | None = None) -> Predicted:
-    """The prediction of a row.
-
-    Args:
-        samples: of a micro-batch on one replica; None for the row's.
-    """
-    return _predicted(row.run, constants, samples or row.samples)
+def predict(row: Row, constants: Constants) -> Predicted:
+    """The prediction of a row."""
+    return _predicted(row.run, constants)
 
 
-def _posed(row: Row, constants: Constants, samples: int) -> tuple[Problem, Plan]:
-    """The row's problem and its plan for micro-batches of so many samples on one replica."""
+def _posed(row: Row, constants: Constants) -> tuple[Problem, Plan]:
+    """The row's problem, and its plan."""
     problem = problem_of(row, constants)
-    if "model=gpt" in row.settings:
-        problem = replace(problem, graph=with_score_traffic(row, problem.graph, problem.cluster.devices[0]))
+    device = problem.cluster.devices[0]
+    if row.attention == "scores":
+        problem = replace(problem, graph=with_scores(row, problem.graph, device))
+    if row.loss == "float32":
+        problem = replace(problem, graph=with_float_loss(row, problem.graph, device))
     if row.tensor > 1:
         problem = replace(problem, graph=with_split_head(row, problem.graph))
     if row.tensor > 1 and row.recompute != "none":
-        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, samples, row.tensor))
-    return problem, laid_out(row, problem, samples=samples)
+        problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, row.microbatch, row.tensor))
+    return problem, laid_out(row, problem)
 
 
 @cache
-def _predicted(row: Row, constants: Constants, samples: int) -> Predicted:
-    (problem, plan), strategy = _posed(row, constants, samples), strategy_of(row)
+def _predicted(row: Row, constants: Constants) -> Predicted:
+    (problem, plan), strategy = _posed(row, constants), strategy_of(row)
     if row.schedule != "gpipe":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
     return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
 
 
-def stage_range(row: Row, constants: Constants, samples: int) -> tuple[Predicted, Predicted]:
-    """A row whose devices have an unknown number of stages: with one, which is plain 1F1B, and with so many that none is ever idle.
+def stage_range(row: Row, constants: Constants) -> tuple[Predicted, Predicted]:
+    """A row whose devices have several stages: with one, which is plain 1F1B, and with so many that none is ever idle.
 
     Then the work of the busiest device is the step: more stages only divide what fills and drains the pipeline.
     """
-    plain = replace(row.run, schedule="1f1b")
-    (problem, plan), count = _posed(plain, constants, samples), row.minibatch // (samples * row.data)
+    plain = replace(row.run, schedule="1f1b", balance=())
+    problem, plan = _posed(plain, constants)
     bills = plan.bills(strategy_of(plain).posed(problem))
-    work_s = max(count * (bill.forward_s + bill.backward_s) + bill.update_s for bill in bills)
-    slow = predict(plain, constants, samples)
+    work_s = max(row.count * (bill.forward_s + bill.backward_s) + bill.update_s for bill in bills)
+    slow = predict(plain, constants)
     return slow, replace(slow, step_s=work_s)
-
-
-def scored_bytes(row: Row, constants: Constants) -> float:
-    """Bytes of the fullest device over the predicted order of passes, if attention kept its scores."""
-    (problem, plan), strategy = _posed(row.run, constants, row.samples), strategy_of(row)
-    scored = replace(problem, graph=with_scores(row, problem.graph))
-    return max(device_peaks(strategy.lower(plan, problem), plan.bills(strategy.posed(scored))).values())
 
 
 def as_torchgpipe(strategy: Strategy, plan: Plan, problem: Problem, *, keeps_last: bool) -> Predicted:
