@@ -155,6 +155,11 @@ class Experiment:
         return (self.loss or {}).get("scope", "microbatch")
 
     @property
+    def times(self) -> AbstractCostModel:
+        """The cost model: a profile brings its own."""
+        return self.model.times if isinstance(self.model, AbstractProfile) else self.cost
+
+    @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
         return self.mode in ("train", INFERENCE) and self.engine.runs
@@ -280,7 +285,7 @@ class Experiment:
         Raises:
             InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size.
         """
-        cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
+        cost = self.times
         if isinstance(cost, Profiled):
             from gpp.app.in_place import profiled
 

@@ -54,16 +54,33 @@ def digest_of(config: Any) -> str:
         settings: Any = OmegaConf.to_container(chosen, resolve=True)
     except OmegaConfBaseException:
         settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
-    model = settings.get("model")
-    files = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
+    # Data sets are too large to be read for a hash.
+    named = _paths({key: value for key, value in settings.items() if key != "data"})
+    files = [settings.get("plan"), *sorted(path for path in named if isinstance(path, str))]
     if config.get("mode") in SEVERAL:
         # The strategies are composed when the job runs.
-        files += sorted((CONF / "strategy").rglob("*.yaml"))
+        files += [path for folder in _folders() for path in sorted((folder / "strategy").rglob("*.yaml"))]
     said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for file in files:
         # A file that a setting names is part of it.
         said.update(Path(file).read_bytes() if isinstance(file, str | Path) and os.path.isfile(file) else b"")
     return said.hexdigest()[:16]
+
+
+def _paths(node: Any) -> list[Any]:
+    """The values of all settings called `path`, wherever they stand."""
+    if isinstance(node, list):
+        return [path for inner in node for path in _paths(inner)]
+    if not isinstance(node, dict):
+        return []
+    return [path for key, inner in node.items() for path in ([inner] if key == "path" else _paths(inner))]
+
+
+def _folders() -> list[Path]:
+    """The folders with groups of options: ours first, then those of the command line."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    own = [Path(source.path) for source in sources if source.schema == "file"]
+    return list(dict.fromkeys([CONF, *own]))
 
 
 def done(folder: Path, digest: str) -> str | None:

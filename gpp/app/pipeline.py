@@ -307,6 +307,7 @@ class Pipeline:
     def _record(self) -> RunRecord:
         cluster, seed = self.problem.cluster, self._job.settings.seed
         names = {"model": type(self.model).__name__, "strategy": self.strategy.name, "cluster": cluster.name}
+        names |= {"schedule": self.strategy.schedule.name, "weights": self.strategy.weights.name, "cost": self.problem.cost.name}
         return RunRecord(
             asked=Asked(**names, engine="distributed", seed=seed),
             planned=Planned(

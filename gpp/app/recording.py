@@ -109,6 +109,7 @@ class Recorder:
         self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
         e, boundaries = self.experiment, () if self.experiment.mode == "max_batch" else None
         names = {"model": e.model.name, "strategy": e.strategy.name, "cluster": e.cluster.name, "engine": e.engine.name}
+        names |= {"schedule": e.strategy.schedule.name, "weights": e.strategy.weights.name, "cost": e.times.name}
         self.run = RunRecord(
             asked=Asked(**names, seed=e.seed, configuration=self.digest, command=self.command),
             planned=Planned(cluster=e.cluster),

@@ -22,6 +22,11 @@ BASE = "base"
 GROUPS = {
     "model": "Models",
     "strategy": "Strategies",
+    "strategy/planner": "Planners",
+    "strategy/schedule": "Schedules",
+    "strategy/weights": "Weight policies",
+    "strategy/weights/correction": "Corrections of late gradients",
+    "strategy/memory": "Memory policies",
     "cluster": "Clusters",
     "engine": "Engines",
     "data": "Data",

@@ -127,7 +127,6 @@ class AbstractWeights(ABC):
         correction: what an update does about gradients that are late; None: nothing.
     """
 
-    name: ClassVar[str]
     flushes: ClassVar[bool] = False
     """Whether the pipeline drains before every update, so that there is one version at a time."""
     repeats: ClassVar[bool] = True
@@ -140,6 +139,11 @@ class AbstractWeights(ABC):
 
     accumulation: int | None
     correction: AbstractCorrection | None = None
+
+    @property
+    def name(self) -> str:
+        """The word that chooses it (`strategy/weights=stash`): the name of its file, unless it says another."""
+        return type(self).__module__.rpartition(".")[2]
 
     @property
     @abstractmethod

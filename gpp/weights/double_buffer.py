@@ -19,7 +19,6 @@ class DoubleBuffer(AbstractActual):
     """Two versions, exchanged at every update."""
 
     in_step: ClassVar[bool] = True
-    name: ClassVar[str] = "double_buffer"
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 

@@ -13,7 +13,6 @@ from gpp.weights.base import AbstractActual, Backward, PipelinePosition
 class Flush(AbstractActual):
     """Every pass of a mini-batch uses the version that the update before it left."""
 
-    name: ClassVar[str] = "flush"
     flushes: ClassVar[bool] = True
     in_step: ClassVar[bool] = True
     accumulation: Count | None = None

@@ -14,7 +14,6 @@ from gpp.weights.corrections.base import AbstractCorrection
 class Naive(AbstractActual):
     """The latest weights in forward and backward, which are different ones: the gradient is that of no function."""
 
-    name: ClassVar[str] = "naive"
     repeats: ClassVar[bool] = False
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None

@@ -29,7 +29,6 @@ class PipeMare(AbstractWeights):
         discrepancy: D; 0.135, about exp(-2), as published.
     """
 
-    name: ClassVar[str] = "pipemare"
     drifts: ClassVar[Extrapolation | None] = ALONG_THE_DRIFT
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None

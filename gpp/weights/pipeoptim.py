@@ -6,7 +6,7 @@ gradient of the parameters comes from the forward's activations: it is exact if 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from gpp.errors import InvalidConfig
 from gpp.settings import Count, settings
@@ -29,7 +29,6 @@ class PipeOptim(AbstractWeights):
         decay: whether decoupled weight decay is part of the prediction (exact); False as published.
     """
 
-    name: ClassVar[str] = "pipeoptim"
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     horizon_from: Literal["schedule", "constant"] = "schedule"

@@ -7,7 +7,7 @@ ahead, and what it used is kept for the backward. The constants of form 1 assume
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
@@ -24,7 +24,6 @@ class SpecTrain(AbstractWeights):
         nesterov: SGD's momentum u v + g in place of v, as in the authors' code, which has the last gradient g twice.
     """
 
-    name: ClassVar[str] = "spectrain"
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     form: Literal[1, 2] = 1

@@ -5,7 +5,7 @@ That is the latest one at the time of the forward, which differs from stage to s
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractRing, PipelinePosition
@@ -17,7 +17,6 @@ from gpp.weights.corrections.base import AbstractCorrection
 class Stash(AbstractRing):
     """Keeps every version that a micro-batch in flight has used: W(k) + 1 copies where each micro-batch makes an update."""
 
-    name: ClassVar[str] = "stash"
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 

@@ -19,7 +19,6 @@ class VerticalSync(AbstractRing):
     """Stashing with the version of the stage that is furthest from the sink."""
 
     in_step: ClassVar[bool] = True
-    name: ClassVar[str] = "vertical_sync"
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 

@@ -29,6 +29,11 @@ class OpTimes:
 class AbstractCostModel(ABC):
     """Seconds of operators on a device. Transfers and collectives belong to `Cluster`."""
 
+    @property
+    def name(self) -> str:
+        """The word that chooses it (`cost=analytical`): the name of its file, unless it says another."""
+        return type(self).__module__.rpartition(".")[2]
+
     @abstractmethod
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         """Times of one forward and one backward of every operator on `samples` samples.

@@ -75,6 +75,9 @@ def _facts(run: RunRecord) -> list[tuple[str, object]]:
     plan = run.plan
     facts: list[tuple[str, object]] = [(name, run.result.get(name)) for name in ("strategy", "cluster", "engine", "seed")]
     if plan is not None:
+        asked = run.asked
+        parts = {"planner": plan.planner, "schedule": asked.schedule, "weights": asked.weights, "cost model": asked.cost}
+        facts += [(name, word) for name, word in parts.items() if word]
         facts += [
             ("stages", len(plan.stages)),
             ("depth", plan.depth),

@@ -31,13 +31,17 @@ class Asked:
     """The request for a run, by name.
 
     Args:
+        schedule, weights, cost: the strategy's schedule and weight policy, and the cost model; empty where they are not known.
         configuration: hash of the settings that decide the result; None where a run has none.
         command: the command line that reproduces the run.
     """
 
     model: str = ""
     strategy: str = ""
+    schedule: str = ""
+    weights: str = ""
     cluster: str = ""
+    cost: str = ""
     engine: str = ""
     seed: int = 0
     configuration: str | None = None

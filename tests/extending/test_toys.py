@@ -1,0 +1,206 @@
+"""A planner, a schedule, a weight policy, a cost model and a model of a user's own: one file and one YAML each, nothing in gpp/.
+
+Each lies beside this, its YAML in `conf`, and is chosen from there on the command line, as docs/extending.md has it: it is listed,
+plans, is proved, simulated, run on real workers, and named in the report, and a wrong value of it is refused with its field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from baselines.reference.pipeline import run_reference
+from gpp.app.vocabulary import CONF, ROOT, Vocabulary, help_text
+from gpp.optimizers import SGD
+from tests.extending.delayed import Delayed
+from tests.support.asynchronous import MINIBATCH, make_job
+from tests.support.cli import Finished, run
+
+HERE = Path(__file__).parent
+TOYS = {
+    "split_slowest": "strategy/planner",
+    "eager_1f1b": "strategy/schedule",
+    "delayed": "strategy/weights",
+    "timed": "cost",
+    "two_eyes": "model",
+}
+"""The toys by name, and the group of each."""
+TABLE = {"right.3.0": {"forward_s": 1e-3, "backward_s": 3e-3}}
+
+
+def asked(folder: Path, *toys: str, devices: int = 2) -> list[str]:
+    """The words that choose some of the toys, beside a small model and cost model where it is none of them."""
+    words = [f"{TOYS[toy]}={toy}" for toy in toys]
+    words += [] if "two_eyes" in toys else ["model=mlp", "model.width=16"]
+    if "timed" in toys:
+        (folder / "seconds.json").write_text(json.dumps(TABLE))
+    words += [f"cost.path={folder / 'seconds.json'}"] if "timed" in toys else ["cost=analytical"]
+    common = ["logger=none", "dtype=float64", "evaluate_every=0", "baselines_s=0", "optimizer=sgd"]
+    return ["-cd", str(HERE / "conf"), *words, "cluster=local", f"cluster.num_devices={devices}", *common]
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Four of them at once, on three workers."""
+    folder = tmp_path_factory.mktemp("toys")
+    toys = [toy for toy in TOYS if toy != "delayed"]
+    return run(folder / "run", *asked(folder, *toys, devices=3), "microbatch_size=8", "steps=3")
+
+
+def graph_and_stages(run_dir: Path) -> tuple[list[str], list[list[int]], list[list[int]]]:
+    plan = json.loads((run_dir / "job" / "plan.json").read_text())
+    names = [op["name"] for op in json.loads((run_dir / "job" / "graph.json").read_text())["ops"]]
+    return names, [stage["ops"] for stage in plan["stages"]], plan["edges"]
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_no_file_of_gpp_names_it(toy: str) -> None:
+    option = yaml.safe_load((HERE / "conf" / TOYS[toy] / f"{toy}.yaml").read_text())
+    words = {toy, str(option.get("network", option.get("_target_"))).rpartition(".")[2]}
+    files = [path for folder in ("gpp", "conf", "baselines") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    sources = [path for path in files if path.suffix in (".py", ".yaml", ".txt", ".html", ".js", ".css")]
+    assert len(sources) > 400
+    naming = [path for path in sources if any(re.search(rf"\b{word}\b", path.read_text()) for word in words)]
+    assert len(naming) == 0, naming
+    assert (HERE / f"{toy}.py").is_file()
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_it_is_listed_among_the_choices(toy: str) -> None:
+    vocabulary = Vocabulary(folders=(CONF, HERE / "conf"))
+    (line,) = [line for line in help_text(vocabulary).splitlines() if line.split()[:1] == [toy]]
+    assert (HERE / "conf" / TOYS[toy] / f"{toy}.yaml").read_text().startswith(f"# {line.split(maxsplit=1)[1]}\n")
+    assert toy in vocabulary.choose(TOYS[toy], f"{toy[:-1]}x")
+
+
+@pytest.mark.dist
+def test_they_are_planned_run_and_named_in_the_report(synchronous: Finished) -> None:
+    assert synchronous.code == 0, synchronous.out
+    result = synchronous.result
+    assert result["model"] == "two_eyes"
+    assert len(result["loss"]) == 3 and all(0 < loss < 4 for loss in result["loss"])
+    assert set(result["loss_terms"]) == {"label", "apart"}
+    assert result["measured"]["communication_bytes"] == result["predicted"]["communication_bytes"]
+    assert result["measured"]["max_in_flight_samples"] == result["predicted"]["max_in_flight_samples"]
+    page = (synchronous.run_dir / "report.html").read_text()
+    for toy in ("split_slowest", "eager_1f1b", "timed", "two_eyes"):
+        assert toy in page
+
+
+@pytest.mark.dist
+def test_the_planner_puts_the_branches_side_by_side(synchronous: Finished) -> None:
+    names, stages, edges = graph_and_stages(synchronous.run_dir)
+    left = next(s for s, ops in enumerate(stages) if names[ops[0]].startswith("left"))
+    assert all(names[op].startswith("left") for op in stages[left]) and len(stages[left]) == 4
+    assert all(not names[op].startswith("left") for s, ops in enumerate(stages) if s != left for op in ops)
+    assert [left] not in [[end] for _, end in edges]
+    assert synchronous.result["plan"]["depth"] < 3 or len(edges) > 2
+
+
+@pytest.mark.dist
+def test_the_schedule_warms_up_as_far_as_it_says(synchronous: Finished, tmp_path: Path) -> None:
+    """Every stage holds 1 + 2 (distance - 1) micro-batches; at ahead=1 the program is that of 1F1B."""
+    plan = json.loads((synchronous.run_dir / "job" / "plan.json").read_text())
+    distance = [1] * len(plan["stages"])
+    for start, end in sorted(plan["edges"], reverse=True):
+        distance[start] = max(distance[start], distance[end] + 1)
+    program = (synchronous.run_dir / "job" / "program.txt").read_text()
+    for s, stage in enumerate(plan["stages"]):
+        kinds = re.findall(rf"\bs{s}\.([FB])\d+@", program)
+        held = max(accumulate(1 if kind == "F" else -1 for kind in kinds))
+        assert held * 8 == stage["in_flight"] == min(8 * (1 + 2 * (distance[s] - 1)), 64)
+    words = asked(tmp_path, "eager_1f1b", devices=3)
+    same = ["engine=simulate", "strategy=even", "microbatch_size=8"]
+    one = run(tmp_path / "one", *words, *same, "strategy.schedule.ahead=1")
+    other = run(tmp_path / "other", *[word.replace("eager_1f1b", "1f1b") for word in words], *same)
+    assert one.code == other.code == 0, one.out + other.out
+    first, second = ((found.run_dir / "job" / "program.txt").read_text() for found in (one, other))
+    assert first == second
+    assert one.result["predicted"] == other.result["predicted"]
+
+
+@pytest.mark.dist
+def test_the_cost_model_has_the_seconds_of_the_file(synchronous: Finished) -> None:
+    """The stage with the operator that is timed takes that long, whatever the data sheet says of its others."""
+    names, stages, _ = graph_and_stages(synchronous.run_dir)
+    slow = next(s for s, ops in enumerate(stages) if "right.3.0" in [names[op] for op in ops])
+    costs = json.loads((synchronous.run_dir / "job" / "costs.json").read_text())
+    bills = costs if isinstance(costs, list) else next(value for value in costs.values() if isinstance(value, list))
+    own, others = bills[slow], [bill for s, bill in enumerate(bills) if s != slow]
+    assert 8e-3 < own["forward_s"] < 9e-3 and 24e-3 < own["backward_s"] < 26e-3
+    assert all(bill["forward_s"] < 1e-3 for bill in others)
+
+
+@pytest.mark.dist
+def test_real_workers_train_with_the_policy_as_one_process_does(tmp_path: Path) -> None:
+    """Bit for bit in float64: the losses of every step, and the weights that are left."""
+    words = [*asked(tmp_path, "delayed", devices=3), "strategy=even", "minibatch_size=8", "steps=12", "optimizer.lr=0.05"]
+    found = {engine: run(tmp_path / engine, *words, f"engine={engine}") for engine in ("distributed", "reference")}
+    assert all(one.code == 0 for one in found.values()), [one.out for one in found.values()]
+    workers, process = found["distributed"], found["reference"]
+    assert workers.result["loss"] == process.result["loss"] and len(set(workers.result["loss"])) == 12
+    assert process.result["versions"]["staleness"] == {"0": 2, "1": 2, "2": 2}
+    ends = [weights_of(one.run_dir) for one in (workers, process)]
+    assert ends[0].keys() == ends[1].keys() and ends[0]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    page = (workers.run_dir / "report.html").read_text()
+    assert "delayed" in page
+
+
+def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    files = sorted((run_dir / "checkpoints" / "final").glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("delay", [2, 3])
+def test_the_policy_has_the_closed_form_of_its_delay(delay: int) -> None:
+    """The gradient of w^2 / 2 is w, so w(t+1) = w(t) - lr w(t-delay) at every stage."""
+    lr, steps = 0.2, 20
+    policy = Delayed(delay=delay)
+    size = MINIBATCH // policy.least_accumulation(4)
+    _, state = run_reference(*make_job("Springs", policy, SGD(lr=lr, momentum=0.0), steps=steps, sizes=size))
+    _, start = make_job("Springs", policy, SGD(lr=lr, momentum=0.0), steps=steps, sizes=size)
+    for s in range(4):
+        w = [start[f"s{s}.w"].item()]
+        for t in range(steps):
+            w.append(w[-1] - lr * w[max(0, t - delay)])
+        assert state[f"s{s}.w"].item() == pytest.approx(w[-1], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("toy", "word", "field"),
+    [
+        ("split_slowest", "strategy.planner.slack=0.5", "strategy.planner.slack"),
+        ("eager_1f1b", "strategy.schedule.ahead=0", "strategy.schedule.ahead"),
+        ("delayed", "strategy.weights.delay=1.5", "strategy.weights.delay"),
+        ("timed", "cost.path=nowhere.json", "cost.path"),
+        ("two_eyes", "model.depth=none", "model.depth"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field(toy: str, word: str, field: str, tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *asked(tmp_path, toy), word, "engine=simulate")
+    assert found.code == 2, found.out
+    assert f"{field}=" in found.out.replace(" = ", "=") and "Fix: " in found.out
+    assert "Traceback" not in found.out
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"right.3.0": {"forward_s": -1, "backward_s": 1}}, "forward_s"),
+        ({"right.3.0": {"forward_s": 1}}, "backward_s"),
+        ({"wrong": {"forward_s": 1, "backward_s": 1}}, "no operator of this name"),
+    ],
+)
+def test_a_file_of_seconds_that_does_not_fit_is_refused(table: dict[str, object], says: str, tmp_path: Path) -> None:
+    words = asked(tmp_path, "timed", "two_eyes")
+    (tmp_path / "seconds.json").write_text(json.dumps(table))
+    found = run(tmp_path / "run", *words, "engine=simulate")
+    assert found.code == 2 and says in found.out and "cost.path" in found.out and "Traceback" not in found.out, found.out
