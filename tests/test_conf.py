@@ -92,10 +92,12 @@ def test_one_word_four_places(group: str) -> None:
 def test_help_has_a_line_for_every_option() -> None:
     vocabulary = Vocabulary()
     text = help_text(vocabulary)
-    for group in GROUPS:
-        for name in vocabulary.options(group):
-            line = next(line for line in text.splitlines() if line.split()[:1] == [name])
-            assert len(line.split()) > 3, f"{group}/{name} has no comment on top"
+    assert set(vocabulary.groups) == set(GROUPS)
+    for group, title in GROUPS.items():
+        lines = text.split(f"\n{title} ({group}=...)\n")[1].split("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in lines] == vocabulary.options(group)
+        for line in lines:
+            assert len(line.split()) > 3, f"{group}/{line.split()[0]} has no comment on top"
 
 
 def test_bases_are_shared_and_no_options() -> None:

@@ -27,6 +27,7 @@ GROUPS = {
     "strategy/weights": "Weight policies",
     "strategy/weights/correction": "Corrections of late gradients",
     "strategy/memory": "Memory policies",
+    "strategy/edges": "Types of messages, with mode=inference",
     "cluster": "Clusters",
     "engine": "Engines",
     "data": "Data",

@@ -18,6 +18,8 @@ from tests.support.pages import DOCS, ROOT, blocks
 
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 PROGRAMS = ("python run.py", "gpp", "torchrun", "srun", "python -m", "make")
+EXAMPLES = Path("tests/extending/conf")
+"""The options of the examples, as the commands name their folder."""
 LEFT_OUT = re.compile(r"\.\.\.|\b(RUN_DIR|THE SAME|FOLDER|ENTITY|GROUP=|SETTING=|PATH\b)")
 """What stands for words that the reader fills in; a row of a table with them is no command."""
 
@@ -42,15 +44,20 @@ class Command:
 
 @cache
 def known_settings(folder: Path) -> frozenset[str]:
-    """Dotted paths of all settings that some option of conf/, sweeps/ or a folder's conf/ has, whatever is chosen beside it."""
+    """Dotted paths of all settings that some option has, whatever is chosen beside it."""
     out: set[str] = set()
-    for root in (ROOT / "conf", ROOT / "sweeps", folder / "conf"):
+    for root in _roots(folder):
         for file in root.rglob("*.yaml"):
             parts = file.relative_to(root).parts[:-1]
             found = yaml.load(file.read_text(), yaml.CSafeLoader)
             if isinstance(found, dict):
                 out |= {".".join([*(() if parts[:1] == ("experiment",) else parts), path]) for path in _paths(found)}
     return frozenset(out)
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """Folders of options: ours, and those of the reader's folder."""
+    return ROOT / "conf", ROOT / "sweeps", ROOT / EXAMPLES, folder / "conf"
 
 
 def _paths(node: dict[Any, Any]) -> Iterator[str]:
@@ -66,7 +73,7 @@ def unknown_words(command: Command, folder: Path) -> list[str]:
     Args:
         folder: the reader's, whose conf/ has options of their own.
     """
-    roots, out = (ROOT / "conf", ROOT / "sweeps", folder / "conf"), []
+    roots, out = _roots(folder), []
     for word in command.words:
         key, _, value = word.lstrip("+").partition("=")
         if word.startswith("-") or not value or key.startswith(("hydra.", "hydra/")):
@@ -209,6 +216,9 @@ def prepare(folder: Path) -> None:
         shutil.copy(ROOT / "sweeps" / "pipeedge" / name, folder / name)
     shutil.copy(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml", folder / "devices.yml")
     (folder / "sweeps").symlink_to(ROOT / "sweeps")
+    (folder / "tests").mkdir()
+    (folder / EXAMPLES).parent.symlink_to(ROOT / EXAMPLES.parent)
+    (folder / "seconds.json").write_text('{"right.3.0": {"forward_s": 1e-3, "backward_s": 2e-3}}')
     for name, text in yaml_files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

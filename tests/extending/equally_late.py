@@ -15,14 +15,13 @@ from gpp.weights.corrections.base import AbstractCorrection
 
 @final
 @settings("strategy.weights")
-class Delayed(AbstractActual):
+class EquallyLate(AbstractActual):
     """Both passes of mini-batch t use version t - delay at every stage.
 
     Args:
         delay: updates by which every stage is late.
     """
 
-    name: ClassVar[str] = "delayed"
     in_step: ClassVar[bool] = True
     accumulation: Count | None = None
     correction: AbstractCorrection | None = None

@@ -1,6 +1,6 @@
 """A cost model of your own, in one file: seconds of some operators from a JSON file, and another cost model for all else.
 
-    {"left.0.weight": {"forward_s": 1e-4, "backward_s": 2e-4}}
+    {"left.0.0": {"forward_s": 1e-4, "backward_s": 2e-4}}
 
 Operators have the names that RUN_DIR/job/graph.json gives them; seconds are those of one sample.
 """
@@ -31,7 +31,7 @@ class SampleSeconds:
 
 @final
 @settings("cost", slots=False)
-class Timed(AbstractDerived):
+class ListedSeconds(AbstractDerived):
     """Times of a file, in proportion to samples; `cost`, the other cost model, has all other times.
 
     Args:
