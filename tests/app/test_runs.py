@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from gpp.app.multirun import digest_of
@@ -216,6 +218,35 @@ def test_the_configuration_of_a_job_is_what_decides_its_result(tmp_path: Path, c
     before = digest(base)
     (tmp_path / "profile.json").write_text("2")
     assert digest(base) != before
+
+
+def test_a_file_that_any_setting_names_decides_the_result_too(tmp_path: Path) -> None:
+    """That of a cost model, or of one of several parts; but no data set, which may be too large to be read for a hash."""
+    (tmp_path / "a").write_text("1")
+    named = {"path": str(tmp_path / "a")}
+    configs = [{"cost": named}, {"strategy": {"planner": named}}, {"strategy": {"mechanisms": [named]}}, {"data": named}]
+    before = [digest_of(OmegaConf.create(config)) for config in configs]
+    (tmp_path / "a").write_text("2")
+    after = [digest_of(OmegaConf.create(config)) for config in configs]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, False, False, True]
+
+
+def test_a_users_own_strategies_decide_the_result_of_a_comparison(tmp_path: Path) -> None:
+    mine = tmp_path / "strategy" / "mine.yaml"
+    mine.parent.mkdir()
+
+    def digest(text: str) -> str:
+        mine.write_text(text)
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            words = ["mode=compare", "name=test", f"hydra.searchpath=[file://{tmp_path}]"]
+            config = compose("config", overrides=words, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        try:
+            return digest_of(config)
+        finally:
+            HydraConfig.instance().cfg = None
+
+    assert digest("name: mine") == digest("name: mine") != digest("name: other")
 
 
 @pytest.mark.dist
