@@ -79,7 +79,7 @@ def _paths(node: Any) -> list[Any]:
 def _folders() -> list[Path]:
     """The folders with groups of options: ours first, then those of the command line."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    own = [Path(source["path"]) for source in sources if source["schema"] == "file"]
+    own = [Path(source.path) for source in sources if source.schema == "file"]
     return list(dict.fromkeys([CONF, *own]))
 
 
