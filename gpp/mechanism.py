@@ -4,12 +4,12 @@ A mechanism is a package: a folder of `gpp/mechanisms/`, or one of a user's own 
 core that it adds something to, and each such file has one name that the room asks for:
 
     stage.py       Value      what a stage carries (`gpp.stage.AbstractStageValue`)
-    bill.py        BILL       seconds and bytes of a stage (`gpp.cost.stage.AbstractBill`)
+    bill.py        BILL       seconds and bytes of a stage and of its messages (`gpp.cost.stage.AbstractBill`)
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
     job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)
-    worker.py      WORKER     hooks of a worker around passes and updates (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
+    worker.py      WORKER     hooks of a worker around passes, messages and updates (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
 
 The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when
 its room first asks for it. So planning never reads the files for workers, and a mechanism that is not there costs nothing.

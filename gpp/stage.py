@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import Field, PlainSerializer, PlainValidator
 
 from gpp.errors import InvalidFile
+from gpp.graph.op_graph import Tensor
 from gpp.mechanism import found
 from gpp.routing import Piece, pieces
 from gpp.serialization import from_json, to_json
@@ -18,6 +19,9 @@ from gpp.settings import Count, Natural
 
 Edges = Sequence[tuple[int, int]]
 """Source and destination of every edge between stages, which are in a topological order."""
+
+EdgeTensors = Mapping[tuple[int, int], Sequence[Tensor]]
+"""The same edges, in the same order, with the tensors that go over each; none over one that is an order only."""
 
 
 def neighbours(edges: Iterable[tuple[int, int]], count: int) -> tuple[tuple[int, ...], ...]:
@@ -44,6 +48,8 @@ class AbstractStageValue(ABC):
     stage is as late as the samples in flight say, and has updates of its own."""
     splits: ClassVar[bool] = False
     """Whether the stage's backward has two halves, whatever the schedule."""
+    codes: ClassVar[bool] = False
+    """Whether the stage's messages forwards are other than its tensors are."""
     earlier: ClassVar[tuple[str, ...]] = ()
     """Fields of the value that earlier plan.json files have in the stage itself."""
 
@@ -73,8 +79,16 @@ class AbstractStageValue(ABC):
         return False
 
     @classmethod
-    def check_plan(cls, stages: tuple[Stage, ...], edges: Edges, num_devices: int) -> None:
+    def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """The content of a plan.json, its stages a list, with the value where it stands now: some have been fields of the plan."""
+        return content
+
+    @classmethod
+    def check_plan(cls, stages: tuple[Stage, ...], edges: EdgeTensors, num_devices: int, *, trains: bool) -> None:
         """Prove that the values of all stages fit together, once for a plan that has one.
+
+        Args:
+            trains: whether any stage has backward passes.
 
         Raises:
             InvalidPlan: names stage, field, value, rule and fix.
@@ -131,7 +145,7 @@ def _by_name(given: Any) -> tuple[AbstractStageValue, ...]:
 
 
 def with_earlier(content: Any) -> Any:
-    """The content of a plan.json in which every field stands where it does now: some were fields of the stage itself once.
+    """The content of a plan.json in which every field stands where it does now: some were fields of a stage or of the plan once.
 
     What is no plan comes back as it is, to be refused as such.
     """
@@ -140,7 +154,10 @@ def with_earlier(content: Any) -> Any:
         return content
     known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
     moving = {field: name for name, kind in known.items() for field in kind.earlier}
-    return {**content, "stages": [_nested(stage, moving) for stage in stages]}
+    content = {**content, "stages": [_nested(stage, moving) for stage in stages]}
+    for kind in known.values():
+        content = kind.upgraded(content)
+    return content
 
 
 def _nested(stage: Any, moving: Mapping[str, str]) -> Any:

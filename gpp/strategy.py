@@ -16,7 +16,6 @@ from itertools import chain
 from typing import Literal, final
 
 from gpp import mechanism
-from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -24,7 +23,6 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, MalformedProgram
 from gpp.memory import AbstractMemory, Keep, fits_whole
 from gpp.plan.choice import AbstractChoice
-from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
@@ -73,7 +71,7 @@ class Strategy:
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
         objective, edges, replan: what planners minimise and how values travel while serving; when a plan is replaced.
-        mechanisms: what stages do beyond plain passes, in the order in which they are asked.
+        mechanisms: what stages do beyond plain passes, in the order in which they are asked, `edges` last.
     """
 
     name: str
@@ -84,12 +82,12 @@ class Strategy:
     replicas: Literal["split", "round_robin"] = "split"
     ceiling: bool = False
     objective: Objective = "throughput"
-    edges: Edges = PLAIN
+    edges: AbstractChoice | None = None
     replan: Replan = field(default_factory=Replan)
     mechanisms: tuple[AbstractChoice, ...] = ()
 
     def __post_init__(self) -> None:
-        mechanism.use(each.package for each in self.mechanisms)
+        mechanism.use(each.package for each in self.choices)
         if self.weights.flushes != self.schedule.drains:
             does = "drains before every update" if self.schedule.drains else "does not drain"
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
@@ -135,6 +133,11 @@ class Strategy:
             said = f"{why.short}, {even}" if self.memory.ways else why.constraint
             raise explain_marked(problem, lambda asked: self.plan(asked, first=True), why, said) from None
         return replace(plan, search_s=time.perf_counter() - start)
+
+    @property
+    def choices(self) -> tuple[AbstractChoice, ...]:
+        """The mechanisms that it has chosen, in the order in which they are asked."""
+        return self.mechanisms if self.edges is None else (*self.mechanisms, self.edges)
 
     @property
     def sparing(self) -> AbstractMemory:
@@ -301,8 +304,8 @@ class Strategy:
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        holds, served = EVERYTHING if problem.minibatch_ops else self.schedule.holds, replace(problem.regime, edges=self.edges)
-        regime = served if problem.regime.serves else Regime(holds=holds, weights=self.weights)
+        holds, edges = EVERYTHING if problem.minibatch_ops else self.schedule.holds, self.edges and self.edges.messages
+        regime = replace(problem.regime, edges=edges) if problem.regime.serves else Regime(holds=holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
@@ -345,8 +348,7 @@ class Strategy:
 
     def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
         """Device -> the most bytes that it holds over its order."""
-        bills = plan.bills(posed)
-        orders = self.orders(plan, posed, plan.minibatch_size)
+        bills, orders = plan.bills(posed), self.orders(plan, posed, plan.minibatch_size)
         return {
             device: order_peak(orders[device], {s: bills[s].memory for s in stages})
             for device, stages in plan.stages_of_device.items()
@@ -383,9 +385,9 @@ class Strategy:
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
         plan = with_loss_apart(plan, problem)
-        for each in self.mechanisms:
+        for each in self.choices:
             plan = each.chosen(plan, problem)
-        return with_edges(plan, self.posed(problem))
+        return plan
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
@@ -398,13 +400,11 @@ class Strategy:
         plan = self.memory.fastest(chosen, problem, self._step_s, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))
-        reason = problem.refuses(plan) if plan else None
-        if reason is not None:
+        if (reason := problem.refuses(plan) if plan else None) is not None:
             judged.refused.append(reason)
         if plan is None or reason is not None:
             return Timeline(source="predicted", metrics=ENDLESS)
-        found = self.predict(plan, problem, record=False)
-        devices = problem.cluster.devices
+        found, devices = self.predict(plan, problem, record=False), problem.cluster.devices
         if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
             return Timeline(source="predicted", metrics=ENDLESS)
         judged.fits(plan, found)
@@ -416,4 +416,5 @@ class Strategy:
 
     def _check_problem(self, problem: Problem) -> None:
         check_schedule(self.schedule, problem, self.planner, self.weights, self.memory)
-        check_edges(self.edges, serves=problem.regime.serves)
+        for each in self.choices:
+            each.check(serves=problem.regime.serves)

@@ -7,17 +7,19 @@ messages, buffers or order.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from gpp.capture.stage import build_stage
+from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.inference import ANSWER
+from gpp.mechanisms.quantised_edges.stage import EdgeBits
+from gpp.mechanisms.quantised_edges.worker import CodedLayout
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job, restore
 from gpp.runtime.serve.answers import answers_of
-from gpp.runtime.worker.messages import Layout, boundary
+from gpp.runtime.worker.messages import boundary
 from gpp.runtime.worker.process import guarded, open_lines, write_line
 
 
@@ -34,7 +36,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
             )
             module.load(weights)
             modules[s] = module.eval_module()
-    incoming = {s: boundary(plan, job.graph, module, s).incoming.values() for s, module in modules.items()}
+    incoming = {s: list(_coded(job, module, s)) for s, module in modules.items()}
     model = restore(settings.model) if settings.model else None
     samples = restore(settings.data).load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     wanted = {name for module in modules.values() for name in module.inputs}
@@ -57,11 +59,19 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
         answers.close()
 
 
-def _received(layouts: Iterable[Layout], values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _coded(job: Job, module: StageModule, stage: int) -> Iterator[CodedLayout]:
+    """The quantised messages that a stage gets."""
+    tensors = job.plan.edge_tensors(job.graph)
+    for s, layout in boundary(job.plan, job.graph, module, stage).incoming.items():
+        if value := job.plan.stages[s][EdgeBits]:
+            yield CodedLayout.of(layout, tensors[s, stage], value.to(stage), clip=value.clip)
+
+
+def _received(codings: Iterable[CodedLayout], values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What a stage gets in place of values that are quantised on their way to it."""
     found = {}
-    for layout in layouts:
-        for name, spec, quantiser in zip(layout.names, layout.specs, layout.quantisers, strict=bool(layout.quantisers)):
+    for coding in codings:
+        for name, spec, quantiser in zip(coding.layout.names, coding.layout.specs, coding.quantisers, strict=True):
             if quantiser:
                 sent = quantiser.encode(values[name].movedim(spec.batch_dim, 0))
                 found[name] = quantiser.decode(sent).movedim(0, spec.batch_dim)

@@ -16,12 +16,11 @@ from gpp.graph.captured import Captured
 from gpp.graph.inference import forward_only, served
 from gpp.memory import Keep
 from gpp.models.base import AbstractModel
-from gpp.plan.edges import check_edges, kept
 from gpp.plan.plan import Plan
 from gpp.program.stream import check_served
 from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engine import AbstractEngine, AbstractServer
-from gpp.runtime.job import Job, ServeSettings
+from gpp.runtime.job import Job, ServeSettings, job_parts
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -90,7 +89,8 @@ def check_inference(e: ServingSettings) -> None:
             rule = f"is the rate of requests, and mode={e.mode} answers none"
             raise InvalidConfig("engine.arrival_rate", rate, rule, "set mode=inference, or leave it out")
         for strategy in (e.strategy, *e.strategies):
-            check_edges(strategy.edges, serves=False)
+            for each in strategy.choices:
+                each.check(serves=False)
             if strategy.objective != "throughput":
                 rule = f"is what plans for requests minimise, and mode={e.mode} answers none"
                 fix = "set mode=inference (engine=simulate only predicts), or leave it out"
@@ -160,7 +160,7 @@ def serve_settings(
         split=split,
         samples=sizes[split],
         answers=engine.answers,
-        kept=kept(plan, problem),
+        kept={name: number for part in job_parts(plan.mechanisms) for name, number in part.kept(plan, problem).items()},
     )
 
 

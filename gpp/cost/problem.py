@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar, final
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost import edges
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
@@ -314,12 +313,8 @@ class Problem:
 
     def sent_bytes(self, tensor: Tensor) -> float:
         """Bytes of a tensor in a message for each sample, as planners see them before a plan has edges."""
-        return edges.sent_bytes(tensor, self.regime.edges.bits_of((tensor,)), self.graph.dtype)
-
-    def codec_s(self, work: edges.Work, device: int) -> float:
-        """Seconds of encoding or decoding on device number `device`: memory traffic and kernels, like an operator without FLOPs."""
-        own = self.cluster.devices[device]
-        return self.cost.move_s(work.moved, own) + work.kernels * self.cost.launch_s(own)
+        edges = self.regime.edges
+        return tensor.bytes_per_sample if edges is None else edges.sent_bytes(tensor, self.graph.dtype)
 
     @property
     def prediction(self) -> Extrapolation:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpp.cost.arrivals import Arrivals
-from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import Holding
+from gpp.graph.op_graph import Tensor
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
+
+
+class AbstractMessages(ABC):
+    """The form of the messages between stages, before a plan has any."""
+
+    @abstractmethod
+    def sent_bytes(self, tensor: Tensor, dtype: str) -> float:
+        """Bytes of a tensor in a message, for each sample.
+
+        Args:
+            dtype: of the graph's floating-point values.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +36,7 @@ class Regime:
             and an update comes for each. 1 where every mini-batch drains.
         assumed_copies: of the weights, wherever a stage's position in the pipeline is not known yet
             (`AbstractPlanner.knows_versions`).
-        edges: what messages between stages are.
+        edges: the form of messages between stages; None: tensors travel as they are.
         buffers: micro-batches for which each input and output edge of a stage has room while the model serves requests, beside the
             one that is computed; None while it is trained.
         arrivals: when requests come, while serving.
@@ -34,7 +47,7 @@ class Regime:
     weights: AbstractWeights = field(default_factory=Flush)
     minibatches: int = 1
     assumed_copies: int = 1
-    edges: Edges = PLAIN
+    edges: AbstractMessages | None = None
     buffers: int | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     writes: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, final
@@ -14,7 +14,7 @@ from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.variants import Repeats, held
-from gpp.graph.op_graph import mask_of
+from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.mechanism import parts
 from gpp.stage import AbstractStageValue, Stage
 from gpp.weights.base import PipelinePosition
@@ -62,12 +62,31 @@ class AbstractBill:
         """Bytes that devices beside the stage's own hold for it: (device, bytes)."""
         return ()
 
+    def message_bytes(self, graph: OpGraph, value: Any, reader: int, tensors: Sequence[Tensor]) -> tuple[float, float]:
+        """Bytes of the messages with these tensors to stage number `reader`, of a mechanism that codes them (`codes`): for each
+        sample, and in each message beside them."""
+        return sum(tensor.bytes_per_sample for tensor in tensors), 0.0
+
+    def coding_s(
+        self, problem: Problem, value: Any, reader: int, tensors: Sequence[Tensor], samples: int, ends: tuple[int, int]
+    ) -> tuple[float, float]:
+        """Seconds that the devices at both ends of such a message, of so many samples, take to code it and to read it."""
+        return 0.0, 0.0
+
 
 def bills_of(stage: Stage) -> Iterator[tuple[AbstractBill, AbstractStageValue]]:
     """What the mechanisms of a stage add to its bill, each with what it says of the stage."""
     for value in stage.mechanisms:
         for part in parts((value.name,), "bill", "BILL", AbstractBill):
             yield part, value
+
+
+PLAIN = AbstractBill()
+
+
+def messages_of(stage: Stage) -> tuple[AbstractBill, Any]:
+    """What codes the messages of a stage, and what it says of the stage; where nothing does, tensors travel as they are."""
+    return next((pair for pair in bills_of(stage) if pair[1].codes), (PLAIN, None))
 
 
 def beside_bytes(problem: Problem, stage: Stage) -> Iterator[tuple[int, float]]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import AbstractMessages
 from gpp.plan.plan import Plan
 
 
@@ -14,6 +15,19 @@ class AbstractChoice(ABC):
 
     package: ClassVar[str]
     """The package of the mechanism (`gpp.mechanism`), which workers import too."""
+
+    @property
+    def messages(self) -> AbstractMessages | None:
+        """The form of messages that planners reckon with; None: tensors travel as they are."""
+        return None
+
+    def check(self, *, serves: bool) -> None:
+        """Refuse the settings where requests are answered, or where a model is trained.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+        return None
 
     @abstractmethod
     def chosen(self, plan: Plan, problem: Problem) -> Plan:

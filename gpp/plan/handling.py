@@ -6,11 +6,24 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gpp.cost.edges import decoding, encoding
 from gpp.cost.problem import Problem, Remembered
+from gpp.cost.stage import messages_of
 from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.routing import copies, messages
 from gpp.stage import Stage
+
+
+class MessageBytes(NamedTuple):
+    """Bytes that go over an edge.
+
+    Args:
+        forward, backward: for each sample.
+        beside: in each message forwards, beside its samples.
+    """
+
+    forward: float
+    backward: float
+    beside: float
 
 
 class Edge(NamedTuple):
@@ -18,28 +31,20 @@ class Edge(NamedTuple):
 
     Args:
         ends: the stages.
-        bytes_per_sample: forwards and backwards.
-        bits: bits of a value in a message; 0: values travel as they are.
-        clip: whether values are clipped before they are quantised.
         returns: whether messages go backwards.
     """
 
     ends: tuple[int, int]
     tensors: tuple[Tensor, ...]
-    bytes_per_sample: tuple[float, float]
-    bits: int
-    clip: bool
+    sizes: MessageBytes
     returns: bool
 
 
 class Edges(Protocol):
     """The edges of a plan, each by its two stages."""
 
-    @property
-    def edge_clip(self) -> bool: ...
     def edge_tensors(self, graph: OpGraph) -> Mapping[tuple[int, int], tuple[Tensor, ...]]: ...
-    def message_bytes(self, graph: OpGraph) -> Mapping[tuple[int, int], tuple[float, float]]: ...
-    def bits_of(self, edge: tuple[int, int]) -> int: ...
+    def message_bytes(self, graph: OpGraph) -> Mapping[tuple[int, int], MessageBytes]: ...
     def returning(self, graph: OpGraph) -> Collection[tuple[int, int]]: ...
 
 
@@ -47,7 +52,7 @@ def edges_of(plan: Edges, graph: OpGraph) -> list[Edge]:
     """The edges of a plan that have tensors."""
     sizes, returning = plan.message_bytes(graph), plan.returning(graph)
     found = plan.edge_tensors(graph).items()
-    return [Edge(ends, tensors, sizes[ends], plan.bits_of(ends), plan.edge_clip, ends in returning) for ends, tensors in found]
+    return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in found]
 
 
 class Handled(NamedTuple):
@@ -66,19 +71,20 @@ class Handled(NamedTuple):
 
 
 def ends(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: int, problem: Problem) -> Iterator[Handled]:
-    """Both ends of every message of a mini-batch; encoding and decoding are in them."""
+    """Both ends of every message of a mini-batch; what codes messages is in them."""
     cut = [stage.pieces(minibatch_size) for stage in stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in stages]
     costs = problem.overheads
     for edge in edges:
-        (s, t), (forward, backward) = edge.ends, edge.bytes_per_sample
+        (s, t), (forward, backward, _) = edge.ends, edge.sizes
+        coder, value = messages_of(stages[s])
         count_out, count_back = len(edge.tensors), sum(tensor.differentiable for tensor in edge.tensors)
         for route in messages(cut[s], cut[t]):
             count = route.hi - route.lo
             makers, readers = group_of[s][route.src_device], group_of[t][route.dst_device]
             for src, dst in copies(makers, readers):
                 if src != dst:
-                    coded = _codec_s(edge, count, src, dst, problem) if edge.bits else (0.0, 0.0)
+                    coded = coder.coding_s(problem, value, t, edge.tensors, count, (src, dst))
                     yield Handled(s, 0, src, True, costs.send_s(forward * count, count_out) + coded[0])
                     yield Handled(t, 0, dst, False, costs.receive_s(forward * count, count_out) + coded[1])
             for src, dst in copies(readers, makers) if edge.returns else ():
@@ -109,12 +115,5 @@ def sending_s(stages: Sequence[Stage], edges: Sequence[Edge], minibatch_size: in
     return sum(end.seconds for end in ends(stages, edges, minibatch_size, problem) if end.sends)
 
 
-def _codec_s(edge: Edge, samples: int, src: int, dst: int, problem: Problem) -> tuple[float, float]:
-    """Seconds of encoding a message at its sender and of decoding it at its reader."""
-    dtype = problem.graph.dtype
-    there = encoding(edge.tensors, dtype, samples, edge.bits, clip=edge.clip)
-    return problem.codec_s(there, src), problem.codec_s(decoding(edge.tensors, dtype, samples, edge.bits), dst)
-
-
 HANDLING = Remembered[tuple[object, ...], list[tuple[float, float]]]()
-"""Of stages, edges, mini-batch and bits: what `handling_s` says, which walks over all messages; a prediction asks several times."""
+"""Of stages, edges and mini-batch: what `handling_s` says, which walks over all messages; a prediction asks several times."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from gpp.cost.edges import check_bits, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
-from gpp.cost.stage import StageCost, beside_bytes, bills_of
+from gpp.cost.stage import StageCost, beside_bytes, bills_of, messages_of
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.handling import HANDLING, edges_of, handling_s, sending_s
+from gpp.plan.handling import HANDLING, MessageBytes, edges_of, handling_s, sending_s
 from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
@@ -52,8 +49,6 @@ class Plan:
         search_s: seconds that the search took.
         objective: the value of a planner that minimises something else than the predicted time of a step.
         explanation: lines for the user: what the planner did, and what it may have cost.
-        edge_bits: bits of a floating-point value in a message, for each edge; 0: values travel as they are. Empty: 0 for all.
-        edge_clip, edge_auto: whether values are clipped before; whether senders change the bits with the speed of their links.
 
     >>> plan.depth, plan.edges, plan.stages_of_device, plan.stages[0].in_flight
     (2, ((0, 1),), {0: (0,), 1: (1,)}, 2)
@@ -67,10 +62,6 @@ class Plan:
     search_s: NotNegative = 0.0
     objective: Objective | None = None
     explanation: tuple[str, ...] = ()
-    # Left out of files where no message is quantised: such plans read as they always did.
-    edge_bits: Annotated[tuple[Natural, ...], Field(exclude_if=lambda bits: not bits)] = ()
-    edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
-    edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
 
     upgraded: ClassVar = staticmethod(with_earlier)
 
@@ -163,23 +154,20 @@ class Plan:
         """Whether a device runs more than one stage."""
         return len(self.stages_of_device) < sum(len(stage.devices) for stage in self.stages)
 
-    def bits_of(self, edge: tuple[int, int]) -> int:
-        """Bits of a floating-point value in the messages of an edge; 0: they travel as they are."""
-        return self._bits.get(edge, 0)
-
     @cached_property
-    def _bits(self) -> dict[tuple[int, int], int]:
-        return dict(zip(self.edges, self.edge_bits, strict=True)) if self.edge_bits else {}
+    def codes(self) -> bool:
+        """Whether messages are other than their tensors are (`AbstractStageValue.codes`)."""
+        return any(value.codes for stage in self.stages for value in stage.mechanisms)
 
-    def message_bytes(self, graph: OpGraph) -> dict[tuple[int, int], tuple[float, float]]:
-        """Bytes for each sample that go over every edge, forwards and backwards; an order-only edge has none."""
-        return {
-            edge: (
-                sum(sent_bytes(tensor, self.bits_of(edge), graph.dtype) for tensor in tensors),
-                sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable),
-            )
-            for edge, tensors in self.edge_tensors(graph).items()
-        }
+    def message_bytes(self, graph: OpGraph) -> dict[tuple[int, int], MessageBytes]:
+        """Bytes that go over every edge; an order-only edge has none."""
+        coders, out = [messages_of(stage) for stage in self.stages], {}
+        for (s, t), tensors in self.edge_tensors(graph).items():
+            coder, value = coders[s]
+            forward, beside = coder.message_bytes(graph, value, t, tensors)
+            back = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
+            out[s, t] = MessageBytes(forward, back, beside)
+        return out
 
     @property
     def keeping(self) -> Plan:
@@ -306,9 +294,9 @@ class Plan:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
-        check_bits(self.edge_bits, self.edges, self.edge_tensors(graph), graph)
+        tensors, trains = self.edge_tensors(graph), bool(graph.differentiated)
         for kind in dict.fromkeys(type(value) for stage in self.stages for value in stage.mechanisms):
-            kind.check_plan(self.stages, self.edges, num_devices)
+            kind.check_plan(self.stages, tensors, num_devices, trains=trains)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
         """Every operator is in one stage, and every stage has operators and devices."""
@@ -352,7 +340,7 @@ class Plan:
             bills = tuple(StageCost.of(problem, stage) for stage in self.stages)
         else:
             bills = tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
-        if problem.overheads == NOTHING and not self.edge_bits:
+        if problem.overheads == NOTHING and not self.codes:
             return bills
         # The fixed cost of a pass is in the stage's own bill.
         last = {stages[-1] for stages in self.stages_of_device.values()}
@@ -363,17 +351,17 @@ class Plan:
     def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
         """Seconds of each stage's forward and backward beside its operators: fixed costs and messages."""
         fixed = problem.overheads
-        if fixed == NOTHING and not self.edge_bits:
+        if fixed == NOTHING and not self.codes:
             return [(0.0, 0.0)] * len(self.stages)
         return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in self.handling_s(problem)]
 
     def handling_s(self, problem: Problem) -> list[tuple[float, float]]:
         """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.
 
-        Encoding and decoding are in them. The device that has most to do decides. What a device hands to itself costs nothing.
+        What codes messages is in them. The device that has most to do decides. What a device hands to itself costs nothing.
         """
         known = HANDLING.of(problem)
-        key = self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
+        key = self.stages, self.edges, self.minibatch_size
         if key not in known:
             known[key] = handling_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
         return known[key]

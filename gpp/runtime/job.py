@@ -22,7 +22,6 @@ from pydantic import Field
 from gpp import mechanism
 from gpp.cluster import Cluster
 from gpp.cost.arrivals import Arrivals
-from gpp.cost.edges import Kept
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
@@ -80,7 +79,7 @@ class ServeSettings:
     Args:
         buffers, arrivals: messages for which an edge has room; when requests come.
         split, samples: of the data set whose samples the requests are made of, in order, again and again.
-        answers, kept: whether they are written; what senders keep whose bits follow their links, None where no bits change.
+        answers, kept: whether they are written; numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
     """
 
     buffers: Count
@@ -88,7 +87,7 @@ class ServeSettings:
     split: Literal["train", "test"] = "test"
     samples: Natural = 0
     answers: bool = True
-    kept: Annotated[Kept | None, Field(exclude_if=lambda found: found is None)] = None
+    kept: Annotated[dict[str, int | float], Field(exclude_if=lambda found: not found)] = field(default_factory=dict)
 
 
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
@@ -263,6 +262,10 @@ class AbstractJobPart(ABC):
             UnsupportedPlan: names stage, field, value, rule and fix.
         """
         return None
+
+    def kept(self, plan: Plan, problem: Problem) -> Mapping[str, int | float]:
+        """Numbers by name that workers keep to while they serve, of the problem that the plan was made for."""
+        return {}
 
     def check(self, job: Job) -> None:
         """Refuse a job in which the captured model is none for the mechanism, whatever runs it.

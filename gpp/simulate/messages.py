@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpp.cost.edges import ANNOUNCE_BYTES
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.edges import announcing
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import WHOLE, ActionShare, lowerings
@@ -18,12 +16,10 @@ ORDER_BYTES = 1
 
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes of each sample and bytes of each message beside them."""
-    out = {}
-    tensors, announces = plan.edge_tensors(graph), announcing(plan, graph)
-    for (s, t), (forward, backward) in plan.message_bytes(graph).items():
+    out, tensors = {}, plan.edge_tensors(graph)
+    for (s, t), (forward, backward, beside) in plan.message_bytes(graph).items():
         fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
-        ahead = float(ANNOUNCE_BYTES) if (s, t) in announces else 0.0
-        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed + ahead), (backward, fixed)
+        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed + beside), (backward, fixed)
     for part in lowerings(plan):
         out |= part.rates(plan, graph)
     return out

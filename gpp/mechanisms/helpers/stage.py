@@ -24,7 +24,7 @@ from gpp.errors import InvalidPlan
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.report.draw import text
 from gpp.settings import Natural, NotNegative
-from gpp.stage import AbstractStageValue, Edges, Stage
+from gpp.stage import AbstractStageValue, Edges, EdgeTensors, Stage
 
 ROUNDING = 1e-9
 """By which shares may miss the whole that they add up to."""
@@ -81,12 +81,12 @@ class Helpers(AbstractStageValue):
         return ", ".join([*of_weights, *(f"{text.significant(100 * share, 2)} % of I on d{d}" for d, share in self.input_share)])
 
     @classmethod
-    def check_plan(cls, stages: tuple[Stage, ...], edges: Edges, num_devices: int) -> None:
+    def check_plan(cls, stages: tuple[Stage, ...], edges: EdgeTensors, num_devices: int, *, trains: bool) -> None:
         """Prove that helpers can help, and that what is in flight is what the delay asks for."""
         for s, stage in enumerate(stages):
             for field, value, rule, fix in _faults(stage, num_devices):
                 raise InvalidPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
-        for s, (stage, delay) in enumerate(zip(stages, delays(stages, edges), strict=True)):
+        for s, (stage, delay) in enumerate(zip(stages, delays(stages, tuple(edges)), strict=True)):
             if stage.ahead != delay + 1:
                 raise InvalidPlan(
                     f"stage {s}: in_flight={stage.in_flight} must be {(delay + 1) * stage.microbatch_size}: its gradients are late "

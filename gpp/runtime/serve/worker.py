@@ -32,6 +32,7 @@ from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
 from gpp.runtime.worker.clock import AbstractClock, HostClock
+from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
@@ -97,10 +98,10 @@ class Server:
         teams = Teams(job, self.stages, device_id, transport, self.status)
         modules = build_modules(job, run_dir, self.stages, device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
-        mailboxes = build_mailboxes(
-            job, self.modules, job.program, device_id=device_id, device=device, transport=transport, hooks=(), handover={}
-        )
         self.clock = clock or HostClock()
+        ends = {"device_id": device_id, "device": device, "transport": transport, "handover": {}}
+        hooks = build_hooks(OwnDevice(job=job, modules=self.modules, params={}, now=self.clock.now, card=None, **ends))
+        mailboxes = build_mailboxes(job, self.modules, job.program, hooks=hooks, **ends)
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
         sends = [action for action in self.actions if action.kind in SENDS]
         each = max((sum(a[1:3] == b[1:3] for b in sends) for a in sends), default=1)

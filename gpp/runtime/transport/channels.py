@@ -96,6 +96,12 @@ class AbstractTransport(ABC):
         """The buffer for the next message of a channel, to be given to `send` at once; None: send any tensor."""
         return None
 
+    @final
+    def buffer(self, channel: Channel, form: Form) -> torch.Tensor:
+        """A buffer for the next message of a channel: `room`, or memory of its own."""
+        found = self.room(channel, form)
+        return form.empty() if found is None else found
+
     @abstractmethod
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         """Start to send a contiguous tensor; it must not be written to until `flush`."""

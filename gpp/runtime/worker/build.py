@@ -159,7 +159,7 @@ def build_mailboxes(
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     out: dict[int, Mailbox] = {}
     for s, module in modules.items():
-        messages = boundary(job.plan, job.graph, module, s, narrow, job.settings.serving)
+        messages = boundary(job.plan, job.graph, module, s, narrow)
         for each in hooks:
             messages = each.boundary(s, messages)
         out[s] = Mailbox(

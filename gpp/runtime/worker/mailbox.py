@@ -7,8 +7,7 @@ that it receives and cuts out those that it sends. Between two stages of one dev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import final
 
@@ -17,8 +16,7 @@ import torch
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Receive
 from gpp.runtime.transport.form import Form
-from gpp.runtime.transport.kept_rate import Announced, KeptRate
-from gpp.runtime.worker.messages import Boundary, Changing, Layout, announced
+from gpp.runtime.worker.messages import Boundary, Layout
 
 Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
 """Tensors between stages of one device: (direction, source, destination, first sample) -> tensors, batch first."""
@@ -30,7 +28,7 @@ class Posted:
 
     Args:
         buffer: the message, when it has come.
-        bits: of its values, where those of an edge's messages change.
+        read: makes its tensors, where they travel in another form.
     """
 
     receive: Receive | None
@@ -39,7 +37,7 @@ class Posted:
     lo: int
     hi: int
     buffer: torch.Tensor | None = None
-    bits: int = 0
+    read: Callable[[], list[torch.Tensor]] | None = None
 
 
 class AbstractMailbox(ABC):
@@ -141,9 +139,6 @@ class Mailbox(AbstractMailbox):
         self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
         self._arrived: dict[tuple[str, int], list[Posted]] = {}
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}
-        # Of channels on which the bits of messages change: what is known of those to come, and of those that are posted; the links.
-        self._coming: dict[Channel, tuple[Announced, deque[int]]] = {}
-        self._rates: dict[Channel, KeptRate] = {}
 
     def take(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
         """Names and tensors that arrived for a compute action, neighbour by neighbour. Nobody else has these tensors.
@@ -165,13 +160,12 @@ class Mailbox(AbstractMailbox):
         """Names and tensors [samples, ...] of a message."""
         peer, buffer = message.peer_stage, message.buffer
         lay = self._layout_in(direction, peer, message.peer_device)
-        changing = self.boundary.changing.get(peer) if direction == FORWARD else None
         if buffer is None:
             tensors = self.handover.pop((direction, peer, self.stage, message.lo))
-        elif changing:
-            tensors = changing.read(buffer, message.bits, message.hi - message.lo)
+        elif message.read:
+            tensors = message.read()
         else:
-            tensors = lay.decoded(lay.views(buffer, message.hi - message.lo)) if lay.names else []
+            tensors = lay.views(buffer, message.hi - message.lo) if lay.names else []
         return list(zip(lay.names, tensors, strict=False))
 
     def _joined(self, direction: str, messages: list[Posted]) -> list[tuple[str, torch.Tensor]]:
@@ -211,56 +205,30 @@ class Mailbox(AbstractMailbox):
 
     def _form(self, channel: Channel, samples: int) -> Form:
         direction, peer_stage, _, peer_device, _ = channel
-        if direction == FORWARD and (changing := self.boundary.changing.get(peer_stage)):
-            known, posted = self._coming.setdefault(channel, (Announced(changing.first, changing.ahead), deque()))
-            posted.append(bits := known.take())
-            return changing.form(bits, samples, self.device)
+        if direction == FORWARD and (coding := self.boundary.coded.get(peer_stage)):
+            return coding.form(channel, samples)
         return self._layout_in(direction, peer_stage, peer_device).form(samples, self.device)
 
     def _layout_in(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
         return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_in[direction][peer_stage]
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
-        for message in messages if self._coming else ():
-            channel = (direction, message.peer_stage, self.stage, message.peer_device, self.device_id)
-            if message.buffer is not None and channel in self._coming:
-                known, posted = self._coming[channel]
-                message.bits = posted.popleft()
-                known.add(announced(message.buffer))
+        for message in messages if self.boundary.coded and direction == FORWARD else ():
+            coding = self.boundary.coded.get(message.peer_stage)
+            if coding and message.buffer is not None:
+                channel = (direction, message.peer_stage, self.stage, message.peer_device, self.device_id)
+                message.read = coding.arrived(channel, message.buffer, message.hi - message.lo)
         if messages:
             self._arrived[direction, microbatch] = messages
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         layout = self._layout_out(channel[0], channel[2], channel[4])
-        if channel[0] == FORWARD and (changing := self.boundary.changing.get(channel[2])):
-            return self._changing(changing, channel, self._rows(layout, (channel[0], microbatch), lo, hi, last), hi - lo)
-        tensors = layout.encoded(self._rows(layout, (channel[0], microbatch), lo, hi, last))
-        form = layout.form(hi - lo, self.device)
-        if len(tensors) == 1:
-            (tensor,) = tensors
-            return tensor if tensor.is_contiguous() else tensor.contiguous(), form.num_bytes
-        buffer = self.transport.room(channel, form)
-        if buffer is None:
-            buffer = form.empty()
-        layout.fill(buffer, tensors, hi - lo)
-        return buffer, form.num_bytes
-
-    def _changing(
-        self, changing: Changing, channel: Channel, tensors: list[torch.Tensor], samples: int
-    ) -> tuple[torch.Tensor, int]:
-        """The message of a channel whose bits follow the link; otherwise as `_message`."""
-        rate = self._rates.get(channel)
-        if rate is None:
-            rate = self._rates[channel] = changing.sender(channel[3:])
-        for num_bytes, seconds in self.transport.timed(channel):
-            rate.note(num_bytes, seconds)
-        bits, later = rate.next()
-        form = changing.form(bits, samples, self.device)
-        buffer = self.transport.room(channel, form)
-        if buffer is None:
-            buffer = form.empty()
-        changing.write(buffer, bits, later, tensors, samples)
-        return buffer, form.num_bytes
+        rows = self._rows(layout, (channel[0], microbatch), lo, hi, last)
+        if channel[0] == FORWARD and (coding := self.boundary.coded.get(channel[2])):
+            tensor = coding.message(channel, rows, hi - lo)
+        else:
+            tensor = layout.packed(self.transport, channel, rows, hi - lo, self.device)
+        return tensor, tensor.nbytes
 
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
         layout = self._layouts_out[direction][peer_stage]

@@ -5,30 +5,26 @@ Shapes: a tensor travels with the batch dimension first (`BoundaryTensor.batch_d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
-from gpp.graph.op_graph import OpGraph, Tensor
-from gpp.plan.edges import announcing, carried
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
-from gpp.runtime.transport.channels import Channel
+from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
-from gpp.runtime.transport.kept_rate import KeptRate
-from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
     from gpp.capture.stage import BoundaryTensor, StageModule
-    from gpp.runtime.job import ServeSettings
 
 ALIGN = 16
 """Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
@@ -39,24 +35,14 @@ class Layout:
     """Arrangement of the tensors of one message in its buffer.
 
     Args:
-        specs: forms of the tensors in the stage that sends them, without the samples' dimension.
-        quantisers: how each is coded, None for one that travels as it is; empty: all do.
+        specs: forms of the tensors, without the samples' dimension.
         whole: whether its tensors have no dimension of samples, so that their specs' shapes are complete.
     """
 
     names: tuple[str, ...]
     specs: tuple[BoundaryTensor, ...]
     whole: bool = False
-    quantisers: tuple[Quantiser | None, ...] = ()
-    travelling: tuple[BoundaryTensor, ...] = field(init=False)
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Find the form of the tensors as they travel."""
-        self.travelling = self.specs
-        if self.quantisers:
-            pairs = zip(self.quantisers, self.specs, strict=True)
-            self.travelling = tuple(replace(spec, shape=(q.words,), dtype=torch.int32) if q else spec for q, spec in pairs)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors inside `buffer`, each [samples, ...]. A single one is the buffer; several lie in it as bytes."""
@@ -67,7 +53,7 @@ class Layout:
     def parts(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors, each [samples, ...], that lie one behind the other in `buffer`, [bytes] of at least `num_bytes`."""
         out, at = [], 0
-        for spec in self.travelling:
+        for spec in self.specs:
             shape = self._shape(spec, samples)
             size = _num_bytes(shape, spec.dtype)
             out.append(buffer[at : at + size].view(spec.dtype).view(shape))
@@ -78,7 +64,7 @@ class Layout:
         """Bytes of a message."""
         if not self.names:
             return 1
-        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.travelling]
+        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.specs]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def form(self, samples: int, device: torch.device) -> Form:
@@ -86,23 +72,11 @@ class Layout:
         found = self.forms.get((samples, device))
         if found is None:
             if len(self.names) == 1:
-                found = Form(self._shape(self.travelling[0], samples), self.travelling[0].dtype, device)
+                found = Form(self._shape(self.specs[0], samples), self.specs[0].dtype, device)
             else:
                 found = Form((self.num_bytes(samples),), torch.uint8, device)
             self.forms[samples, device] = found
         return found
-
-    def encoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a stage, each [samples, ...], as they travel: [samples, words] where they are quantised."""
-        if not self.quantisers:
-            return tensors
-        return [q.encode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
-
-    def decoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a stage, each [samples, ...], from what travelled."""
-        if not self.quantisers:
-            return tensors
-        return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
     def _shape(self, spec: BoundaryTensor, samples: int) -> tuple[int, ...]:
         return spec.shape if self.whole else (samples, *spec.shape)
@@ -112,58 +86,38 @@ class Layout:
         for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
             view.copy_(tensor)
 
+    def packed(
+        self, transport: AbstractTransport, channel: Channel, tensors: list[torch.Tensor], samples: int, device: torch.device
+    ) -> torch.Tensor:
+        """The contiguous message of `tensors`, each [samples, ...], to send on a channel."""
+        if len(tensors) == 1:
+            return tensors[0].contiguous()
+        buffer = transport.buffer(channel, self.form(samples, device))
+        self.fill(buffer, tensors, samples)
+        return buffer
 
-@dataclass(slots=True)
-class Changing:
-    """The messages of an edge whose bits follow its links: each begins with the bits of a later one.
 
-    Args:
-        layouts: by bits; 0: values as they are.
-        first: bits of the first messages.
-        ahead: messages from an announcement to the one that it is about.
-        window: messages over which a sender measures a link.
-        sample_s: sender and receiver -> seconds that their link may take for each sample that it carries.
+class AbstractCoding(ABC):
+    """The form of an edge's messages forwards at one end, where they are other than its tensors are.
+
+    It serves one stage on one device; the edge's `Layout` says which tensors a message holds.
     """
 
-    layouts: dict[int, Layout]
-    first: int
-    ahead: int
-    window: int
-    sample_s: dict[tuple[int, int], float]
-
-    def num_bytes(self, bits: int, samples: int) -> int:
-        """Bytes of a message."""
-        return ANNOUNCE_BYTES + self.layouts[bits].num_bytes(samples)
-
+    @abstractmethod
     def most_bytes(self, samples: int) -> int:
-        """Bytes of the largest message."""
-        return max(self.num_bytes(bits, samples) for bits in self.layouts)
+        """Bytes of the largest message of so many samples."""
 
-    def form(self, bits: int, samples: int, device: torch.device) -> Form:
-        return Form((self.num_bytes(bits, samples),), torch.uint8, device)
+    @abstractmethod
+    def form(self, channel: Channel, samples: int) -> Form:
+        """The form of the next message that is posted on a channel."""
 
-    def sender(self, ends: tuple[int, int]) -> KeptRate:
-        """The state that a sender keeps for a channel."""
-        # Of so many samples nothing is padded.
-        sizes = {bits: layout.num_bytes(ALIGN) / ALIGN for bits, layout in self.layouts.items()}
-        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
+    @abstractmethod
+    def arrived(self, channel: Channel, buffer: torch.Tensor, samples: int) -> Callable[[], list[torch.Tensor]]:
+        """Take note of the next message that has come on a channel; the result makes its tensors, each [samples, ...]."""
 
-    def write(self, buffer: torch.Tensor, bits: int, announced: int, tensors: list[torch.Tensor], samples: int) -> None:
-        """Fill a message, [bytes], with tensors, each [samples, ...]."""
-        layout = self.layouts[bits]
-        buffer[:ANNOUNCE_BYTES].view(torch.int32)[0] = announced
-        for part, tensor in zip(layout.parts(buffer[ANNOUNCE_BYTES:], samples), layout.encoded(tensors), strict=True):
-            part.copy_(tensor)
-
-    def read(self, buffer: torch.Tensor, bits: int, samples: int) -> list[torch.Tensor]:
-        """The tensors of a message, each [samples, ...]."""
-        layout = self.layouts[bits]
-        return layout.decoded(layout.parts(buffer[ANNOUNCE_BYTES:], samples))
-
-
-def announced(buffer: torch.Tensor) -> int:
-    """The bits that a message announces."""
-    return int(buffer[:ANNOUNCE_BYTES].view(torch.int32)[0])
+    @abstractmethod
+    def message(self, channel: Channel, tensors: list[torch.Tensor], samples: int) -> torch.Tensor:
+        """The next message to send on a channel, contiguous, of tensors, each [samples, ...]."""
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -179,21 +133,6 @@ def layout(specs: list[tuple[str, BoundaryTensor]], *, gradients: bool) -> Layou
     return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
 
 
-def quantised(lay: Layout, tensors: Sequence[Tensor], bits: int, *, clip: bool) -> Layout:
-    """The layout of an edge's forward messages whose floating-point values have so many bits.
-
-    Args:
-        tensors: of the graph, as `lay` has them.
-    """
-    found = tuple(
-        Quantiser(bits=bits, clip=clip, gelu=tensor.values == "gelu", dtype=spec.dtype, shape=tuple(spec.shape))
-        if coded(tensor)
-        else None
-        for tensor, spec in zip(tensors, lay.specs, strict=True)
-    )
-    return Layout(lay.names, lay.specs, quantisers=found)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
@@ -202,7 +141,7 @@ class Boundary:
         wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
-        changing: forward messages whose bits change, in place of their layouts.
+        coded: forms of forward messages that are other than their layouts say.
         added: layouts of the messages of mechanisms, by direction and other stage.
         parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device; where each has
             columns of all samples, in the order of the columns.
@@ -213,7 +152,7 @@ class Boundary:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
-    changing: dict[int, Changing] = field(default_factory=dict)
+    coded: dict[int, AbstractCoding] = field(default_factory=dict)
     added: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
     parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)
 
@@ -233,21 +172,12 @@ class Boundary:
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
 
-def boundary(
-    plan: Plan,
-    graph: OpGraph,
-    module: StageModule,
-    stage: int,
-    narrow: torch.dtype | None = None,
-    serving: ServeSettings | None = None,
-) -> Boundary:
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow: torch.dtype | None = None) -> Boundary:
     """The boundary of `stage`, whose module is `module`.
 
     Args:
         narrow: type in which messages of float32 tensors travel; None: as captured.
-        serving: of a job that serves requests, where bits may change.
     """
-    changes = announcing(plan, graph)
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
@@ -259,19 +189,6 @@ def boundary(
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
-            bits = plan.bits_of((s, t))
-            if (s, t) in changes and serving is not None and serving.kept is not None:
-                lay = forward[peer]
-                out.changing[peer] = Changing(
-                    {0: lay} | {b: quantised(lay, tensors, b, clip=plan.edge_clip) for b in useful_bits()},
-                    first=bits,
-                    # As many receives are posted before the one that is waited for.
-                    ahead=serving.buffers + 1,
-                    window=serving.kept.window,
-                    sample_s={ends: serving.kept.sample_s / share for ends, share in carried(plan, (s, t)).items()},
-                )
-            elif bits:
-                forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
     return out
 
 
@@ -290,8 +207,8 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
         ways = lays.sent if action.kind in SENDS else lays.received
         way, samples = KINDS[action.kind].direction, action.hi - action.lo
         lay = lays.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
-        changing = lays.changing.get(action.peer_stage) if way == FORWARD else None
-        largest[channel] = max(largest.get(channel, 1), changing.most_bytes(samples) if changing else lay.num_bytes(samples))
+        coding = lays.coded.get(action.peer_stage) if way == FORWARD else None
+        largest[channel] = max(largest.get(channel, 1), coding.most_bytes(samples) if coding else lay.num_bytes(samples))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
 

@@ -38,4 +38,5 @@ def test_workers_equal_one_process(model: str, tmp_path: Path) -> None:
     predicted, measured = (result[source]["communication_bytes"] for source in ("predicted", "measured"))
     plain = found["exact"].result["predicted"]["communication_bytes"]
     assert predicted < plain / 7 and predicted <= measured <= predicted * 1.05  # messages of several tensors are padded
-    assert json.loads((tmp_path / "two" / "job" / "plan.json").read_text())["edge_bits"]
+    stages = json.loads((tmp_path / "two" / "job" / "plan.json").read_text())["stages"]
+    assert stages[0]["mechanisms"] == {"quantised_edges": {"bits": [[1, 3]], "clip": True}}

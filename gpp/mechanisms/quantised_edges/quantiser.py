@@ -18,7 +18,7 @@ from typing import final
 
 import torch
 
-from gpp.cost.edges import WORD_BYTES, clip_factor, header_words, per_word, words
+from gpp.mechanisms.quantised_edges.sizes import WORD_BYTES, clip_factor, header_words, per_word, words
 
 GELU_MEAN = 0.0
 """A GELU's values lie on one side of zero, but for a few: its clipping takes them for the upper half of a bell around it."""
@@ -93,7 +93,7 @@ class Quantiser:
         return flat.mul_(step).add_(low).to(self.dtype).view(len(coded), *self.shape)
 
     def _clipped(self, flat: torch.Tensor) -> torch.Tensor:
-        """Without what lies further from the mean than pays (`gpp.cost.edges.clip_factor`); [N, D] in and out."""
+        """Without what lies further from the mean than pays (`clip_factor`); [N, D] in and out."""
         if self.gelu:
             # The other half of the bell, which is not there, has as much of the square.
             spread, mean = (flat * flat).mean(dim=1, keepdim=True).sqrt_(), GELU_MEAN

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from gpp.cluster import Device
-from gpp.cost.edges import LEAST_BITS, Edges, clip_factor, most_bits, sent_bytes, useful_bits
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.inference import forward_only
 from gpp.graph.op_graph import Tensor
 from gpp.links import Link
+from gpp.mechanisms.quantised_edges.settings import QuantisedEdges
+from gpp.mechanisms.quantised_edges.sizes import LEAST_BITS, clip_factor, most_bits, sent_bytes, useful_bits
+from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.plan.build import make_plan
-from gpp.plan.edges import with_edges
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -97,15 +98,27 @@ def line(rate: float, **more: Any) -> Problem:
     return replace(made, cost=Moved(), cluster=replace(made.cluster, devices=devices, intra_node=link, inter_node=link))
 
 
-def two_stages(of: Problem, edges: Edges) -> Plan:
+def two_stages(of: Problem, edges: QuantisedEdges) -> Plan:
     """One operator on each device, its edge as the strategy has it."""
     plain = make_plan(of, "test", [(1, 1), (2, 1)], 2)
-    return with_edges(plain, replace(of, regime=replace(of.regime, edges=edges)))
+    return edges.chosen(plain, of)
+
+
+def bits_of(plan: Plan) -> int:
+    """The bits of the one edge."""
+    value = plan.stages[0][EdgeBits]
+    assert value is not None
+    return value.to(1)
+
+
+def with_bits(plan: Plan, *bits: tuple[int, int]) -> Plan:
+    """The plan whose first stage has other bits."""
+    return replace(plan, stages=(plan.stages[0].having(EdgeBits(bits=bits)), plan.stages[1]))
 
 
 def test_the_codec_is_in_the_bill_and_fewer_bytes_on_the_wire() -> None:
     of = line(1e3)
-    plain, coded = two_stages(of, Edges()), two_stages(of, Edges(bits=8))
+    plain, coded = two_stages(of, QuantisedEdges()), two_stages(of, QuantisedEdges(bits=8))
     (first, second), (alone, other) = coded.bills(of), plain.bills(of)
     # By hand, for 2 samples of 1000 values: encoding reads and writes 36 bytes a value, and 20 for three of four that go into a
     # word, beside the words; 18 kernels. Decoding 40 bytes, and 15 kernels.
@@ -121,11 +134,11 @@ def test_the_codec_is_in_the_bill_and_fewer_bytes_on_the_wire() -> None:
 @pytest.mark.parametrize("target", [None, 0.25, 1.0])
 def test_auto_keeps_the_target_rate_where_any_bits_do(rate: float, target: float | None) -> None:
     of = line(rate)
-    plan = two_stages(of, Edges(bits="auto", target_rate=target))
+    plan = two_stages(of, QuantisedEdges(bits="auto", target_rate=target))
     sample_s = 1 / target if target else 2.0  # of the slower device
     every = {bits: sent_bytes(of.graph.tensors[0], bits, "float32") / rate for bits in (0, *range(2, 17))}
     keeps = [bits or 32 for bits, seconds in every.items() if seconds <= sample_s]
-    (bits,) = plan.edge_bits
+    bits = bits_of(plan)
     assert every[bits] <= sample_s or not keeps
     # As many as any that keep it, or with as few bytes.
     assert (bits or 32) == max(keeps, default=2) or every[bits] == every[max(keeps)]
@@ -133,20 +146,21 @@ def test_auto_keeps_the_target_rate_where_any_bits_do(rate: float, target: float
 
 def test_bits_are_refused_where_they_cannot_be() -> None:
     of = line(1e3)
-    strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB(), edges=Edges(bits=4))
+    strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB(), edges=QuantisedEdges(bits=4))
     with pytest.raises(InvalidConfig, match=r"strategy.edges.bits=4: is for mode=inference.*Fix: "):
         strategy.plan(replace(of, graph=chain(2)))
     for bits in (1, 17, True, 4.0, "many"):
         with pytest.raises(InvalidConfig, match=r"strategy.edges.bits=.*Fix: "):
-            Edges(bits=bits)  # type: ignore[arg-type]  # which is what is tested
-    plan = two_stages(of, Edges(bits=4))
+            QuantisedEdges(bits=bits)  # type: ignore[arg-type]  # which is what is tested
+    plan = two_stages(of, QuantisedEdges(bits=4))
     whole = replace(of.graph, tensors=tuple(replace(t, values="other") for t in of.graph.tensors))
     for wrong, graph, words in (
         (plan, chain(2), "for inference"),
         (plan, whole, "only integers"),
-        (replace(plan, edge_bits=(40,)), of.graph, "must be 0 or 2 to 16"),
-        (replace(plan, edge_bits=(4, 4)), of.graph, "one number for each"),
+        (with_bits(plan, (1, 40)), of.graph, "must be 0 or 2 to 16"),
+        (with_bits(plan, (1, 4), (2, 4)), of.graph, "one number for each"),
+        (with_bits(plan), of.graph, "one number for each"),
     ):
         with pytest.raises(InvalidPlan, match=f"{words}.*Fix: "):
             wrong.check_stages(graph, 2)
-    assert two_stages(replace(of, graph=whole), Edges(bits=4)).edge_bits == (0,)
+    assert two_stages(replace(of, graph=whole), QuantisedEdges(bits=4)).stages[0][EdgeBits] == EdgeBits(bits=((1, 0),))

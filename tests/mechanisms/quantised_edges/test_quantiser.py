@@ -6,9 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpp.cost.edges import clip_factor, decoding, encoding
 from gpp.graph.op_graph import Tensor
-from gpp.runtime.transport.quantised import Quantiser
+from gpp.mechanisms.quantised_edges.quantiser import Quantiser
+from gpp.mechanisms.quantised_edges.sizes import clip_factor, decoding, encoding
 
 
 def quantiser(bits: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **more: bool) -> Quantiser:

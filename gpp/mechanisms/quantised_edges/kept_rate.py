@@ -11,32 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
-from gpp.cost.edges import most_bits
+from gpp.mechanisms.quantised_edges.sizes import most_bits
 
 
-@final
-class Announced:
-    """The bits of the next messages of a channel, as both ends know them.
+def announced(first: int, ahead: int) -> deque[int]:
+    """The bits of the next messages of a channel, as both ends know them: each message takes the first, and adds what it announces.
 
     Args:
         first: of the messages before the first announcement.
         ahead: messages from an announcement to the one that it is about.
     """
-
-    def __init__(self, first: int, ahead: int) -> None:
-        self._known = deque([first] * ahead)
-
-    def take(self) -> int:
-        """Of the next message.
-
-        Raises:
-            IndexError: more messages are asked for than were announced.
-        """
-        return self._known.popleft()
-
-    def add(self, bits: int) -> None:
-        """A message has come, or gone, that announces so many."""
-        self._known.append(bits)
+    return deque([first] * ahead)
 
 
 @final
@@ -46,14 +31,14 @@ class KeptRate:
     Args:
         bytes_of: bits -> bytes of a message for each sample.
         first: bits in the beginning.
-        ahead: as of `Announced`.
+        ahead: as of `announced`.
         sample_s: seconds that the link may take for each sample that it carries.
         window: messages over which it is measured.
     """
 
     def __init__(self, bytes_of: Callable[[int], float], *, first: int, ahead: int, sample_s: float, window: int) -> None:
         self._bytes_of, self._sample_s, self._window = bytes_of, sample_s, window
-        self._bits, self._next = first, Announced(first, ahead)
+        self._bits, self._next = first, announced(first, ahead)
         self._bytes, self._seconds, self._count = 0, 0.0, 0
 
     def note(self, num_bytes: int, seconds: float) -> None:
@@ -67,6 +52,5 @@ class KeptRate:
 
     def next(self) -> tuple[int, int]:
         """Bits of the next message, and those that it announces."""
-        bits = self._next.take()
-        self._next.add(self._bits)
-        return bits, self._bits
+        self._next.append(self._bits)
+        return self._next.popleft(), self._bits

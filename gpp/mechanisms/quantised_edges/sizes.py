@@ -1,8 +1,7 @@
 """Quantised messages: how many bytes a tensor takes on an edge, and what encoding and decoding it costs.
 
-Whoever predicts, plans, emulates or sends asks here. A value of a sample becomes one of 2^bits levels between the sample's least
-and largest value, and floor(32/bits) levels lie in a word. Tensors of integers and of other types than the graph's travel as they
-are. `gpp.runtime.transport.quantised` does the work.
+A value of a sample becomes one of 2^bits levels between the sample's least and largest value, and floor(32/bits) levels lie in a
+word. Tensors of integers and of other types than the graph's travel as they are. `quantiser.py` does the work.
 
 Sources: PipeEdge (DSD 2022) for the form of a message; Banner et al., "Post training 4-bit quantization of convolutional networks
 for rapid-deployment" (NeurIPS 2019), section 2 and appendix, for the clipping.
@@ -11,22 +10,15 @@ for rapid-deployment" (NeurIPS 2019), section 2 and appendix, for the clipping.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Annotated, Literal, NamedTuple, final
+from typing import NamedTuple
 
-from pydantic import Field
-
-from gpp.errors import InvalidConfig, InvalidPlan, written
-from gpp.graph.op_graph import OpGraph, Tensor, dtype_bytes
-from gpp.settings import Count, Positive, settings
+from gpp.graph.op_graph import Tensor, dtype_bytes
 
 WORD_BITS = 32
 WORD_BYTES = WORD_BITS // 8
 LEAST_BITS, MOST_BITS = 2, 16
-
-Bits = Annotated[int, Field(ge=LEAST_BITS, le=MOST_BITS)]
 
 
 def per_word(bits: int) -> int:
@@ -48,58 +40,8 @@ def most_bits(bytes_of: Callable[[int], float], room: float) -> int:
     return next((bits for bits in (0, *useful_bits()) if bytes_of(bits) <= room), LEAST_BITS)
 
 
-@final
-@settings("strategy.edges")
-class Edges:
-    """The form of messages between stages, while serving.
-
-    Args:
-        bits: of a floating-point value in a message; `auto`: the most with which the links keep up with `target_rate`; None: values
-            travel as they are.
-        clip: whether values far from a sample's mean are clipped first, so that the others keep finer levels.
-        target_rate: samples per second that `auto` keeps; None: what the slowest stage can do.
-        window: messages over which `auto` measures a link, and for which its choice holds.
-    """
-
-    bits: Bits | Literal["auto"] | None = None
-    clip: bool = False
-    target_rate: Positive | None = None
-    window: Count = 8
-
-    def __post_init__(self) -> None:
-        if self.target_rate is not None and self.bits != "auto":
-            rule = f"is a rate that bits are chosen for, and strategy.edges.bits={written(self.bits)} is a choice"
-            raise InvalidConfig(
-                "strategy.edges.target_rate", self.target_rate, rule, "set strategy.edges.bits=auto, or leave it out"
-            )
-
-    def bits_of(self, tensors: Iterable[Tensor]) -> int:
-        """Bits of an edge with these tensors, as planners assume them; 0: they travel as they are.
-
-        `auto` is assumed at its least: it goes down as far as it must, so no link with fewer bits could be faster.
-        """
-        if self.bits is None or not any(coded(tensor) for tensor in tensors):
-            return 0
-        return LEAST_BITS if self.bits == "auto" else self.bits
-
-
-PLAIN = Edges()
-
 ANNOUNCE_BYTES = 16
 """Before a message whose bits may change: the bits of a later one; all that follows stays aligned for any type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The pace that senders keep under `auto`.
-
-    Args:
-        sample_s: seconds in which every link carries a sample.
-        window: messages over which a link is measured.
-    """
-
-    sample_s: Positive
-    window: Count
 
 
 def coded(tensor: Tensor) -> bool:
@@ -133,30 +75,6 @@ def sent_bytes(tensor: Tensor, bits: int, dtype: str) -> float:
     return float(WORD_BYTES * words(values_per_sample(tensor, dtype), bits, dtype))
 
 
-def check_bits(
-    bits: Sequence[int], edges: Sequence[tuple[int, int]], tensors: Mapping[tuple[int, int], Sequence[Tensor]], graph: OpGraph
-) -> None:
-    """Prove that a plan's edges can have so many bits.
-
-    Args:
-        bits: the bits of each edge; empty where no message is quantised.
-
-    Raises:
-        InvalidPlan: not one number for each edge; out of range; nothing on the edge can be quantised; or the graph is trained.
-    """
-    if not bits:
-        return
-    if len(bits) != len(edges):
-        raise InvalidPlan(f"edge_bits must have one number for each of the {len(edges)} edges, got {len(bits)}. Fix: plan again")
-    for (s, t), number in zip(edges, bits, strict=True):
-        if number and not LEAST_BITS <= number <= MOST_BITS:
-            raise InvalidPlan(f"edge {s}->{t} has {number} bits, which must be 0 or {LEAST_BITS} to {MOST_BITS}. Fix: plan again")
-        if number and not any(coded(tensor) for tensor in tensors[s, t]):
-            raise InvalidPlan(f"edge {s}->{t} has {number} bits, but only integers go over it. Fix: give it 0 bits")
-    if any(bits) and graph.differentiated:
-        raise InvalidPlan("edge_bits are for inference; a gradient cannot pass a quantised message. Fix: set mode=inference")
-
-
 class Work(NamedTuple):
     """The work of a codec on a message: bytes read and written in a device's own memory, and kernels launched."""
 
@@ -168,7 +86,7 @@ class Work(NamedTuple):
 
 
 def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, clip: bool) -> Work:
-    """The work of encoding a message's tensors, kernel by kernel as `gpp.runtime.transport.quantised` does it.
+    """The work of encoding a message's tensors, kernel by kernel as `quantiser.py` does it.
 
     What has one number for each sample is too small to count, but for its kernels.
     """

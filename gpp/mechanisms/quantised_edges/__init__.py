@@ -1,0 +1,1 @@
+"""Messages between stages whose values have fewer bits (EdgePipe, QuantPipe)."""
