@@ -18,7 +18,7 @@ class AbstractChoice(ABC):
 
     @property
     def messages(self) -> AbstractMessages | None:
-        """The form of messages that planners reckon with; None: tensors travel as they are."""
+        """The form of messages that planners reckon with, of `strategy.edges` alone; None: tensors travel as they are."""
         return None
 
     def check(self, *, serves: bool) -> None:

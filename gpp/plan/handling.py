@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.stage import messages_of
-from gpp.graph.op_graph import OpGraph, Tensor
+from gpp.graph.op_graph import Tensor
 from gpp.routing import copies, messages
 from gpp.stage import Stage
 
@@ -38,21 +38,6 @@ class Edge(NamedTuple):
     tensors: tuple[Tensor, ...]
     sizes: MessageBytes
     returns: bool
-
-
-class Edges(Protocol):
-    """The edges of a plan, each by its two stages."""
-
-    def edge_tensors(self, graph: OpGraph) -> Mapping[tuple[int, int], tuple[Tensor, ...]]: ...
-    def message_bytes(self, graph: OpGraph) -> Mapping[tuple[int, int], MessageBytes]: ...
-    def returning(self, graph: OpGraph) -> Collection[tuple[int, int]]: ...
-
-
-def edges_of(plan: Edges, graph: OpGraph) -> list[Edge]:
-    """The edges of a plan that have tensors."""
-    sizes, returning = plan.message_bytes(graph), plan.returning(graph)
-    found = plan.edge_tensors(graph).items()
-    return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in found]
 
 
 class Handled(NamedTuple):

@@ -13,7 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, beside_bytes, bills_of, messages_of
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.handling import HANDLING, MessageBytes, edges_of, handling_s, sending_s
+from gpp.plan.handling import HANDLING, Edge, MessageBytes, handling_s, sending_s
 from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
@@ -363,12 +363,16 @@ class Plan:
         known = HANDLING.of(problem)
         key = self.stages, self.edges, self.minibatch_size
         if key not in known:
-            known[key] = handling_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
+            known[key] = handling_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
         return known[key]
+
+    def _edges(self, graph: OpGraph) -> list[Edge]:
+        sizes, returning = self.message_bytes(graph), self.returning(graph)
+        return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in self.edge_tensors(graph).items()]
 
     def sending_s(self, problem: Problem) -> float:
         """The senders' seconds for all messages of a mini-batch."""
-        return sending_s(self.stages, edges_of(self, problem.graph), self.minibatch_size, problem)
+        return sending_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: the sum over its stages, and over those of others in whose passes it has a part.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import final
 
@@ -61,26 +61,29 @@ class CodedLayout:
 
 
 @final
+@dataclass(slots=True, kw_only=True)
 class FixedBits(AbstractCoding):
     """The messages of an edge whose bits stay."""
 
-    def __init__(self, coding: CodedLayout, *, device: torch.device, transport: AbstractTransport) -> None:
-        self._coding, self._layout, self._device, self._transport = coding, coding.layout, device, transport
+    coding: CodedLayout
+    device: torch.device
+    transport: AbstractTransport
 
     def most_bytes(self, samples: int) -> int:
-        return self._layout.num_bytes(samples)
+        return self.coding.layout.num_bytes(samples)
 
     def form(self, channel: Channel, samples: int) -> Form:
-        return self._layout.form(samples, self._device)
+        return self.coding.layout.form(samples, self.device)
 
     def arrived(self, channel: Channel, buffer: torch.Tensor, samples: int) -> Callable[[], list[torch.Tensor]]:
-        return lambda: self._coding.decoded(self._layout.views(buffer, samples))
+        return lambda: self.coding.decoded(self.coding.layout.views(buffer, samples))
 
     def message(self, channel: Channel, tensors: list[torch.Tensor], samples: int) -> torch.Tensor:
-        return self._layout.packed(self._transport, channel, self._coding.encoded(tensors), samples, self._device)
+        return self.coding.layout.packed(self.transport, channel, self.coding.encoded(tensors), samples, self.device)
 
 
 @final
+@dataclass(slots=True, kw_only=True)
 class FollowingBits(AbstractCoding):
     """The messages of an edge whose bits follow its links: each begins with the bits of a later one.
 
@@ -92,50 +95,44 @@ class FollowingBits(AbstractCoding):
         sample_s: sender and receiver -> seconds that their link may take for each sample that it carries.
     """
 
-    def __init__(
-        self,
-        layouts: Mapping[int, CodedLayout],
-        *,
-        first: int,
-        ahead: int,
-        window: int,
-        sample_s: Mapping[tuple[int, int], float],
-        device: torch.device,
-        transport: AbstractTransport,
-    ) -> None:
-        self._layouts, self._first, self._ahead, self._window, self._sample_s = layouts, first, ahead, window, sample_s
-        self._device, self._transport = device, transport
-        # What is known of the messages to come, and of those that are posted; the links.
-        self._coming: dict[Channel, tuple[deque[int], deque[int]]] = {}
-        self._rates: dict[Channel, KeptRate] = {}
+    layouts: Mapping[int, CodedLayout]
+    first: int
+    ahead: int
+    window: int
+    sample_s: Mapping[tuple[int, int], float]
+    device: torch.device
+    transport: AbstractTransport
+    # What is known of the messages to come, and of those that are posted; the links.
+    _coming: dict[Channel, tuple[deque[int], deque[int]]] = field(default_factory=dict, init=False)
+    _rates: dict[Channel, KeptRate] = field(default_factory=dict, init=False)
 
     def num_bytes(self, bits: int, samples: int) -> int:
         """Bytes of a message."""
-        return ANNOUNCE_BYTES + self._layouts[bits].layout.num_bytes(samples)
+        return ANNOUNCE_BYTES + self.layouts[bits].layout.num_bytes(samples)
 
     def most_bytes(self, samples: int) -> int:
-        return max(self.num_bytes(bits, samples) for bits in self._layouts)
+        return max(self.num_bytes(bits, samples) for bits in self.layouts)
 
     def form(self, channel: Channel, samples: int) -> Form:
-        known, posted = self._coming.setdefault(channel, (announced(self._first, self._ahead), deque()))
+        known, posted = self._coming.setdefault(channel, (announced(self.first, self.ahead), deque()))
         posted.append(bits := known.popleft())
-        return Form((self.num_bytes(bits, samples),), torch.uint8, self._device)
+        return Form((self.num_bytes(bits, samples),), torch.uint8, self.device)
 
     def arrived(self, channel: Channel, buffer: torch.Tensor, samples: int) -> Callable[[], list[torch.Tensor]]:
         known, posted = self._coming[channel]
         known.append(int(buffer[:ANNOUNCE_BYTES].view(torch.int32)[0]))
-        coding = self._layouts[posted.popleft()]
+        coding = self.layouts[posted.popleft()]
         return lambda: coding.decoded(coding.layout.parts(buffer[ANNOUNCE_BYTES:], samples))
 
     def message(self, channel: Channel, tensors: list[torch.Tensor], samples: int) -> torch.Tensor:
         rate = self._rates.get(channel)
         if rate is None:
             rate = self._rates[channel] = self._sender(channel[3:])
-        for num_bytes, seconds in self._transport.timed(channel):
+        for num_bytes, seconds in self.transport.timed(channel):
             rate.note(num_bytes, seconds)
         bits, later = rate.next()
-        coding = self._layouts[bits]
-        buffer = self._transport.buffer(channel, Form((self.num_bytes(bits, samples),), torch.uint8, self._device))
+        coding = self.layouts[bits]
+        buffer = self.transport.buffer(channel, Form((self.num_bytes(bits, samples),), torch.uint8, self.device))
         buffer[:ANNOUNCE_BYTES].view(torch.int32)[0] = later
         for part, tensor in zip(coding.layout.parts(buffer[ANNOUNCE_BYTES:], samples), coding.encoded(tensors), strict=True):
             part.copy_(tensor)
@@ -144,8 +141,8 @@ class FollowingBits(AbstractCoding):
     def _sender(self, ends: tuple[int, int]) -> KeptRate:
         """The state that a sender keeps for a channel."""
         # Of so many samples nothing is padded.
-        sizes = {bits: coding.layout.num_bytes(ALIGN) / ALIGN for bits, coding in self._layouts.items()}
-        return KeptRate(sizes.__getitem__, first=self._first, ahead=self._ahead, sample_s=self._sample_s[ends], window=self._window)
+        sizes = {bits: coding.layout.num_bytes(ALIGN) / ALIGN for bits, coding in self.layouts.items()}
+        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
 
 
 class EdgeHooks(Hooks):
@@ -173,7 +170,7 @@ class EdgeHooks(Hooks):
         if value.announces(tensors) and serving is not None and serving.kept:
             shares = carried(own.job.plan, edge)
             return FollowingBits(
-                {number: made(number) for number in (0, *useful_bits())},
+                layouts={number: made(number) for number in (0, *useful_bits())},
                 first=bits,
                 # As many receives are posted before the one that is waited for.
                 ahead=serving.buffers + 1,
@@ -181,7 +178,7 @@ class EdgeHooks(Hooks):
                 sample_s={pair: serving.kept["sample_s"] / share for pair, share in shares.items()},
                 **ends,
             )
-        return FixedBits(made(bits), **ends) if bits else None
+        return FixedBits(coding=made(bits), **ends) if bits else None
 
 
 class EdgeWorkerPart(AbstractWorkerPart):

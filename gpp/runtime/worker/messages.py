@@ -81,19 +81,15 @@ class Layout:
     def _shape(self, spec: BoundaryTensor, samples: int) -> tuple[int, ...]:
         return spec.shape if self.whole else (samples, *spec.shape)
 
-    def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
-        """Write `tensors`, each [samples, ...], into the buffer of a message. The byte of an order-only edge says nothing."""
-        for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
-            view.copy_(tensor)
-
     def packed(
         self, transport: AbstractTransport, channel: Channel, tensors: list[torch.Tensor], samples: int, device: torch.device
     ) -> torch.Tensor:
-        """The contiguous message of `tensors`, each [samples, ...], to send on a channel."""
+        """The contiguous message of `tensors`, each [samples, ...]; the byte of an order-only edge says nothing."""
         if len(tensors) == 1:
             return tensors[0].contiguous()
         buffer = transport.buffer(channel, self.form(samples, device))
-        self.fill(buffer, tensors, samples)
+        for view, tensor in zip(self.parts(buffer, samples), tensors, strict=True):
+            view.copy_(tensor)
         return buffer
 
 

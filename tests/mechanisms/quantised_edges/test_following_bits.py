@@ -69,7 +69,7 @@ def test_bits_follow_the_link_and_both_ends_agree(seed: int) -> None:
     link, cpu = Link(trace, ends[0]), torch.device("cpu")
     codings = [
         FollowingBits(
-            layouts, first=first, ahead=buffers + 1, window=window, sample_s={(0, 1): sample_s}, device=cpu, transport=end
+            layouts=layouts, first=first, ahead=buffers + 1, window=window, sample_s={(0, 1): sample_s}, device=cpu, transport=end
         )
         for end in ends
     ]
