@@ -49,7 +49,7 @@ class AbstractStageValue(ABC):
     splits: ClassVar[bool] = False
     """Whether the stage's backward has two halves, whatever the schedule."""
     codes: ClassVar[bool] = False
-    """Whether the stage's messages forwards are other than its tensors are."""
+    """Whether the stage's messages forwards are other than its tensors are; the mechanism's bill then says what they take."""
     earlier: ClassVar[tuple[str, ...]] = ()
     """Fields of the value that earlier plan.json files have in the stage itself."""
 

@@ -49,7 +49,7 @@ class Hooks:
     """One mechanism on one worker. Every method does nothing unless a mechanism's own class says otherwise."""
 
     def boundary(self, stage: int, found: Boundary) -> Boundary:
-        """The boundary of a stage of the device, with the layouts of the mechanism's messages."""
+        """The boundary of a stage of the device, with the layouts of the mechanism's messages, and its form of other ones."""
         return found
 
     def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
