@@ -48,7 +48,7 @@ class EdgeBits(AbstractStageValue):
 
     @classmethod
     def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
-        bits, edges = content.get("edge_bits", []), content.get("edges")
+        bits, edges = content.get("edge_bits", []), content.get("edges", [])
         pairs = isinstance(edges, list) and all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
         if content.keys().isdisjoint(EARLIER) or not isinstance(bits, list) or not pairs or len(bits) != len(edges):
             return content
