@@ -70,7 +70,7 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float]) -> P
 
     Args:
         program: a program of `gpp.program.lower.lower`.
-        seconds: for which each action of a label occupies its resource, as `gpp.program.waits.Waits.times` has it. They decide
+        seconds: for which each action of a label occupies its resource, as `gpp.simulate.longest_path` has it. They decide
             which run it is, not whether it is one. Messages take no time here: a stage that nothing holds back (a frozen tower's)
             would issue those of a slow link any number of mini-batches ahead.
 

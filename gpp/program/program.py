@@ -45,8 +45,6 @@ class Program:
     >>> waits = program.waits
     >>> [waits.text(node) for node in waits.needs[waits.first[1] + 2]]  # what the first pass of device 1 waits for
     ['s0.SF0>s1.d1[0:1]@d0']
-    >>> waits.times([1.0] * len(waits.labels), [0.0] * len(waits.channels)).free_s[:2]  # every action takes a second
-    [15.0, 13.0]
     """
 
     num_samples: int

@@ -26,14 +26,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, product
-from typing import NamedTuple, final
+from typing import final
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
 from gpp.program.halves import check_halves
-from gpp.program.kinds import BESIDE, COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, Direction, Resource, Role
+from gpp.program.kinds import COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, Direction, Resource, Role
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
@@ -45,27 +45,11 @@ Step = tuple[int, int, int, int, tuple[int, ...], int]
 """An action in the topological order; a meeting has one step for all its members.
 
 What it does; its node; the resource of its device; its place in `Waits.labels`; the sends and copies that it waits for, or the
-nodes of all members of a meeting; the resource that it occupies, which is a channel's for a send or a copy. A bare tuple: the
-simulator's loop takes it apart.
+nodes of all members of a meeting; the resource that it occupies, which is a channel's for a send or a copy.
 """
 
 _Pass = tuple[Direction, int, int]
 """Direction, stage, micro-batch."""
-
-
-class Times(NamedTuple):
-    """The times of a program's actions.
-
-    Args:
-        begin_s, end_s: by node; a message ends when it arrives. Receives have none.
-        first_s: by resource, when it is first occupied; infinity for one that never is.
-        free_s: by resource, when it is free again.
-    """
-
-    begin_s: list[float]
-    end_s: list[float]
-    first_s: list[float]
-    free_s: list[float]
 
 
 @final
@@ -143,9 +127,13 @@ class Waits:
         """Node of a send -> the pass that waits for it; of a copy, the last that does."""
         return {send: node for node, sends in self.needs.items() for send in sends}
 
+    def resource(self, node: int) -> int:
+        """The resource of a node's device."""
+        return bisect_right(self._firsts, node) - 1
+
     def place(self, node: int) -> tuple[int, int]:
         """Device and position of a node."""
-        device = self.devices[bisect_right(self._firsts, node) - 1]
+        device = self.devices[self.resource(node)]
         return device, node - self.first[device]
 
     def action(self, node: int) -> Action:
@@ -155,57 +143,6 @@ class Waits:
     def text(self, node: int) -> str:
         """The action of a node, as in the program."""
         return self.action(node).text(self.place(node)[0])
-
-    def times(self, seconds: Sequence[float], late: Sequence[float], start: Sequence[float] | None = None) -> Times:
-        """The longest path.
-
-        Args:
-            seconds: for which each action of a label occupies its resource.
-            late: by resource of a channel, less the number of devices: seconds from the wire to the arrival; 0 for a copy, whose
-                seconds are all its own.
-            start: by resource, when it is free at first; None: at 0.
-        """
-        num, firsts = len(self.devices), self._firsts
-        begin, end = [0.0] * self.num_nodes, [0.0] * self.num_nodes
-        free = [0.0] * self.num_resources if start is None else list(start)
-        for does, node, resource, label, needs, occupied in self.order:
-            now = free[resource]
-            if does == 0:
-                for need in needs:
-                    if end[need] > now:
-                        now = end[need]
-                begin[node] = now
-                free[resource] = end[node] = now + seconds[label]
-            elif does == 1:
-                if free[occupied] > now:
-                    now = free[occupied]
-                begin[node] = now
-                free[occupied] = now = now + seconds[label]
-                end[node] = now + late[occupied - num]
-            elif does == 3:
-                for need in needs:
-                    if end[need] > now:
-                        now = end[need]
-                if free[occupied] > now:
-                    now = free[occupied]
-                begin[node] = now
-                free[occupied] = end[node] = now + seconds[label]
-            else:
-                members = [bisect_right(firsts, member) - 1 for member in needs]
-                done = max(free[member] for member in members) + seconds[label]
-                for meets, member in zip(needs, members, strict=True):
-                    begin[meets], end[meets], free[member] = free[member], done, done
-        return Times(begin, end, [float("inf") if node is None else begin[node] for node in self._opening], free)
-
-    @cached_property
-    def _opening(self) -> list[int | None]:
-        """Resource -> the first node that occupies it, or None."""
-        out: list[int | None] = []
-        for device in self.devices:
-            begin = enumerate(self.actions[device], start=self.first[device])
-            out.append(next((node for node, action in begin if action.kind not in BESIDE), None))
-        ends = sorted([*self.channels.values(), *self.to_host.values()], key=lambda ends: ends.resource)
-        return out + [own.sends[0] for own in ends]
 
     def _survey(self) -> dict[int, tuple[int, ...]]:
         """Find the devices that copy, and the meetings."""
@@ -250,7 +187,7 @@ class Waits:
                     label = self._label((self.action(node).kind, *meeting), *self.place(meeting[0]))
                     self.order.append((MEET, node, resource, label, meeting, resource))
                     for member in meeting:
-                        other = bisect_right(self._firsts, member) - 1
+                        other = self.resource(member)
                         at[other] = member + 1
                         ready.append(other)
         if any(node < end for node, end in zip(at, self._firsts[1:], strict=True)):
@@ -387,7 +324,7 @@ class Waits:
         lines = ["the program cannot run to its end; blocked: " + ", ".join(map(self.text, stuck))]
         met = [self.place(node)[0] for node in stuck if node in self.meetings]
         lines += [f"device {device} waits in a reduction that others never reach" for device in met]
-        copies = [self._copies[bisect_right(self._firsts, node) - 1] for node in stuck]
+        copies = [self._copies[self.resource(node)] for node in stuck]
         lines += [why for own, node in zip(copies, stuck, strict=True) if own and (why := own.why(self.action(node)))]
         for node in stuck:
             device, position = self.place(node)

@@ -57,10 +57,10 @@ class Proven(NamedTuple):
 
 def value_of(flow: Flow, by_lane: Sequence[Sequence[int]], aim: Aim) -> float:
     """The period of an order, or the end of its step, in seconds; infinity where lanes wait for each other."""
-    if aim == "period":
-        return flow.period_s(by_lane)
-    starts = flow.starts(by_lane)
-    return math.inf if starts is None else flow.end_s(starts)
+    path = flow.path(by_lane)
+    if path is None:
+        return math.inf
+    return path.period()[1] if aim == "period" else max(path.times().free_s)
 
 
 def bound_s(flow: Flow, aim: Aim) -> float:
@@ -281,19 +281,20 @@ class _OrderModel:
         self.unit = _unit(flow, best_s)
         self.took = [self.floor(seconds) for seconds in flow.seconds]
         self.model = cp_model.CpModel()
-        starts = flow.starts(hint)
-        assert starts is not None  # a hint can run
+        path = flow.path(hint)
+        assert path is not None  # a hint can run
+        times = path.times()
         self.most = math.ceil(best_s / self.unit)
         # A step of the best period may end later than the hint's, by less than a period.
-        self.horizon = self.most if aim == "end" else math.ceil((flow.end_s(starts) + best_s) / self.unit)
+        self.horizon = self.most if aim == "end" else math.ceil((max(times.free_s) + best_s) / self.unit)
         self.value = self.model.new_int_var(min(self.floor(least_s), self.most), self.most, "value")
         self.starts()
         self.memory()
         self.cuts()
         self.aims()
         self.model.minimize(self.value)
-        for i, start in enumerate(starts):
-            self.model.add_hint(self.start[i], self.floor(start))
+        for var, start in zip(self.start, times.begin_s, strict=False):
+            self.model.add_hint(var, self.floor(start))
 
     def floor(self, seconds: float) -> int:
         return math.floor(seconds / self.unit * (1 + HAIR))

@@ -22,8 +22,8 @@ from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, KINDS, PASS, W
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.routing import copies, messages
+from gpp.simulate.longest_path import LongestPath, Step
 from gpp.simulate.messages import message_rates
-from gpp.simulate.period import Period, spans
 
 
 @final
@@ -173,52 +173,42 @@ class Flow:
             out.append(most)
         return out
 
-    def starts(self, by_lane: Sequence[Sequence[int]], begin: Sequence[float] | None = None) -> list[float] | None:
-        """The start of each task of an order, as early as possible; None if the lanes wait for each other.
+    @cached_property
+    def _messages(self) -> tuple[list[tuple[int, ...]], list[list[Step]], int]:
+        """For `path`: the slots that each task waits for, its messages, and the number of slots. A message that takes time has
+        two, one of a link of its own: those of a lane are none of each other's."""
+        slots, sends, needs = len(self.tasks) + 1, [list[Step]() for _ in self.tasks], list[tuple[int, ...]]()
+        for waits in self.needs:
+            own = list[int]()
+            for need, seconds in waits:
+                own.append(slots + 1 if seconds else need)
+                if seconds:
+                    sends[need].append((slots, slots + 1, 0.0, seconds, (need,)))
+                    slots += 2
+            needs.append(tuple(own))
+        return needs, sends, slots
 
-        Args:
-            begin: for each lane, when it is free; None: at zero.
-        """
-        out, place, free = [-1.0] * len(self.tasks), [0] * len(self.lanes), list(begin or [0.0] * len(self.lanes))
+    def path(self, by_lane: Sequence[Sequence[int]]) -> LongestPath | None:
+        """The path of an order: nodes are the tasks, resources the lanes; None if the lanes wait for each other."""
+        needs, sends, slots = self._messages
+        place, steps, updates = [0] * len(self.lanes), list[Step](), len(self.tasks)
         missing = [len(waits) for waits in self.needs]
-        arrived = [0.0] * len(self.tasks)
         todo, left = list(range(len(self.lanes))), len(self.tasks)
         while todo:
             lane = todo.pop()
             own = by_lane[lane]
             while place[lane] < len(own) and not missing[own[place[lane]]]:
                 i = own[place[lane]]
-                out[i] = max(free[lane], arrived[i])
-                free[lane] = end = out[i] + self.seconds[i]
+                steps.append((slots + lane, i, self.seconds[i], 0.0, needs[i]))
+                steps += sends[i]
                 place[lane] += 1
                 left -= 1
-                for user, seconds in self.users[i]:
+                for user, _ in self.users[i]:
                     missing[user] -= 1
-                    arrived[user] = max(arrived[user], end + seconds)
                     if not missing[user] and self.lane[user] != lane:
                         todo.append(self.lane[user])
-        return None if left else out
-
-    def period_s(self, by_lane: Sequence[Sequence[int]]) -> float:
-        """Seconds by which a training that repeats the step is later after each, as the simulator has it; infinity if it cannot
-        run."""
-        period, free = Period(), [0.0] * len(self.lanes)
-        while True:
-            starts = self.starts(by_lane, free)
-            if starts is None:
-                return math.inf
-            begin, first = free, [starts[own[0]] if own else math.inf for own in by_lane]
-            free = [
-                starts[own[-1]] + self.seconds[own[-1]] + update if own else 0.0
-                for own, update in zip(by_lane, self.update_s, strict=True)
-            ]
-            found = period.after(spans(begin, first, free, max(free)))
-            if found is not None:
-                return found
-
-    def end_s(self, starts: Sequence[float]) -> float:
-        """The time at which the last update is over."""
-        return max(start + self.seconds[i] + self.update_s[self.lane[i]] for i, start in enumerate(starts))
+        steps += [(slots + lane, updates, self.update_s[lane], 0.0, ()) for lane, own in enumerate(by_lane) if own]
+        return None if left else LongestPath(steps, slots, len(self.lanes))
 
     def with_room(self, room: Sequence[float]) -> Flow:
         """The flow with another limit of memory."""

@@ -71,7 +71,7 @@ def _candidates(flow: Flow, turn: int) -> Iterator[list[list[int]]]:
     count = len(flow.tasks)
     ahead = [_ahead(flow, lane, turn) for lane in range(len(flow.lanes))]
     published = [_published(flow, lane, turn, ahead[lane]) for lane in range(len(flow.lanes))]
-    if flow.starts(published) is not None:
+    if flow.path(published) is not None:
         yield published
     # A micro-batch is a byte, and there is room for what the published order holds; more where lanes come to wait for each other.
     counted = replace(flow, held=tuple(Bytes(1.0, 1.0) for _ in flow.held))

@@ -117,7 +117,7 @@ class AbstractV(RankedSchedule, ABC):
             peaks = flow.peaks(by_lane)
             cap = max(cap, *peaks)
             fits = all(peak <= room * (1 + ROUNDING) for peak, room in zip(peaks, flow.room, strict=True))
-            if fits and flow.starts(by_lane) is not None:
+            if fits and flow.path(by_lane) is not None:
                 yield by_lane
         capped = flow.with_room([min(room, cap) for room in flow.room])
         for rule in rules(flow.distance) if self.share else ():

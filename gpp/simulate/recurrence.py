@@ -13,16 +13,17 @@ Planners score many candidates. Three things make this some ten to hundred times
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
-from gpp.program.program import NORM_BYTES, ReduceGroup, reduce_groups
+from gpp.program.program import NORM_BYTES, reduce_groups
 from gpp.routing import copies, messages
+from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walk
 from gpp.simulate.messages import message_rates
-from gpp.simulate.period import Period, spans
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -72,26 +73,32 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
         (bill.weight_s, plan.late(s, holds)) if holds.splits and plan.has_weight_gradients(s, problem.graph) else (0.0, 0)
         for s, bill in enumerate(bills)
     ]
-    groups = reduce_groups(plan, problem.graph)
-    sums: dict[int, tuple[int, ...]] = dict.fromkeys(devices, ())
-    for g, group in enumerate(groups):
-        for device in group.devices:
-            sums[device] += (g,)
+    sums = _sums(plan, problem, drains=drains)
+    own: dict[int, tuple[int, ...]] = dict.fromkeys(devices, ())
+    for g, each in enumerate(sums):
+        for device in each.devices:
+            own[device] += (g,)
     # Devices that sum with the same others at the end of a step begin the next one alike.
-    alike = {key: i for i, key in enumerate(dict.fromkeys((plan.stage_of_device[device], sums[device]) for device in devices))}
-    first_of = [alike[plan.stage_of_device[device], sums[device]] for device in devices]
+    alike = {key: i for i, key in enumerate(dict.fromkeys((plan.stage_of_device[device], own[device]) for device in devices))}
+    first_of = [alike[plan.stage_of_device[device], own[device]] for device in devices]
     classes, members = _classes([plan.stage_of_device[device] for device in devices], first_of, incoming)
     channels = [found for _, found in members]
     if drains:
-        rows = [(bills[s].forward_s, bills[s].backward_s - second[s][0], warmups[s], *second[s]) for s, _ in members]
+        rows = [_ClassPasses(bills[s].forward_s, bills[s].backward_s - second[s][0], warmups[s], *second[s]) for s, _ in members]
         class_of = dict(zip(devices, classes, strict=True))
-        finish = _Finish(plan, problem, groups, class_of)
-        end, reduced = _period(rows, channels, count, finish), finish.moved
+        rounds = _Rounds(rows, channels, count)
+        for each in sums:
+            rounds.meet(sorted({class_of[device] for device in each.devices}), each.seconds)
+        rounds.update([bills[s].update_s for s, _ in members])
+        _, end = repeated(rounds.step, [0.0] * rounds.num_resources)
     else:
-        after, reduced = _updates(plan, problem)
-        rows = [(*duration[s], warmups[s], after[s] / count, 0) for s, _ in members]
+        after = [bill.update_s for bill in bills]
+        for each in sums:
+            for s in {plan.stage_of_device[device] for device in each.devices}:
+                after[s] += each.seconds
+        rows = [_ClassPasses(*duration[s], warmups[s], after[s] / count, 0) for s, _ in members]
         first = STREAM * max(warmups)
-        early, late = (max(_run(rows, channels, n).clock) for n in (first, 2 * first))
+        early, late = (max(_Rounds(rows, channels, n).step().free_s) for n in (first, 2 * first))
         end = (late - early) / first * count
     beside = plan.beside_s(problem)
     busy = sum(
@@ -107,7 +114,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
             throughput_samples_per_s=plan.minibatch_size / end if end else 0.0,
             bubble_fraction=max(0.0, 1.0 - busy / (plan.num_devices * end)) if end else 0.0,
             peak_memory_bytes=memory,
-            communication_bytes=round(sent * count + reduced),
+            communication_bytes=round(sent * count + sum(each.moved for each in sums)),
             max_in_flight_samples=held,
             weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(stages))},
             staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(stages))},
@@ -181,191 +188,142 @@ def _classes(stage_of: list[int], first: list[int], incoming: list[Channels]) ->
         classes, num_classes = [numbers[key] for key in keys], len(numbers)
 
 
-def _period(rows: list[Row], channels: list[Channels], count: int, finish: _Finish) -> float:
-    """Seconds that a further step adds, as `gpp.simulate.period` has it."""
-    period, clock, wires = Period(), [0.0] * len(rows), None
-    before = [0.0] * (len(rows) + sum(map(len, (found for each in channels for found in each.values()))))
-    while True:
-        step = _run(rows, channels, count, clock, wires)
-        clock, wires = finish.after(step.clock), step.wires
-        free = [*clock, *wires]
-        found = period.after(spans(before, [*step.first, *step.sent], free, max(clock)))
-        if found is not None:
-            return found
-        before = free
+class _Sum(NamedTuple):
+    """A sum at the end of a step: its members, its seconds, and the bytes that it moves."""
+
+    devices: tuple[int, ...]
+    seconds: float
+    moved: float
 
 
-Row = tuple[float, float, int, float, int]
-"""Of a class: seconds of a forward, of a backward, warm-up, seconds after each backward that nobody waits for, and from which
-backward on; those that the first ones lack follow the last."""
+def _sums(plan: Plan, problem: Problem, *, drains: bool) -> list[_Sum]:
+    """The sums of gradients, and behind them that of the norm."""
+    added = [(group.devices, group.num_bytes(problem.graph)) for group in reduce_groups(plan, problem.graph)]
+    if drains and problem.global_norm:
+        added.append((tuple(sorted(plan.stage_of_device)), NORM_BYTES))
+    cluster = problem.cluster
+    return [_Sum(own, cluster.allreduce_s(size, own), size * 2 * (len(own) - 1)) for own, size in added]
 
 
-class _Step(NamedTuple):
-    """A step of all classes.
+class _ClassPasses(NamedTuple):
+    """The passes of a class.
 
     Args:
-        clock: when each class has done its passes.
-        first: when it began the first of them.
-        wires: when each channel is free again: those of forwards by class, then those of backwards.
-        sent: when each of them was first used.
+        after_s: seconds after each backward that nobody waits for, from backward number `late` on; what the first ones lack
+            follows the last.
     """
 
-    clock: list[float]
-    first: list[float]
-    wires: list[float]
-    sent: list[float]
+    forward_s: float
+    backward_s: float
+    warmup: int
+    after_s: float
+    late: int
 
 
-def _run(
-    stages: list[Row], incoming: list[Channels], count: int, start: list[float] | None = None, held: list[float] | None = None
-) -> _Step:
-    """One step.
+@final
+class _Rounds:
+    """The rounds of all classes as steps of a walk (`gpp.simulate.longest_path`), and a step of the training as many rounds.
+
+    Round m of a class with w forwards ahead is forward m + w - 1 and backward m, where there are such. Two classes, w of 2 and 1:
+
+        round   -1   0      1      2
+        c0      F0   F1 B0  F2 B1  B2      c1 needs in each round the forward that c0 has made in the round before
+        c1           F0 B0  F1 B1  F2 B2
+
+    So a reader needs what its source has made w(source) - w(reader) rounds before. Such forwards are handed on from slot to slot.
 
     Args:
-        stages: in a topological order.
+        rows: the classes, in a topological order.
         count: micro-batches.
-        start, held: when each class may begin, and until when each channel is taken; None: 0.
     """
-    n = len(stages)
-    warmup = [min(w, count) for _, _, w, _, _ in stages]
-    forwards, backwards, wires = _wires(incoming, held or [])
-    done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards, from micro-batch `base` on
-    clock, last, base = start[:] if start else [0.0] * n, [0.0] * n, 0
-    for c in range(n):
-        took, now, mine = stages[c][0], clock[c], done[c]
-        sources = [(channel, done[channel[0]]) for channel in forwards[c]]
-        for m in range(warmup[c]):
-            for channel, ends in sources:
-                left, free = ends[m], channel[3]
-                channel[3] = free = (left if left > free else free) + channel[1]
-                if free + channel[2] > now:
-                    now = free + channel[2]
-            now += took
-            mine.append(now)
-        clock[c] = now
-    begun = [mine[0] for mine in done]
-    returned = begun
-    longest, shortest = max(warmup), min(warmup)
-    window = longest - shortest + 2  # of the forwards that later rounds may read
-    ahead = [(c, stages[c][0], warmup[c] - 1, forwards[c]) for c in range(n)]
-    back = [(c, stages[c][1], stages[c][3], stages[c][4], backwards[c]) for c in reversed(range(n))]
-    settled = max(late for *_, late in stages)
-    m, steady, length = 0, 0, 0.0
-    while m < count:
-        before, free_before = last[:], [channel[3] for channel in wires] if m + longest <= count else []
-        for c, took, more, channels in ahead if m else ():
-            x = m + more
-            if x < count:
-                now, x = clock[c], x - base
-                for channel in channels:
-                    left, free = done[channel[0]][x], channel[3]
-                    channel[3] = free = (left if left > free else free) + channel[1]
-                    if free + channel[2] > now:
-                        now = free + channel[2]
-                clock[c] = now = now + took
-                done[c].append(now)
-        for c, took, after, late, channels in back:
-            now = clock[c]
-            for channel in channels:
-                left, free = last[channel[0]], channel[3]
-                channel[3] = free = (left if left > free else free) + channel[1]
-                if free + channel[2] > now:
-                    now = free + channel[2]
-            last[c] = now = now + took
-            clock[c] = now + after if m >= late else now
-        if not m:
-            returned = last[:]
-        if m > settled and free_before:
-            step = last[0] - before[0]
-            same = _near(step, length) and _grew(step, last, before, done, wires, free_before)
-            steady, length = steady + 1 if same else 0, step
-            skip = count - longest - m
-            if steady > window and skip > 0:
-                oldest = m + shortest - base
-                m, base = m + skip, m + shortest + skip
-                clock = [t + skip * step for t in clock]
-                last = [t + skip * step for t in last]
-                done = [[t + skip * step for t in mine[oldest:]] for mine in done]
-                for channel in wires:
-                    channel[3] += skip * step
-        m += 1
-    for c, (*_, after, late) in enumerate(stages):
-        clock[c] += after * min(late, count)
-    made = [begun[c[0]] for channels in forwards for c in channels] + [returned[c[0]] for channels in backwards for c in channels]
-    sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
-    first = [when - row[0] for when, row in zip(begun, stages, strict=True)]
-    return _Step(clock, first, [channel[3] for channel in wires], sent)
+
+    def __init__(self, rows: Sequence[_ClassPasses], channels: Sequence[Channels], count: int) -> None:
+        n, warmup = len(rows), [min(row.warmup, count) for row in rows]
+        self.rows, self.count, self.warmup = rows, count, warmup
+        self.sources = [src for way in (FORWARD, BACKWARD) for each in channels for src, _, _ in each[way]]
+        self.num_ahead = sum(len(each[FORWARD]) for each in channels)
+        self.num_resources = n + len(self.sources)
+        # Slots: forwards, backwards, wires; clocks of the classes; one that nobody reads; arrivals; forwards of earlier rounds.
+        self.clocks = 2 * n + len(self.sources)
+        self.unread = self.clocks + n
+        self._wires = iter(range(2 * n, self.clocks))
+        most = [0] * n
+        for c, each in enumerate(channels):
+            for src, _, _ in each[FORWARD]:
+                most[src] = max(most[src], warmup[src] - warmup[c])
+        earlier = list(accumulate(most, initial=self.unread + 1 + len(self.sources)))
+        self.at, self.begin = [0.0] * earlier[-1], [0.0] * earlier[-1]
+
+        def made(src: int, before: int) -> int:
+            return earlier[src] + before - 1 if before else src
+
+        on = [(made(src, i), made(src, i - 1)) for src in range(n) for i in range(most[src], 0, -1)]
+        self.groups: list[tuple[int, int, list[Step]]] = [
+            (1 - max(warmup), count, [(slot, slot, 0.0, 0.0, (newer,)) for slot, newer in on])
+        ]
+        """Steps, and the first round in which they are walked and that in which they no longer are."""
+        for c, row in enumerate(rows):
+            needs = [(made(src, warmup[src] - warmup[c]), wire, late) for src, wire, late in channels[c][FORWARD]]
+            self.groups.append((1 - warmup[c], count - warmup[c] + 1, self._pass(c, c, row.forward_s, needs)))
+        back: list[list[tuple[int, int, list[Step]]]] = []
+        for c, row in enumerate(rows):
+            needs = [(n + src, wire, late) for src, wire, late in channels[c][BACKWARD]]
+            after = [self._busy(c, row.after_s)] if row.after_s else []
+            back.append([(0, count, self._pass(c, n + c, row.backward_s, needs)), (row.late, count, after)])
+        self.groups += chain.from_iterable(reversed(back))
+        self.ends = [self._busy(c, row.after_s * min(row.late, count)) for c, row in enumerate(rows) if row.late]
+        """What follows the last round."""
+
+    def _pass(self, c: int, node: int, seconds: float, needs: Sequence[tuple[int, float, float]]) -> list[Step]:
+        """A pass of a class behind its messages: the slot of what each carries, seconds on the wire, latency."""
+        messages: list[Step] = []
+        for slot, wire_s, late in needs:
+            wire = next(self._wires)
+            messages.append((wire, wire + len(self.rows) + 1 + len(self.sources), wire_s, late, (slot,)))
+        return [*messages, (self.clocks + c, node, seconds, 0.0, tuple([step[1] for step in messages]))]
+
+    def _busy(self, c: int, seconds: float) -> Step:
+        return self.clocks + c, self.unread, seconds, 0.0, ()
+
+    def meet(self, classes: Sequence[int], seconds: float) -> None:
+        """Let classes add up at the end of a step."""
+        self.ends.append((MEETING, (self.unread,) * len(classes), seconds, 0.0, tuple([self.clocks + c for c in classes])))
+
+    def update(self, seconds: Sequence[float]) -> None:
+        """Let each class update, behind all that has been said before."""
+        self.ends += [self._busy(c, took) for c, took in enumerate(seconds)]
+
+    def step(self, start: Sequence[float] = ()) -> Times:
+        """One more step, from where the last one has ended: when each class and each wire was first used, and is free again."""
+        n, count, at, warmup = len(self.rows), self.count, self.at, self.warmup
+        longest, settled = max(warmup), max(row.late for row in self.rows)
+        window = longest - min(warmup) + 2  # of the forwards that later rounds may read
+        until, begun, returned = at[2 * n : self.clocks], [0.0] * n, list[float]()
+        marks, steps = {m for low, high, _ in self.groups for m in (low, high)}, list[Step]()
+        m, steady, length = 1 - longest, 0, 0.0
+        while m < count:
+            if m in marks:
+                steps = [step for low, high, own in self.groups if low <= m < high for step in own]
+            before = at[: self.clocks] if self.sources and settled < m <= count - longest else None
+            walk(steps, at, self.begin)
+            if m <= 0:
+                begun = [at[c] if m == 1 - warmup[c] else begun[c] for c in range(n)]
+                returned = at[n : 2 * n]
+            if before is not None:
+                grew = at[n] - before[n]
+                same = _near(grew, length) and all(_near(grew, a - b) for a, b in zip(at, before, strict=False))
+                steady, length = steady + 1 if same else 0, grew
+                skip = count - longest - m
+                if steady > window and skip > 0:
+                    at[:] = [when + skip * grew for when in at]
+                    m += skip
+            m += 1
+        walk(self.ends, at, self.begin)
+        made = [(begun if i < self.num_ahead else returned)[src] for i, src in enumerate(self.sources)]
+        sent = [max(when, free) for when, free in zip(made, until, strict=True)]
+        first = [when - row.forward_s for when, row in zip(begun, self.rows, strict=True)]
+        return Times([], [], [*first, *sent], [*at[self.clocks : self.unread], *at[2 * n : self.clocks]])
 
 
 def _near(step: float, other: float) -> bool:
     return abs(other - step) < STEADY * step
-
-
-def _grew(
-    step: float, last: list[float], before: list[float], done: list[list[float]], wires: list[Wire], free_before: list[float]
-) -> bool:
-    """Whether a round made every time of the state later by `step`."""
-    return (
-        all(_near(step, a - b) for a, b in zip(last, before, strict=True))
-        and all(_near(step, mine[-1] - mine[-2]) for mine in done)
-        and all(_near(step, channel[3] - b) for channel, b in zip(wires, free_before, strict=True))
-    )
-
-
-Wire = list[Any]
-"""A channel: its source, seconds on the wire, latency, and when the wire is free again."""
-
-
-def _wires(incoming: list[Channels], held: list[float]) -> tuple[list[list[Wire]], list[list[Wire]], list[Wire]]:
-    """The channels of forwards and of backwards by class, and all of them. `held` says until when each is taken."""
-    into = [[[[src, wire, late, 0.0] for src, wire, late in each[way]] for each in incoming] for way in (FORWARD, BACKWARD)]
-    wires = [channel for way in into for channels in way for channel in channels]
-    for channel, when in zip(wires, held, strict=False):
-        channel[3] = when
-    return into[0], into[1], wires
-
-
-def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
-    """For a pipeline that does not drain: seconds that each stage's sums and update take, and bytes that the sums move."""
-    out, moved = [bill.update_s for bill in plan.bills(problem)], 0.0
-    for group in reduce_groups(plan, problem.graph):
-        num_bytes = group.num_bytes(problem.graph)
-        took = problem.cluster.allreduce_s(num_bytes, group.devices)
-        for s in {plan.stage_of_device[device] for device in group.devices}:
-            out[s] += took
-        moved += num_bytes * 2 * (len(group.devices) - 1)
-    return out, moved
-
-
-@final
-class _Finish:
-    """The end of a step, after its last backward: reductions, the sum of the norm, updates.
-
-    Args:
-        class_of: device -> class; those of a class are in the same groups.
-    """
-
-    def __init__(self, plan: Plan, problem: Problem, groups: Sequence[ReduceGroup], class_of: Mapping[int, int]) -> None:
-        self.moved = 0.0
-        self.sums: list[tuple[tuple[int, ...], float]] = []
-        for group in groups:
-            num_bytes = group.num_bytes(problem.graph)
-            members = tuple(sorted({class_of[device] for device in group.devices}))
-            self.sums.append((members, problem.cluster.allreduce_s(num_bytes, group.devices)))
-            self.moved += num_bytes * 2 * (len(group.devices) - 1)
-        if problem.global_norm:
-            self.sums.append(
-                (tuple(sorted(set(class_of.values()))), problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(class_of))))
-            )
-            self.moved += NORM_BYTES * 2 * (len(class_of) - 1)
-        update = [bill.update_s for bill in plan.bills(problem)]
-        self.update_s = {class_of[device]: update[s] for device, s in plan.stage_of_device.items()}
-
-    def after(self, clock: Sequence[float]) -> list[float]:
-        """The time at which each class has done all of a step, given when it has done its passes."""
-        done = list(clock)
-        for members, took in self.sums:
-            end = max(done[c] for c in members) + took
-            for c in members:
-                done[c] = end
-        return [when + self.update_s[c] for c, when in enumerate(done)]

@@ -15,7 +15,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpp.program.waits import COPY, MEET, OCCUPY, Step, Times, Waits
+from gpp.program.waits import COPY, MEET, OCCUPY, Step, Waits
+from gpp.simulate.longest_path import Times
 
 STEPS = 8
 """Steps that a program is repeated for."""

@@ -30,9 +30,8 @@ from gpp.program.kinds import (
 )
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
-from gpp.program.waits import Times
+from gpp.simulate.longest_path import LongestPath, Times
 from gpp.simulate.messages import message_bytes, message_rates
-from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
 
@@ -64,12 +63,16 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         if cores:
             times, _ = shared_times(waits, costs.seconds, costs.late, cores, repeats=1)
         else:
-            times = waits.times(costs.seconds, costs.late)
+            times = LongestPath.of(waits, costs.seconds, costs.late).times()
         begin, iteration_s = steady_period(_updated(program, plan, times), plan)
         if record:
             events = within(_events(program, costs, times, 0.0), begin, SHOWN * iteration_s)
     else:
-        times, iteration_s = shared_times(waits, costs.seconds, costs.late, cores) if cores else steps_of(program, costs)
+        times, iteration_s = (
+            shared_times(waits, costs.seconds, costs.late, cores)
+            if cores
+            else LongestPath.of(waits, costs.seconds, costs.late).period()
+        )
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
@@ -258,20 +261,6 @@ def _summed(
         raise MalformedProgram(f"{action.text(device)}: the plan has {len(groups)} gradient groups")
     group = groups[action.microbatch]
     return group.num_bytes(problem.graph), group.devices
-
-
-def steps_of(program: Program, costs: Costs) -> tuple[Times, float]:
-    """The times of a step of a pipeline that repeats it, and the period.
-
-    The times are those of the step in which the period shows, from the beginning of the first one on.
-    """
-    waits, period, start = program.waits, Period(), [0.0] * program.waits.num_resources
-    while True:
-        times = waits.times(costs.seconds, costs.late, start)
-        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s, default=0.0)))
-        if found is not None:
-            return times, found
-        start = times.free_s
 
 
 def _events(program: Program, costs: Costs, times: Times, zero: float) -> list[Event]:

@@ -26,6 +26,7 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
 from gpp.strategy import JudgedCandidates, Strategy
 from gpp.weights.base import AbstractWeights
@@ -257,7 +258,7 @@ def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) ->
     for count in (minibatches, 2 * minibatches):
         program = lower(plan, problem.graph, of.schedule, minibatches=count)
         costs = Costs.of(program, plan, of.posed(problem))
-        ends.append(max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices]))
+        ends.append(max(LongestPath.of(program.waits, costs.seconds, costs.late).times().free_s[: plan.num_devices]))
     return (ends[1] - ends[0]) / minibatches
 
 

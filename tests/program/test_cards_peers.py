@@ -28,6 +28,7 @@ from gpp.program.program import Program, check_program
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
 from tests.oracle.card_times import end_s
 from tests.oracle.cards import outcome
@@ -159,7 +160,7 @@ def times(rng: random.Random) -> tuple[float, float, float]:
     good = ordered(program, plan, prob)
     costs, waits = Costs.of(good, plan, prob), good.waits
     label_of = waits.label_of
-    expected = max(waits.times(costs.seconds, costs.late).end_s)
+    expected = max(LongestPath.of(waits, costs.seconds, costs.late).times().end_s)
 
     def took_s(device: int, position: int) -> float:
         return costs.seconds[label_of[waits.first[device] + position]]

@@ -20,6 +20,7 @@ from gpp.program.program import Program, check_program, reduce_groups
 from gpp.runtime.job import _checked
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
@@ -178,7 +179,7 @@ def longest_path(program: Program, plan: Plan, prob: Problem, steps: int) -> lis
 def test_times_are_a_longest_path(seed: int) -> None:
     program, plan, prob = random_case(seed)
     costs = Costs.of(program, plan, prob)
-    times = program.waits.times(costs.seconds, costs.late)
+    times = LongestPath.of(program.waits, costs.seconds, costs.late).times()
     (ends,) = longest_path(program, plan, prob, 1)
     assert dict(zip(program.waits.devices, times.free_s, strict=False)) == pytest.approx(ends, rel=1e-12)
 
@@ -211,7 +212,7 @@ def test_towers_of_unequal_length_overlap_successive_steps() -> None:
         plan = make_plan(prob, "test", [(1 << op, rng.choice([1, 1, 2])) for op in range(graph.num_ops)], 2)
         program = lower(plan, graph, OneFOneB(), global_norm=prob.global_norm)
         costs = Costs.of(program, plan, prob)
-        whole = max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices])
+        whole = max(LongestPath.of(program.waits, costs.seconds, costs.late).times().free_s[: plan.num_devices])
         metrics = simulate(program, plan, prob, record=False).metrics
         shorter += metrics.iteration_s < whole * (1 - 1e-6)
         warmups = [OneFOneB().warmup(plan, s, 4) for s in range(len(plan.stages))]

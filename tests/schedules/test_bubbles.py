@@ -18,6 +18,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs, simulate
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -123,6 +124,6 @@ def pass_s(weights: AbstractWeights, plan: Plan, prob: Problem, minibatches: int
     )
     check_program(program, reduce_groups(plan, prob.graph))
     costs = Costs.of(program, plan, of.posed(prob))
-    times, waits = program.waits.times(costs.seconds, costs.late), program.waits
+    times, waits = LongestPath.of(program.waits, costs.seconds, costs.late).times(), program.waits
     busy = sum(count * costs.seconds[label] for label, count in waits.counts.items() if waits.labels[label][1].kind in COMPUTE)
     return max(times.free_s[: len(waits.devices)]), busy

@@ -16,6 +16,7 @@ from gpp.program.program import Program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.sharing import shared_times
 from gpp.simulate.simulator import Costs, simulate
@@ -80,7 +81,7 @@ def compare(program: Program, plan: Plan, prob: Problem) -> None:
     members = {g: set(group.devices) for g, group in enumerate(groups)} | {-1: set(program.actions)}
     happened = events.walk(program.to_text(), members, costs_of(program, plan, prob), 12)
     waits, costs = program.waits, Costs.of(program, plan, prob)
-    times, found = waits.times(costs.seconds, costs.late), {}
+    times, found = LongestPath.of(waits, costs.seconds, costs.late).times(), {}
     for device, own in program.actions.items():
         for node, a in enumerate(own, start=waits.first[device]):
             if a.kind in "FBOPU":
@@ -118,7 +119,7 @@ def test_a_second_fetch_waits_for_what_goes() -> None:
     program = Program.from_text("samples 3 minibatches 1\n" + " ".join(f"s0.{word}@d0" for word in words.split()) + "\n")
     waits = program.waits
     seconds = [5.0 if action.kind == "O" else 1.0 for _, action in waits.labels]
-    times = waits.times(seconds, [0.0] * (waits.num_resources - 1))
+    times = LongestPath.of(waits, seconds, [0.0] * (waits.num_resources - 1)).times()
     begin = dict(zip(words.split(), times.begin_s, strict=True))
     assert (begin["F1"], begin["F2"], begin["O2"]) == (6, 12, 13)
     assert (begin["P0"], begin["P1"], begin["B0"], begin["P2"]) == (13, 18, 14, 19)
@@ -169,5 +170,5 @@ def test_devices_with_a_processor_each_run_as_if_they_shared_none() -> None:
         program, plan, prob = random_case(seed, on_host)
         waits, costs = program.waits, Costs.of(program, plan, prob)
         shared, _ = shared_times(waits, costs.seconds, costs.late, len(waits.devices), repeats=1)
-        times = waits.times(costs.seconds, costs.late)
+        times = LongestPath.of(waits, costs.seconds, costs.late).times()
         assert shared.begin_s == pytest.approx(times.begin_s) and shared.end_s == pytest.approx(times.end_s), seed

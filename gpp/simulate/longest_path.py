@@ -1,0 +1,150 @@
+"""The longest path: when actions begin that wait for each other, and for resources that do one thing at a time.
+
+The order on every resource is static, so times need no event queue: in a topological order each action begins when its resource is
+free and what it needs has come. All predictions rest on this one walk: a program (`gpp.simulate.simulator`), rounds of equal
+micro-batches (`gpp.simulate.recurrence`), the requests of a stream (`gpp.simulate.stream`), and orders of passes that are not a
+program yet (`gpp.schedules.flow`). It goes on from any state, so each of them writes down only what repeats itself.
+
+    slots   0 ... n-1: when a node was over, a message's when it arrived      n ...: when each resource is free
+
+    F0 on d0, 2 seconds         (d0, F0, 2, 0, ())        d0 |F0  |
+    its message, 1 and 3 late   (c,  m,  1, 3, (d0,))     c       |m |. . .
+    F0 on d1, 2 seconds         (d1, G0, 2, 0, (m,))      d1               |G0  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from math import inf
+from typing import NamedTuple, final
+
+from gpp.program.waits import MEET, OCCUPY, Waits
+from gpp.simulate.period import Period, spans
+
+MEETING = -1
+"""In place of the resource of a meeting, which begins when all its members have come to it and occupies all of them."""
+
+Step = tuple[int, int, float, float, tuple[int, ...]] | tuple[int, tuple[int, ...], float, float, tuple[int, ...]]
+"""The slots of a resource and of a node; seconds for which the node occupies the resource, and from then on until its result is
+there; the slots that it waits for. Of a meeting: the nodes and the resources of all members. A bare tuple, which the loop takes
+apart."""
+
+
+def walk(steps: Iterable[Step], at: list[float], begin: list[float]) -> None:
+    """Walk the steps in their order, which is topological, and write when each is over and when it begins.
+
+    A slot that is read before it is written holds what an earlier walk has left there.
+
+    >>> at, begin = [0.0] * 6, [0.0] * 3
+    >>> walk([(3, 0, 2.0, 0.0, ()), (5, 1, 1.0, 3.0, (3,)), (4, 2, 2.0, 0.0, (1,))], at, begin)
+    >>> begin, at
+    ([0.0, 2.0, 6.0], [2.0, 6.0, 8.0, 2.0, 8.0, 3.0])
+    """
+    for resource, node, seconds, late, needs in steps:
+        if resource < 0:
+            over = max([at[member] for member in needs]) + seconds
+            for meets, member in zip(node, needs, strict=True):
+                begin[meets], at[meets], at[member] = at[member], over, over
+            continue
+        now = at[resource]
+        for need in needs:
+            if at[need] > now:
+                now = at[need]
+        begin[node] = now
+        at[resource] = now = now + seconds
+        at[node] = now + late
+
+
+class Times(NamedTuple):
+    """The times of a walk.
+
+    Args:
+        begin_s, end_s: by node; a message ends when it arrives. Nodes without a step have none.
+        first_s: by resource, when it is first occupied; infinity for one that never is.
+        free_s: by resource, when it is free again.
+    """
+
+    begin_s: list[float]
+    end_s: list[float]
+    first_s: list[float]
+    free_s: list[float]
+
+
+def repeated(step: Callable[[Sequence[float]], Times], start: Sequence[float]) -> tuple[Times, float]:
+    """The step in which the period shows (`gpp.simulate.period`), and the period.
+
+    Args:
+        step: the times of a step, given when each resource is free.
+        start: the same for the first one.
+    """
+    period = Period()
+    while True:
+        times = step(start)
+        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s, default=0.0)))
+        if found is not None:
+            return times, found
+        start = times.free_s
+
+
+@final
+class LongestPath:
+    """Steps that are walked as often as wished, each time from where the last walk has ended.
+
+    Args:
+        steps: in a topological order.
+        num_nodes, num_resources: slots of nodes, and behind them of resources.
+    """
+
+    def __init__(self, steps: Sequence[Step], num_nodes: int, num_resources: int) -> None:
+        self.steps, self.num_nodes, self.num_resources = steps, num_nodes, num_resources
+
+    @classmethod
+    def of(cls, waits: Waits, seconds: Sequence[float], late: Sequence[float]) -> LongestPath:
+        """That of a program.
+
+        Args:
+            seconds: for which each action of a label occupies its resource.
+            late: by resource of a channel, less the number of devices: seconds from the wire to the arrival; 0 for a copy, whose
+                seconds are all its own.
+        """
+        n, num = waits.num_nodes, len(waits.devices)
+        steps: list[Step] = []
+        for does, node, resource, label, needs, occupied in waits.order:
+            if does == OCCUPY:
+                steps.append((n + resource, node, seconds[label], 0.0, needs))
+            elif does == MEET:
+                steps.append((MEETING, needs, seconds[label], 0.0, tuple([n + waits.resource(member) for member in needs])))
+            else:  # it begins when its device has come to it
+                steps.append((n + occupied, node, seconds[label], late[occupied - num], (*needs, n + resource)))
+        return cls(steps, n, waits.num_resources)
+
+    def times(self, start: Sequence[float] | None = None) -> Times:
+        """The times of one walk.
+
+        Args:
+            start: by resource, when it is free at first; None: at 0.
+        """
+        n = self.num_nodes
+        at, begin = [0.0] * n + list(start or [0.0] * self.num_resources), [0.0] * n
+        walk(self.steps, at, begin)
+        return Times(begin, at[:n], self._first(begin), at[n:])
+
+    def period(self) -> tuple[Times, float]:
+        """The period of walks that follow each other, and the times of that in which it shows, counted from the first one on."""
+        return repeated(self.times, [0.0] * self.num_resources)
+
+    def _first(self, begin: Sequence[float]) -> list[float]:
+        """By resource, when it is first occupied."""
+        return [inf if node is None else begin[node] for node in self._opening]
+
+    @cached_property
+    def _opening(self) -> list[int | None]:
+        """Resource -> the first node that occupies it."""
+        out: dict[int, int] = {}
+        for resource, node, _, _, needs in reversed(self.steps):
+            if resource < 0:
+                out.update(zip(needs, node, strict=True))
+            else:
+                out[resource] = node
+        return [out.get(self.num_nodes + resource) for resource in range(self.num_resources)]
