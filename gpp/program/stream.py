@@ -15,50 +15,12 @@ sizes a reader may need more messages for one pass than an edge has room for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
-from gpp.program.program import Program
 from gpp.program.steady_state import moved
-
-
-class Sent(NamedTuple):
-    """A message: its channel (the two stages and devices), and its samples."""
-
-    stage: int
-    peer_stage: int
-    device: int
-    peer_device: int
-    samples: int
-
-
-class Served(NamedTuple):
-    """A pass of a request: the messages that it sends when it is over."""
-
-    stage: int
-    device: int
-    microbatch: int
-    sends: tuple[Sent, ...]
-
-
-def passes_of(program: Program, plan: Plan) -> list[Served]:
-    """The passes of one request in an order in which they can run: by micro-batch, and by the stage graph."""
-    depth = plan.distance_to_sink
-    out: list[Served] = []
-    for device, actions in program.actions.items():
-        for number, action in enumerate(actions):
-            if action.kind in COMPUTE:
-                sends: list[Sent] = []
-                for other in actions[number + 1 :]:
-                    if other.kind in COMPUTE:
-                        break
-                    if other.kind in SENDS:
-                        sends.append(Sent(other.stage, other.peer_stage, device, other.peer_device, other.hi - other.lo))
-                out.append(Served(action.stage, device, action.microbatch, tuple(sends)))
-    return sorted(out, key=lambda own: (own.microbatch, -depth[own.stage], own.device))
 
 
 def stream_of(

@@ -6,19 +6,21 @@ one walk over its passes. At saturation requests follow each other until each re
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, final
+from dataclasses import replace
+from typing import Literal, NamedTuple, final
 
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.held import device_peaks
 from gpp.program.kinds import FORWARD, PASS, SEND
 from gpp.program.program import Program
-from gpp.program.stream import Served, passes_of
-from gpp.simulate.messages import message_rates
+from gpp.program.waits import OCCUPY, Waits
+from gpp.simulate.longest_path import Step, walk
+from gpp.simulate.simulator import Costs
 from gpp.timeline import ENDLESS, Event, Metrics, Serving, StageMemory, Timeline
 
 LONGEST = 512
@@ -34,37 +36,29 @@ SHOWN = 3
 """Requests whose time the timeline shows."""
 
 
-@dataclass(slots=True)
-class _Send:
-    """A message that a pass sends in every request."""
+class _Send(NamedTuple):
+    """A message that a pass sends in every request: its node, the label of its costs, and its channel's resource."""
 
+    node: int
+    label: int
     channel: int
-    reader: int
-    occupied_s: float
-    latency_s: float
-    num_bytes: float
 
 
-@dataclass(slots=True)
-class _Pass:
-    """A pass of every request, its devices and channels by number.
+class _Pass(NamedTuple):
+    """A pass of every request: its node, the resource of its device, the messages that it waits for and those that it sends."""
 
-    Args:
-        after_s: for which the device is busy behind it: its share of what a request costs the runtime, with the last pass.
-    """
-
-    own: Served
+    action: Action
     device: int
+    node: int
+    resource: int
     seconds: float
-    after_s: float
-    reads: list[int]
+    needs: tuple[int, ...]
     sends: list[_Send]
-    source: bool
 
 
 @final
 class Stream:
-    """A simulated stream of requests, one after the other.
+    """A simulated stream of requests, one after the other: each is a walk (`gpp.simulate.longest_path`) that goes on from the last.
 
     Args:
         slower: factor on the seconds of every pass.
@@ -74,18 +68,62 @@ class Stream:
 
     def __init__(self, program: Program, plan: Plan, problem: Problem, *, slower: float = 1.0) -> None:
         assert problem.regime.buffers is not None, "the problem is one of serving"
-        self.buffers = problem.regime.buffers
-        self.passes, self.num_channels = _made(program, plan, problem, slower)
-        self.count = 1 + max(one.own.microbatch for one in self.passes)
-        devices = max(one.device for one in self.passes) + 1
-        self._free = [0.0] * devices
-        self._channel_free = [0.0] * self.num_channels
-        self._arrived = [0.0] * self.num_channels
-        # Of the last passes of each device: when they began, and when what they made had left.
-        self._taken = [deque([0.0] * self.buffers, maxlen=self.buffers) for _ in range(devices)]
-        self._left = [deque([0.0] * (self.buffers + 1), maxlen=self.buffers + 1) for _ in range(devices)]
-        self.begins: list[float] = []
+        self.buffers, self.costs = problem.regime.buffers, Costs.of(program, plan, problem)
+        self.passes = _passes(program, plan, self.costs, slower)
+        self.count = 1 + max(one.action.microbatch for one in self.passes)
         self.events: list[Event] | None = None
+        self._older: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self._add_steps(program.waits, plan, [bill.update_s * slower for bill in plan.bills(problem)])
+        # What earlier requests have left behind is handed on first, the oldest before what takes its place.
+        self.steps[:0] = [(older, older, 0.0, 0.0, (newer,)) for newer, older in reversed(self._older.items())]
+        self.at, self.begin = [0.0] * self.num_slots, [0.0] * self.num_slots
+        self.begins: list[float] = []
+
+    def _add_steps(self, waits: Waits, plan: Plan, update_s: Sequence[float]) -> None:
+        """The steps of a request. Behind the slots of nodes and resources come two for each pass, when it began and when what it
+        made had left; then the request's arrival, one that nobody reads, and what earlier requests have left.
+
+        Args:
+            update_s: for which a device is busy behind its last pass: its share of what a request costs the runtime.
+        """
+        n, late = waits.num_nodes, self.costs.late
+        first = n + waits.num_resources
+        self.begun = [first + 2 * i for i in range(len(self.passes))]
+        self.arrival, unread = first + 2 * len(self.passes), first + 2 * len(self.passes) + 1
+        self.num_slots = unread + 1
+        began: dict[int, list[int]] = defaultdict(list)  # by resource, in the order of its passes
+        left: dict[int, list[int]] = defaultdict(list)
+        place: dict[int, int] = {}
+        for one, slot in zip(self.passes, self.begun, strict=True):
+            place[one.node] = len(began[one.resource])
+            began[one.resource].append(slot)
+            left[one.resource].append(slot + 1)
+        for one, slot in zip(self.passes, self.begun, strict=True):
+            device, own, stage = n + one.resource, place[one.node], one.action.stage
+            arrival = () if plan.predecessors[stage] else (self.arrival,)
+            room = self._before(left[one.resource], own - self.buffers - 1)
+            self.steps.append((device, slot, 0.0, 0.0, (*one.needs, room, *arrival)))
+            self.steps.append((device, one.node, one.seconds, 0.0, ()))
+            for node, label, channel in one.sends:
+                reader = waits.reader[node]
+                taken = self._before(began[waits.resource(reader)], place[reader] - self.buffers)
+                latency_s = late[channel - len(waits.devices)]
+                self.steps.append((n + channel, node, self.costs.seconds[label], latency_s, (one.node, taken)))
+            self.steps.append((slot + 1, slot + 1, 0.0, 0.0, (one.node, *(n + send.channel for send in one.sends))))
+            if own + 1 == len(began[one.resource]):
+                self.steps.append((device, unread, update_s[stage], 0.0, ()))
+
+    def _before(self, own: Sequence[int], place: int) -> int:
+        """The slot of a pass of a device by its place in this request; a place below 0 is one of a request before."""
+        requests, place = divmod(place, len(own))
+        slot = own[place]
+        for _ in range(-requests):
+            if slot not in self._older:
+                self._older[slot] = self.num_slots
+                self.num_slots += 1
+            slot = self._older[slot]
+        return slot
 
     def request(self, arrival_s: float, number: int = 0) -> tuple[float, float]:
         """Run one more request; returns when its first pass began and when its last one ended.
@@ -94,77 +132,32 @@ class Stream:
             arrival_s: when it comes.
             number: the request's number, for events.
         """
-        free, arrived, taken, left, begins = self._free, self._arrived, self._taken, self._left, list[float]()
-        for one in self.passes:
-            device = one.device
-            now = max(free[device], left[device][0])
-            for channel in one.reads:
-                now = max(now, arrived[channel])
-            if one.source:
-                now = max(now, arrival_s)
-            taken[device].append(now)
-            begins.append(now)
-            gone = end = now + one.seconds
-            free[device] = end + one.after_s
-            for send in one.sends:
-                start = max(end, self._channel_free[send.channel], taken[send.reader][0])
-                over = self._channel_free[send.channel] = start + send.occupied_s
-                arrived[send.channel] = over + send.latency_s
-                gone = max(gone, over)
-                if self.events is not None:
-                    self._note(one, send, number, start, over + send.latency_s)
-            left[device].append(gone)
-            if self.events is not None:
-                own = one.own
-                self.events.append(Event(own.device, PASS[FORWARD], own.stage, self._microbatch(own, number), now, end))
-        self.begins = begins
-        return min(begins), max(begin + one.seconds for begin, one in zip(begins, self.passes, strict=True))
-
-    def _note(self, one: _Pass, send: _Send, number: int, start: float, end: float) -> None:
-        assert self.events is not None
-        own = one.own
-        self.events.append(
-            Event(own.device, SEND[FORWARD], own.stage, self._microbatch(own, number), start, end, round(send.num_bytes))
-        )
-
-    def _microbatch(self, own: Served, number: int) -> int:
-        return own.microbatch + number * self.count
+        at, begin = self.at, self.begin
+        at[self.arrival] = arrival_s
+        walk(self.steps, at, begin)
+        self.begins = [at[slot] for slot in self.begun]
+        for one in () if self.events is None else self.passes:
+            stage, microbatch = one.action.stage, one.action.microbatch + number * self.count
+            for kind, node, size in [
+                *((SEND[FORWARD], send.node, self.costs.num_bytes[send.label]) for send in one.sends),
+                (PASS[FORWARD], one.node, 0.0),
+            ]:
+                self.events.append(Event(one.device, kind, stage, microbatch, begin[node], at[node], round(size)))
+        return min(self.begins), max([at[one.node] for one in self.passes])
 
 
-def _made(program: Program, plan: Plan, problem: Problem, slower: float) -> tuple[list[_Pass], int]:
-    """The passes of a request with their seconds, and the number of channels."""
-    bills, rates = plan.bills(problem), message_rates(plan, problem.graph)
-    served = passes_of(program, plan)
-    number = {device: i for i, device in enumerate(sorted(program.actions))}
-    channels: dict[tuple[int, int, int, int], int] = {}
-    waiting: dict[tuple[int, int], list[int]] = {}
-    for device, actions in program.actions.items():
-        for action in actions:
-            if action.peer_stage >= 0 and action.kind not in SEND.values():
-                key = action.peer_stage, action.stage, action.peer_device, device
-                waiting.setdefault((device, action.microbatch), []).append(channels.setdefault(key, len(channels)))
-    last = {own.device: own.microbatch for own in served}
-    sources = {s for s, before in enumerate(plan.predecessors) if not before}
-    out = []
-    for own in served:
-        sends = []
-        for sent in own.sends:
-            per_sample, fixed = rates[FORWARD, sent.stage, sent.peer_stage]
-            size, link = per_sample * sent.samples + fixed, problem.cluster.link(sent.device, sent.peer_device)
-            channel = channels[sent.stage, sent.peer_stage, sent.device, sent.peer_device]
-            sends.append(_Send(channel, number[sent.peer_device], size / link.bandwidth_bytes_per_s, link.latency_s, size))
-        out.append(
-            _Pass(
-                own,
-                number[own.device],
-                bills[own.stage].forward_s * slower,
-                bills[own.stage].update_s * slower if own.microbatch == last[own.device] else 0.0,
-                waiting.get((own.device, own.microbatch), []),
-                sends,
-                own.stage in sources,
-            )
-        )
-    return out, len(channels)
+def _passes(program: Program, plan: Plan, costs: Costs, slower: float) -> list[_Pass]:
+    """The passes of a request in an order in which they can run: by micro-batch, and by the stage graph."""
+    out, latest, waits, depth = list[_Pass](), dict[int, _Pass](), program.waits, plan.distance_to_sink
+    for does, node, resource, label, needs, occupied in waits.order:
+        if does == OCCUPY:
+            device = waits.devices[resource]
+            one = _Pass(waits.action(node), device, node, resource, costs.seconds[label] * slower, needs, [])
+            latest[resource] = one
+            out.append(one)
+        else:
+            latest[resource].sends.append(_Send(node, label, occupied))
+    return sorted(out, key=lambda one: (one.action.microbatch, -depth[one.action.stage], one.device))
 
 
 def period_s(stream: Stream) -> float:
@@ -292,14 +285,14 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
         iteration_s, stream = 1.0 / serving.requests_per_s, Stream(program, plan, problem, slower=slower)
     events = _shown(stream, arrivals.times_s(), iteration_s) if record else []
     beside = plan.beside_s(problem)
-    busy = sum(one.seconds - beside[one.own.stage][0] for one in stream.passes)
+    busy = sum(one.seconds - beside[one.action.stage][0] for one in stream.passes)
     bills = plan.bills(problem)
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=plan.minibatch_size / iteration_s if iteration_s else 0.0,
         bubble_fraction=max(0.0, 1.0 - busy / (plan.num_devices * iteration_s)) if iteration_s else 0.0,
         peak_memory_bytes={device: round(need) for device, need in device_peaks(program, bills).items()},
-        communication_bytes=round(sum(send.num_bytes for one in stream.passes for send in one.sends)),
+        communication_bytes=round(sum(stream.costs.num_bytes[send.label] for one in stream.passes for send in one.sends)),
         max_in_flight_samples={s: stage.microbatch_size * stage.round_robin_degree for s, stage in enumerate(plan.stages)},
         weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
         serving=serving,
