@@ -25,12 +25,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, final
 
 from gpp.errors import InvalidConfig
 from gpp.program.kinds import KINDS
-from gpp.schedules.flow import Flow
+from gpp.schedules.flow import Flow, Wait, arrivals
+from gpp.simulate.longest_path import LongestPath, Step, Times
 
 UNITS = 200_000
 """The best known time in the solver's integer units, unless all times are multiples of a larger unit."""
@@ -114,30 +115,24 @@ def _solver() -> Any:
 def _heads(flow: Flow) -> list[float]:
     """The earliest start of each task, if lanes could run any number of passes at once, but those of one kind of a stage in
     turn."""
-    out = [0.0] * len(flow.tasks)
-    before: dict[tuple[int, int, str], int] = {}
-    for i, (stage, kind, _) in enumerate(flow.tasks):
-        out[i] = max((out[need] + flow.seconds[need] + seconds for need, seconds in flow.needs[i]), default=0.0)
-        last = before.get((flow.lane[i], stage, kind))
-        if last is not None:
-            out[i] = max(out[i], out[last] + flow.seconds[last])
-        before[flow.lane[i], stage, kind] = i
-    return out
+    return _eased(flow, range(len(flow.tasks)), flow.needs).begin_s
 
 
 def _tails(flow: Flow) -> list[float]:
     """The least time from the start of each task to the end of the last one that waits for it."""
-    out = [0.0] * len(flow.tasks)
-    behind: dict[tuple[int, int, str], int] = {}
-    for i in reversed(range(len(flow.tasks))):
-        stage, kind, _ = flow.tasks[i]
-        after = max((out[user] + seconds for user, seconds in flow.users[i]), default=0.0)
-        key = flow.lane[i], stage, kind
-        if key in behind:
-            after = max(after, out[behind[key]])
-        out[i] = flow.seconds[i] + after
-        behind[key] = i
-    return out
+    return _eased(flow, range(len(flow.tasks) - 1, -1, -1), flow.users).end_s
+
+
+def _eased(flow: Flow, order: Iterable[int], waits: Sequence[Sequence[Wait]]) -> Times:
+    """The times of the tasks, each behind those that it waits for, where each queue of a lane runs beside the others."""
+    before, slots = arrivals(waits)
+    queues = {key: slots + i for i, key in enumerate((lane, *queue) for lane, own in enumerate(flow.queues) for queue in own)}
+    steps: list[Step] = []
+    for i in order:
+        messages, needs = before[i]
+        steps += [*messages, (queues[flow.lane[i], *flow.tasks[i][:2]], i, flow.seconds[i], 0.0, needs)]
+    begin, end, *_ = LongestPath(steps, slots, len(queues)).times()
+    return Times(begin[: len(flow.tasks)], end[: len(flow.tasks)], [], [])
 
 
 class _LaneEnds(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, final
@@ -21,9 +21,8 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS, Direction
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
-from gpp.routing import copies, messages
 from gpp.simulate.longest_path import LongestPath, Step
-from gpp.simulate.messages import message_rates
+from gpp.simulate.messages import device_messages, message_rates
 
 
 @final
@@ -174,24 +173,13 @@ class Flow:
         return out
 
     @cached_property
-    def _messages(self) -> tuple[list[tuple[int, ...]], list[list[Step]], int]:
-        """For `path`: the slots that each task waits for, its messages, and the number of slots. A message that takes time has
-        two, one of a link of its own: those of a lane are none of each other's."""
-        slots, sends, needs = len(self.tasks) + 1, [list[Step]() for _ in self.tasks], list[tuple[int, ...]]()
-        for waits in self.needs:
-            own = list[int]()
-            for need, seconds in waits:
-                own.append(slots + 1 if seconds else need)
-                if seconds:
-                    sends[need].append((slots, slots + 1, 0.0, seconds, (need,)))
-                    slots += 2
-            needs.append(tuple(own))
-        return needs, sends, slots
+    def _arrivals(self) -> tuple[list[tuple[list[Step], tuple[int, ...]]], int]:
+        return arrivals(self.needs)
 
     def path(self, by_lane: Sequence[Sequence[int]]) -> LongestPath | None:
         """The path of an order: nodes are the tasks, resources the lanes; None if the lanes wait for each other."""
-        needs, sends, slots = self._messages
-        place, steps, updates = [0] * len(self.lanes), list[Step](), len(self.tasks)
+        before, slots = self._arrivals
+        place, steps, unread = [0] * len(self.lanes), list[Step](), slots - 1
         missing = [len(waits) for waits in self.needs]
         todo, left = list(range(len(self.lanes))), len(self.tasks)
         while todo:
@@ -199,20 +187,39 @@ class Flow:
             own = by_lane[lane]
             while place[lane] < len(own) and not missing[own[place[lane]]]:
                 i = own[place[lane]]
-                steps.append((slots + lane, i, self.seconds[i], 0.0, needs[i]))
-                steps += sends[i]
+                messages, needs = before[i]
+                steps += messages
+                steps.append((slots + lane, i, self.seconds[i], 0.0, needs))
                 place[lane] += 1
                 left -= 1
                 for user, _ in self.users[i]:
                     missing[user] -= 1
                     if not missing[user] and self.lane[user] != lane:
                         todo.append(self.lane[user])
-        steps += [(slots + lane, updates, self.update_s[lane], 0.0, ()) for lane, own in enumerate(by_lane) if own]
+        steps += [(slots + lane, unread, self.update_s[lane], 0.0, ()) for lane, own in enumerate(by_lane) if own]
         return None if left else LongestPath(steps, slots, len(self.lanes))
 
     def with_room(self, room: Sequence[float]) -> Flow:
         """The flow with another limit of memory."""
         return replace(self, room=tuple(room))
+
+
+def arrivals(waits: Sequence[Sequence[Wait]]) -> tuple[list[tuple[list[Step], tuple[int, ...]]], int]:
+    """For a walk over tasks (`gpp.simulate.longest_path`): the messages to each, and the slots that it waits for; and the number of
+    slots, of which nobody reads the last.
+
+    A message that takes time has a link of its own: those of a lane do not wait for each other.
+    """
+    slots, out = len(waits), list[tuple[list[Step], tuple[int, ...]]]()
+    for own in waits:
+        messages, needs = list[Step](), list[int]()
+        for task, seconds in own:
+            if seconds:
+                messages.append((slots, slots + 1, 0.0, seconds, (task,)))
+                slots += 2
+            needs.append(slots - 1 if seconds else task)
+        out.append((messages, tuple(needs)))
+    return out, slots + 1
 
 
 def flow_of(work: Work, *, splits: bool) -> Flow:
@@ -226,9 +233,12 @@ def flow_of(work: Work, *, splits: bool) -> Flow:
     tasks, lane = _tasks(plan, graph, num_samples, lanes, splits)
     number = {(lane[i], task): i for i, task in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
-    for reader, maker, seconds in _messages(work):
-        waits, kinds = _pass_of(number, lane_of, reader), _pass_of(number, lane_of, maker)
-        needs[waits][kinds] = min(needs[waits].get(kinds, seconds), seconds)
+    rates, cluster = message_rates(plan, graph), work.cluster
+    for way, (s, a, made), (t, b, read), samples in device_messages(plan, graph, num_samples):
+        maker, reader = _pass_of(number, lane_of[a], s, way, made), needs[_pass_of(number, lane_of[b], t, way, read)]
+        per_sample, fixed = rates[way, s, t]
+        seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * samples + fixed)
+        reader[maker] = min(reader.get(maker, seconds), seconds)
     for i, (stage, kind, microbatch) in enumerate(tasks):
         for need in KINDS[kind].needs:
             found = number.get((lane[i], Task(stage, need.kind, microbatch)))
@@ -292,33 +302,7 @@ def _tasks(
     return [task for task, _ in found], [lane for _, lane in found]
 
 
-DevicePass = tuple[int, int, Direction, int]
-"""Device, stage, direction and micro-batch."""
-
-
-def _messages(work: Work) -> Iterator[tuple[DevicePass, DevicePass, float]]:
-    """The messages between tasks: which task waits for which, and for how many seconds."""
-    plan, graph, cluster = work.plan, work.graph, work.cluster
-    cut = [stage.pieces(work.num_samples) for stage in plan.stages]
-    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
-    rates, returning = message_rates(plan, graph), plan.returning(graph)
-
-    def seconds(rate: tuple[float, float], samples: int, a: int, b: int) -> float:
-        return 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(rate[0] * samples + rate[1])
-
-    for s, t in plan.edges:
-        back = (s, t) in returning
-        for makes, source, reads, sink, lo, hi in messages(cut[s], cut[t]):
-            makers, readers = group_of[s][makes], group_of[t][reads]
-            for a, b in copies(makers, readers):
-                yield (b, t, FORWARD, sink), (a, s, FORWARD, source), seconds(rates[FORWARD, s, t], hi - lo, a, b)
-            for b, a in copies(readers, makers) if back else ():
-                yield (a, s, BACKWARD, source), (b, t, BACKWARD, sink), seconds(rates[BACKWARD, t, s], hi - lo, a, b)
-
-
-def _pass_of(number: Mapping[tuple[int, Task], int], lane_of: Mapping[int, int], of: DevicePass) -> int:
+def _pass_of(number: Mapping[tuple[int, Task], int], lane: int, stage: int, direction: Direction, microbatch: int) -> int:
     """The task that takes and makes the messages of a direction."""
-    device, stage, direction, microbatch = of
-    lane, whole = lane_of[device], Task(stage, PASS[direction], microbatch)
-    found = number.get((lane, whole))
+    found = number.get((lane, Task(stage, PASS[direction], microbatch)))
     return number[lane, Task(stage, INPUT_GRADIENTS, microbatch)] if found is None else found

@@ -4,7 +4,7 @@ that is ready.
 Gradients of inputs (and whole backwards) come first, since other devices wait for them; then forwards, below the cap; then
 gradients of weights, for which nobody waits. Of several stages of a device the one nearest to the sink goes first, and the
 others leave room for a micro-batch of it, so that no device is ever full of micro-batches that wait for room on the same
-device.
+device. Orders are found together with times here; how long an order takes, `gpp.simulate.longest_path` says.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.program import Task
-from gpp.routing import copies, messages
+from gpp.simulate.messages import device_messages
 
 
 def merge(
@@ -113,17 +113,9 @@ def _users(
             if made is not None:
                 users[made].append(read)
 
-    cut = [stage.pieces(num_samples) for stage in plan.stages]
-    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
-    returning, forward = plan.returning(graph), PASS[FORWARD]
     backwards = [{task.kind for order in own.values() for task in order if KINDS[task.kind].returns} for own in orders]
     kind_of = [next(iter(kinds), PASS[BACKWARD]) for kinds in backwards]
-    for s, t in plan.edges:
-        back, mine, theirs = (s, t) in returning, number_of[s], number_of[t]
-        for makes, source, reads, sink, _, _ in messages(cut[s], cut[t]):
-            makers, readers = group_of[s][makes], group_of[t][reads]
-            for maker, reader in copies(makers, readers):
-                need(mine[maker].get((forward, source)), theirs[reader].get((forward, sink)))
-            for reader, maker in copies(readers, makers) if back else ():
-                need(theirs[reader].get((kind_of[t], sink)), mine[maker].get((kind_of[s], source)))
+    kinds = {FORWARD: [PASS[FORWARD]] * len(plan.stages), BACKWARD: kind_of}
+    for way, (s, a, made), (t, b, read), _ in device_messages(plan, graph, num_samples):
+        need(number_of[s][a].get((kinds[way][s], made)), number_of[t][b].get((kinds[way][t], read)))
     return users, missing

@@ -21,9 +21,8 @@ from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, reduce_groups
-from gpp.routing import copies, messages
 from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walk
-from gpp.simulate.messages import message_rates
+from gpp.simulate.messages import device_messages, message_rates
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -130,23 +129,12 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     """Channels by destination device, and the bytes of one micro-batch."""
     out: list[Channels] = [{FORWARD: [], BACKWARD: []} for _ in index]
     total = 0.0
-    group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
-    cut = [stage.pieces(b) for stage in plan.stages]
-    returning, rates = plan.returning(problem.graph), message_rates(plan, problem.graph)
-    for s, t in plan.edges:
-        (forward, fixed), (backward, _) = rates[FORWARD, s, t], rates[BACKWARD, t, s]
-        for route in messages(cut[s], cut[t]):
-            makers, readers = group_of[route.src_device], group_of[route.dst_device]
-            size = forward * (route.hi - route.lo) + fixed
-            for src, dst in copies(makers, readers):
-                link = problem.cluster.link(src, dst)
-                out[index[dst]][FORWARD].append((index[src], size / link.bandwidth_bytes_per_s, link.latency_s))
-                total += size
-            size = backward * (route.hi - route.lo) + fixed
-            for dst, src in copies(readers, makers) if (s, t) in returning else ():
-                link = problem.cluster.link(src, dst)
-                out[index[src]][BACKWARD].append((index[dst], size / link.bandwidth_bytes_per_s, link.latency_s))
-                total += size
+    rates = message_rates(plan, problem.graph)
+    for way, (s, src, _), (t, dst, _), samples in device_messages(plan, problem.graph, b):
+        per_sample, fixed = rates[way, s, t]
+        size, link = per_sample * samples + fixed, problem.cluster.link(src, dst)
+        out[index[dst]][way].append((index[src], size / link.bandwidth_bytes_per_s, link.latency_s))
+        total += size
     return out, total
 
 

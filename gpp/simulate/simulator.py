@@ -3,8 +3,9 @@
 Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
 its own first-in first-out channel and overlaps with compute; a copy to the host or back goes on a channel of its device, one for
 each way; a reduction starts when all its devices have reached it. Channels do not contend with each other.
-The order of every device is static, so the times are a longest path in the graph of waits (`gpp.program.waits`): no event queue is
-needed, unless devices share processors (`gpp.simulate.sharing`).
+The order of every device is static, so the times are a longest path (`gpp.simulate.longest_path`) in the graph of waits
+(`gpp.program.waits`): no event queue is needed, unless devices share processors (`gpp.simulate.sharing`). This is the exact
+prediction; searches take the fast one where it holds (`gpp.simulate.recurrence`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steady state of a pipeline whose stages have helpers: every device does the same once a period, side by side.
 
 The delays of such a plan (`gpp.mechanisms.helpers.stage`) put the passes that follow each other into different periods, so that no
-device waits for another's work of the same period, and messages travel meanwhile. So a mini-batch takes as long as the longest load
-of a device or of a link:
+device waits for another's work of the same period, and messages travel meanwhile. So there is no path of waits whose length would
+say what a mini-batch takes (`gpp.simulate.longest_path`): it takes as long as the longest load of a device or of a link:
 
 * a device has the forwards of its stages, the parts of I and W that it makes of theirs and of others', the sums of gradients with
   helpers, and its updates;

@@ -4,6 +4,9 @@ What such a plan takes depends on how its stages' passes interleave, which no bo
 each other or not. So a few micro-batches are run as `gpp.schedules.merge` runs all of them, each stage in the order of 1F1B, and
 the others take what the busiest device does for one. A replicated stage needs all of what it reads from.
 
+This is no walk of `gpp.simulate.longest_path`: which pass a device takes next depends on what has come by then, so the order that a
+walk needs is itself what is looked for. Nor is it a prediction: links have no queues here, and the last word is the simulator's.
+
 Complexity: O(P (S + log P)) for P passes of these micro-batches and S stages on each device.
 """
 
