@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import networkx as nx
 import pytest
 
-from gpp.cluster import Device, Link, uniform
-from gpp.cost.models.constant import Constant
+from gpp.cluster import Link, uniform
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
@@ -24,7 +23,7 @@ from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
-from tests.simulate.test_recurrence import random_dag
+from tests.simulate.test_recurrence import Updates, random_dag
 from tests.support.graphs import DEVICE, chain, problem
 from tests.support.host import on_host
 from tests.support.programs import lower
@@ -40,14 +39,6 @@ NODES = uniform(
 
 
 Case = tuple[Program, Plan, Problem]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updates(Constant):
-    """Updates take time too, other ones on every stage."""
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return 0.05 * num_bytes
 
 
 def random_case(seed: int, host: Callable[[random.Random, Problem, Plan], tuple[Problem, Plan]] | None = None) -> Case:
