@@ -1,7 +1,7 @@
 """The longest path: when actions begin that wait for each other, and for resources that do one thing at a time.
 
 The order on every resource is static, so times need no event queue: in a topological order each action begins when its resource is
-free and what it needs has come. All predictions rest on this one walk: a program (`gpp.simulate.simulator`), rounds of equal
+free and what it needs has come. Predictions rest on this one walk: a program (`gpp.simulate.simulator`), rounds of equal
 micro-batches (`gpp.simulate.recurrence`), the requests of a stream (`gpp.simulate.stream`), and orders of passes that are not a
 program yet (`gpp.schedules.flow`). It goes on from any state, so each of them writes down only what repeats itself.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import inf
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from gpp.program.waits import MEET, OCCUPY, Waits
 from gpp.simulate.period import Period, spans
@@ -25,7 +25,7 @@ from gpp.simulate.period import Period, spans
 MEETING = -1
 """In place of the resource of a meeting, which begins when all its members have come to it and occupies all of them."""
 
-Step = tuple[int, int, float, float, tuple[int, ...]] | tuple[int, tuple[int, ...], float, float, tuple[int, ...]]
+Step = tuple[int, Any, float, float, tuple[int, ...]]
 """The slots of a resource and of a node; seconds for which the node occupies the resource, and from then on until its result is
 there; the slots that it waits for. Of a meeting: the nodes and the resources of all members. A bare tuple, which the loop takes
 apart."""
@@ -89,7 +89,7 @@ def repeated(step: Callable[[Sequence[float]], Times], start: Sequence[float]) -
 
 @final
 class LongestPath:
-    """Steps that are walked as often as wished, each time from where the last walk has ended.
+    """Steps that are walked once, or again and again, each time from when the last walk has left the resources free.
 
     Args:
         steps: in a topological order.
