@@ -86,5 +86,5 @@ def device_peaks(program: Program, bills: Sequence[StageCost]) -> dict[int, floa
     out = {}
     for device, actions in program.actions.items():
         order = [action for action in actions if action.kind in COMPUTE]
-        out[device] = order_peak(order, {task.stage: bills[task.stage].memory for task in order})
+        out[device] = order_peak(order, {s: bills[s].memory for s in {task.stage for task in order}})
     return out

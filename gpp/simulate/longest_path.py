@@ -108,15 +108,16 @@ class LongestPath:
             late: by resource of a channel, less the number of devices: seconds from the wire to the arrival; 0 for a copy, whose
                 seconds are all its own.
         """
-        n, num = waits.num_nodes, len(waits.devices)
-        steps: list[Step] = []
-        for does, node, resource, label, needs, occupied in waits.order:
-            if does == OCCUPY:
-                steps.append((n + resource, node, seconds[label], 0.0, needs))
-            elif does == MEET:
-                steps.append((MEETING, needs, seconds[label], 0.0, tuple([n + waits.resource(member) for member in needs])))
-            else:  # it begins when its device has come to it
-                steps.append((n + occupied, node, seconds[label], late[occupied - num], (*needs, n + resource)))
+        n, num, occupy, meet = waits.num_nodes, len(waits.devices), OCCUPY, MEET
+        device = [(n + resource,) for resource in range(num)]  # a message or a copy begins when its device has come to it
+        steps: list[Step] = [
+            (n + resource, node, seconds[label], 0.0, needs)
+            if does == occupy
+            else (n + occupied, node, seconds[label], late[occupied - num], needs + device[resource])
+            if does != meet
+            else (MEETING, needs, seconds[label], 0.0, tuple([n + waits.resource(member) for member in needs]))
+            for does, node, resource, label, needs, occupied in waits.order
+        ]
         return cls(steps, n, waits.num_resources)
 
     def times(self, start: Sequence[float] | None = None) -> Times:
@@ -142,9 +143,9 @@ class LongestPath:
     def _opening(self) -> list[int | None]:
         """Resource -> the first node that occupies it."""
         out: dict[int, int] = {}
-        for resource, node, _, _, needs in reversed(self.steps):
-            if resource < 0:
-                out.update(zip(needs, node, strict=True))
+        for step in reversed(self.steps):
+            if step[0] < 0:
+                out.update(zip(step[4], step[1], strict=True))
             else:
-                out[resource] = node
+                out[step[0]] = step[1]
         return [out.get(self.num_nodes + resource) for resource in range(self.num_resources)]

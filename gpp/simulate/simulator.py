@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from gpp.cost.problem import Problem
@@ -171,19 +172,11 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
 
     Of replicas that take turns, the sum of what each holds at most.
     """
+    change = {kind: row.holds - row.returns for kind, row in KINDS.items() if kind in COMPUTE and row.holds != row.returns}
     out: dict[int, int] = {}
     for s, stage in enumerate(plan.stages):
-        held = most = 0
-        keeps = False
-        for action in program.actions[stage.devices[0]]:
-            if action.kind in COMPUTE and action.stage == s:
-                row = KINDS[action.kind]
-                if row.holds:
-                    held += 1
-                    most = max(most, held)
-                if row.returns:
-                    held, keeps = held - 1, True
-        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.round_robin_degree
+        own = [change[action[0]] for action in program.actions[stage.devices[0]] if action[1] == s and action[0] in change]
+        out[s] = (max(accumulate(own)) if -1 in own else 1) * stage.microbatch_size * stage.round_robin_degree
     return out
 
 
