@@ -299,7 +299,8 @@ class _Rounds:
                 returned = at[n : 2 * n]
             if before is not None:
                 grew = at[n] - before[n]
-                same = _near(grew, length) and all(_near(grew, a - b) for a, b in zip(at, before, strict=False))
+                hair = STEADY * grew
+                same = abs(length - grew) < hair and all(abs(a - b - grew) < hair for a, b in zip(at, before, strict=False))
                 steady, length = steady + 1 if same else 0, grew
                 skip = count - longest - m
                 if steady > window and skip > 0:
@@ -311,7 +312,3 @@ class _Rounds:
         sent = [max(when, free) for when, free in zip(made, until, strict=True)]
         first = [when - row.forward_s for when, row in zip(begun, self.rows, strict=True)]
         return Times([], [], [*first, *sent], [*at[self.clocks : self.unread], *at[2 * n : self.clocks]])
-
-
-def _near(step: float, other: float) -> bool:
-    return abs(other - step) < STEADY * step

@@ -7,7 +7,7 @@ one walk over its passes. At saturation requests follow each other until each re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, final
 
@@ -132,18 +132,21 @@ class Stream:
             arrival_s: when it comes.
             number: the request's number, for events.
         """
-        at, begin = self.at, self.begin
+        at = self.at
         at[self.arrival] = arrival_s
-        walk(self.steps, at, begin)
+        walk(self.steps, at, self.begin)
         self.begins = [at[slot] for slot in self.begun]
-        for one in () if self.events is None else self.passes:
-            stage, microbatch = one.action.stage, one.action.microbatch + number * self.count
-            for kind, node, size in [
-                *((SEND[FORWARD], send.node, self.costs.num_bytes[send.label]) for send in one.sends),
-                (PASS[FORWARD], one.node, 0.0),
-            ]:
-                self.events.append(Event(one.device, kind, stage, microbatch, begin[node], at[node], round(size)))
+        if self.events is not None:
+            self.events += [
+                event for one in self.passes for event in self._events_of(one, one.action.microbatch + number * self.count)
+            ]
         return min(self.begins), max([at[one.node] for one in self.passes])
+
+    def _events_of(self, one: _Pass, microbatch: int) -> Iterator[Event]:
+        """The messages of a pass of the last request, then the pass."""
+        sent = [(SEND[FORWARD], send.node, self.costs.num_bytes[send.label]) for send in one.sends]
+        for kind, node, size in [*sent, (PASS[FORWARD], one.node, 0.0)]:
+            yield Event(one.device, kind, one.action.stage, microbatch, self.begin[node], self.at[node], round(size))
 
 
 def _passes(program: Program, plan: Plan, costs: Costs, slower: float) -> list[_Pass]:
