@@ -14,7 +14,7 @@ Planners score many candidates. Three things make this some ten to hundred times
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, final
 
 from gpp.cost.problem import Problem
@@ -218,7 +218,8 @@ class _Rounds:
         c0      F0   F1 B0  F2 B1  B2      c1 needs in each round the forward that c0 has made in the round before
         c1           F0 B0  F1 B1  F2 B2
 
-    So a reader needs what its source has made w(source) - w(reader) rounds before. Such forwards are handed on from slot to slot.
+    So a reader needs what its source has made w(source) - w(reader) rounds before. That of one round before is still in its slot
+    where readers go first; what is older is handed on from slot to slot.
 
     Args:
         rows: the classes, in a topological order.
@@ -238,21 +239,27 @@ class _Rounds:
         most = [0] * n
         for c, each in enumerate(channels):
             for src, _, _ in each[FORWARD]:
-                most[src] = max(most[src], warmup[src] - warmup[c])
+                most[src] = max(most[src], before) if (before := warmup[src] - warmup[c]) > 1 else most[src]
         earlier = list(accumulate(most, initial=self.unread + 1 + len(self.sources)))
         self.at, self.begin = [0.0] * earlier[-1], [0.0] * earlier[-1]
 
         def made(src: int, before: int) -> int:
-            return earlier[src] + before - 1 if before else src
+            return earlier[src] + before - 1 if before > 1 else src
 
-        on = [(made(src, i), made(src, i - 1)) for src in range(n) for i in range(most[src], 0, -1)]
+        on = [
+            (slot, slot - 1 if slot > first else src)
+            for src, (first, end) in enumerate(pairwise(earlier))
+            for slot in range(end - 1, first - 1, -1)
+        ]
         self.groups: list[tuple[int, int, list[Step]]] = [
             (1 - max(warmup), count, [(slot, slot, 0.0, 0.0, (newer,)) for slot, newer in on])
         ]
         """Steps, and the first round in which they are walked and that in which they no longer are."""
+        ahead: list[tuple[int, int, list[Step]]] = []
         for c, row in enumerate(rows):
             needs = [(made(src, warmup[src] - warmup[c]), wire, late) for src, wire, late in channels[c][FORWARD]]
-            self.groups.append((1 - warmup[c], count - warmup[c] + 1, self._pass(c, c, row.forward_s, needs)))
+            ahead.append((1 - warmup[c], count - warmup[c] + 1, self._pass(c, c, row.forward_s, needs)))
+        self.groups += sorted(ahead, key=lambda group: -group[0])
         back: list[list[tuple[int, int, list[Step]]]] = []
         for c, row in enumerate(rows):
             needs = [(n + src, wire, late) for src, wire, late in channels[c][BACKWARD]]
