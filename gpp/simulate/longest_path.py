@@ -49,8 +49,9 @@ def walk(steps: Iterable[Step], at: list[float], begin: list[float]) -> None:
             continue
         now = at[resource]
         for need in needs:
-            if at[need] > now:
-                now = at[need]
+            when = at[need]
+            if when > now:
+                now = when
         begin[node] = now
         at[resource] = now = now + seconds
         at[node] = now + late

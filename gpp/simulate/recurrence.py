@@ -106,6 +106,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     most = count if drains else max(warmups)
     held = {s: min(warmup, most) * b if plan.runs_backward(s, problem.graph) else b for s, warmup in enumerate(warmups)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, held).items()}
+    weights, places = problem.regime.weights, [plan.position(s) for s in range(len(stages))]
     return Timeline(
         source="predicted",
         metrics=Metrics(
@@ -115,8 +116,8 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
             peak_memory_bytes=memory,
             communication_bytes=round(sent * count + sum(each.moved for each in sums)),
             max_in_flight_samples=held,
-            weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(stages))},
-            staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(stages))},
+            weight_versions={s: weights.copies(place) for s, place in enumerate(places)},
+            staleness={s: weights.staleness(place) for s, place in enumerate(places)},
         ),
     )
 
