@@ -240,21 +240,19 @@ class _Rounds:
         most = [0] * n
         for c, each in enumerate(channels):
             for src, _, _ in each[FORWARD]:
-                most[src] = max(most[src], before) if (before := warmup[src] - warmup[c]) > 1 else most[src]
+                before = warmup[src] - warmup[c]
+                most[src] = max(most[src], before if before > 1 else 0)
         earlier = list(accumulate(most, initial=self.unread + 1 + len(self.sources)))
         self.at, self.begin = [0.0] * earlier[-1], [0.0] * earlier[-1]
 
         def made(src: int, before: int) -> int:
             return earlier[src] + before - 1 if before > 1 else src
 
-        on = [
-            (slot, slot - 1 if slot > first else src)
-            for src, (first, end) in enumerate(pairwise(earlier))
-            for slot in range(end - 1, first - 1, -1)
-        ]
-        self.groups: list[tuple[int, int, list[Step]]] = [
-            (1 - max(warmup), count, [(slot, slot, 0.0, 0.0, (newer,)) for slot, newer in on])
-        ]
+        handed: list[Step] = []
+        for src, first in enumerate(earlier[:-1]):
+            slots = [src, *range(first, first + most[src])]
+            handed += [(older, older, 0.0, 0.0, (newer,)) for newer, older in reversed([*pairwise(slots)])]
+        self.groups: list[tuple[int, int, list[Step]]] = [(1 - max(warmup), count, handed)]
         """Steps, and the first round in which they are walked and that in which they no longer are."""
         ahead: list[tuple[int, int, list[Step]]] = []
         for c, row in enumerate(rows):
