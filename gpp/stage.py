@@ -46,10 +46,10 @@ class AbstractStageValue(ABC):
     periodic: ClassVar[bool] = False
     """Whether the devices of the whole plan run side by side, each doing in a period what others have prepared in periods before: a
     stage is as late as the samples in flight say, and has updates of its own."""
-    splits: ClassVar[bool] = False
-    """Whether the stage's backward has two halves, whatever the schedule."""
     codes: ClassVar[bool] = False
     """Whether the stage's messages forwards are other than its tensors are; the mechanism's bill then says what they take."""
+    backward: ClassVar[tuple[str, ...]] = ()
+    """Kinds of which the stage's backward consists, whatever the schedule; none: the schedule says."""
     earlier: ClassVar[tuple[str, ...]] = ()
     """Fields of the value that earlier plan.json files have in the stage itself."""
 

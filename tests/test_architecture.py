@@ -64,7 +64,6 @@ WINGS: dict[str, list[set[str]]] = {
             "job_checks",
             "job_fit",
             "job",
-            "halves",
             "engine",
             "stretches",
             "torch_optimizer",

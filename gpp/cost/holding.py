@@ -1,7 +1,7 @@
 """The micro-batches that a stage holds under a schedule, given its place in the pipeline.
 
-A micro-batch is held in full from its forward to its backward; where the backward is split, from the forward to the gradients of
-the stage's inputs, and from there on *late*, until those of its weights are made: only what these need.
+A micro-batch is held in full from its forward to its backward; where the backward is in parts, from the forward to the first of
+them, and from there on *late* until the last is over: only what that needs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ class Holding:
         ahead: micro-batches held in full for each stage between this one and the sink, beyond one; None: all of them, wherever
             the stage is.
         levels: whether a stage holds micro-batches late until it holds as many, in full and late, as the first one does in full.
-        splits: whether backwards are split, where a stage has weights to train.
+        backward: kinds of passes that stand in place of a backward, where a stage has weights to train; none: backwards are whole.
     """
 
     ahead: int | None = 1
     levels: bool = False
-    splits: bool = False
+    backward: tuple[str, ...] = ()
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether backwards are in parts, between which a micro-batch is held late."""
+        return bool(self.backward)
 
     @property
     def everything(self) -> bool:
@@ -68,8 +73,8 @@ class Holding:
         return np.where(fits >= count, most, (fits - 1) // max(self.ahead, 1) + 1)
 
     def states(self, full: int, late: int) -> tuple[Held, ...]:
-        """The fullest states of a stage that holds so many: after a forward, and after the first half of a backward."""
-        return (Held(full, late), Held(full - 1, late + 1)) if self.splits and full else (Held(full, late),)
+        """The fullest states of a stage that holds so many: after a forward, and after the first part of a backward."""
+        return (Held(full, late), Held(full - 1, late + 1)) if self.backward and full else (Held(full, late),)
 
 
 DEPTH: Final = Holding()

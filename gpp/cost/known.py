@@ -48,7 +48,7 @@ def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes, first: Firs
     count = problem.accumulation(stage.microbatch_size)
     inside = mask_of(stage.ops)
     regime = problem.regime
-    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.splits or stage.ahead < count:
+    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.in_parts or stage.ahead < count:
         return 0.0
     tensors = problem.tensors_of(stage.ops)
     gradients = np.zeros(len(stage.ops))

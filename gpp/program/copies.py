@@ -27,10 +27,10 @@ from typing import final
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COPIES, HALVES, KINDS, PASS, Kind, Resource
+from gpp.program.kinds import COPIES, KINDS, TOGETHER, Kind, Resource
 
 _FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs and not row.transfers)
-"""Kinds of which a stage that copies has one for each micro-batch: of a backward the whole, or both halves."""
+"""Kinds of which a stage that copies has one for each micro-batch: of a pass that may be in parts the whole, or all parts."""
 
 
 @final
@@ -104,7 +104,8 @@ class Copies:
             found[stage][kind].add(microbatch)
         for stage, kinds in found.items():
             everything = set().union(*kinds.values())
-            for kind in sorted(_FOLLOWED - ({PASS[BACKWARD]} if kinds.keys() & HALVES else HALVES)):
+            parts = {part for kind in kinds.keys() & TOGETHER.keys() for part in TOGETHER[kind]}
+            for kind in sorted(_FOLLOWED - {KINDS[part].instead_of for part in parts} - (TOGETHER.keys() - parts)):
                 if missing := everything - kinds[kind]:
                     what = Action(kind, stage, min(missing)).text(self.device)
                     raise MalformedProgram(

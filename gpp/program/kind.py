@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
+
+from gpp.cost.stage import StageCost
 
 Direction = str
 """`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
@@ -72,7 +75,8 @@ class Kind:
         occupies: the resource that such an action occupies.
         needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
             not the one of its direction.
-        needed_by: kinds of the core that wait for it, where it is a mechanism's: each as in `needs`, told from the other end.
+        needed_by: kinds of the core, or of other mechanisms, that wait for it, where it is a mechanism's: each as in `needs`, told
+            from the other end.
         direction: the direction of a message, or of a pass that takes and makes messages; "" for kinds without messages.
         holds: whether the stage holds a micro-batch's activations after this pass.
         frees: whether the stage frees them after this pass.
@@ -80,6 +84,9 @@ class Kind:
         finishes: whether a micro-batch's weight gradients are complete after this pass.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
         part_of: the kind of pass of which a device makes a part for a stage of another: it takes that pass's seconds, by the part.
+        instead_of: the kind of the core in whose place such an action stands, together with one of each other kind of the mechanism
+            that says the same: all passes of a stage are whole, or all are in these parts.
+        seconds: of an action that stands so, by the bill of its stage, of the last micro-batch or of another.
         of_minibatch: whether an action's number counts mini-batches, as an update's does, and not micro-batches of its stage.
     """
 
@@ -96,6 +103,8 @@ class Kind:
     finishes: bool = False
     everyone: bool = False
     part_of: str = ""
+    instead_of: str = ""
+    seconds: Callable[[StageCost, bool], float] | None = None
     of_minibatch: bool = False
 
     @property

@@ -2,8 +2,6 @@
 
     s2.F0@d1                 forward pass of micro-batch 0 of stage 2 on device 1
     s2.B0@d1                 backward pass
-    s2.I0@d1                 the half of it that makes the gradients of the stage's inputs
-    s2.W0@d1                 the other half, which makes the gradients of its weights
     s2.SF0>s3.d4[0:4]@d1     send the outputs of samples 0..3 to stage 3 on device 4
     s3.RF0<s2.d1[0:4]@d4     receive them for micro-batch 0 of stage 3
     s3.SB0>s2.d1[0:4]@d4     send the gradients of those outputs back
@@ -59,24 +57,6 @@ _CORE: Final = (
         returns=True,
         finishes=True,
     ),
-    Kind(
-        text="I",
-        meaning="input gradients",
-        role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
-        needs=(Need("F"),),
-        direction=BACKWARD,
-        returns=True,
-    ),
-    Kind(
-        text="W",
-        meaning="weight gradients",
-        role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
-        needs=(Need("I"),),
-        frees=True,
-        finishes=True,
-    ),
     Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
     Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
     Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
@@ -103,6 +83,10 @@ RECEIVE: Final = dict[Direction, str]()
 """Direction -> the kind of either end of its messages."""
 PARTS: Final = dict[str, str]()
 """Kind of a pass that is a part of another device's -> the kind of the whole."""
+OWNERS: Final = dict[str, str]()
+"""Kind -> the name of its mechanism; none of those of the core."""
+TOGETHER: Final = dict[str, tuple[str, ...]]()
+"""Kind of a pass that stands in the place of another, with others (`Kind.instead_of`) -> all of these, as they come."""
 
 _SETS: Final = {
     Role.COMPUTE: COMPUTE,
@@ -117,9 +101,6 @@ _SETS: Final = {
 def _add(kind: Kind) -> None:
     """Give the table another row, and the sets above what follows from it."""
     KINDS[kind.text] = kind
-    for waiting, previous in kind.needed_by:
-        row = KINDS[waiting]
-        KINDS[waiting] = replace(row, needs=(*row.needs, Need(kind.text, previous)))
     _SETS[kind.role].add(kind.text)
     if kind.transfers:
         TRANSFERS.add(kind.text)
@@ -143,18 +124,8 @@ def _sum(*, everyone: bool) -> str:
     return found
 
 
-def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False) -> str:
-    passes, wanted = (kind for kind in _CORE if kind.computes), (holds, returns, finishes)
-    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes) == wanted]
-    return found
-
-
-PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
+PASS: Final = {kind.direction: kind.text for kind in _CORE if kind.computes}
 """Direction -> the whole pass that runs in it."""
-INPUT_GRADIENTS: Final = _pass(returns=True)
-WEIGHT_GRADIENTS: Final = _pass(finishes=True)
-"""The two halves of a backward that is split."""
-HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
 REDUCE: Final = _sum(everyone=False)
 NORM: Final = _sum(everyone=True)
 (UPDATE,) = UPDATES
@@ -166,13 +137,25 @@ def _add_found() -> None:
     Raises:
         InvalidConfig: two mechanisms have a kind of one name.
     """
+    new = list[Kind]()
     for name, kinds in mechanism.found("kinds", "KINDS", tuple).items():
         for kind in kinds:
-            if KINDS.get(kind.text, kind) is not kind:
+            if kind.text in KINDS and OWNERS.get(kind.text) != name:
                 rule = f"has a kind {kind.text}, and so has the table or another mechanism"
                 raise InvalidConfig("strategy.mechanisms", name, rule, "give the kind another name")
             if kind.text not in KINDS:
                 _add(kind)
+                new.append(kind)
+                OWNERS[kind.text] = name
+                TOGETHER.update(
+                    dict.fromkeys(
+                        own := tuple(other.text for other in kinds if kind.instead_of and other.instead_of == kind.instead_of), own
+                    )
+                )
+    for kind in new:  # when all are there: a kind may be needed by one of another mechanism
+        for waiting, previous in kind.needed_by:
+            row = KINDS[waiting]
+            KINDS[waiting] = replace(row, needs=(*row.needs, Need(kind.text, previous)))
 
 
 _add_found()

@@ -19,7 +19,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.channels import Channel
-from gpp.program.kinds import KINDS, NUMBER, REDUCE, SENDS, read
+from gpp.program.kinds import KINDS, NUMBER, OWNERS, REDUCE, SENDS, read
 from gpp.program.waits import Waits
 from gpp.stage import Stage
 
@@ -59,6 +59,11 @@ class Program:
             MalformedProgram: the program cannot run to its end.
         """
         return Waits(self.actions)
+
+    @cached_property
+    def mechanisms(self) -> frozenset[str]:
+        """The names of the mechanisms whose kinds of actions the program has."""
+        return frozenset(OWNERS[action.kind] for own in self.actions.values() for action in own if action.kind in OWNERS)
 
     def to_text(self) -> str:
         """The program as text, one line a device. `from_text` reads it back equal.

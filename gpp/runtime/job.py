@@ -188,6 +188,11 @@ class Job:
         """Whether the pipeline does not drain between two updates."""
         return self.program.minibatches > 1
 
+    @property
+    def mechanisms(self) -> frozenset[str]:
+        """The names of the mechanisms of the plan's stages, and of the program's kinds of actions."""
+        return self.plan.mechanisms | self.program.mechanisms
+
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
         folder = run_dir / "job"
@@ -394,7 +399,7 @@ def assemble(
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
-    for part in job_parts(plan.mechanisms):
+    for part in job_parts(job.mechanisms):
         part.check(job)
     return job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,14 @@ from gpp.program.added import lowerings
 from gpp.program.kinds import (
     BACKWARD,
     FORWARD,
-    HALVES,
-    INPUT_GRADIENTS,
     KINDS,
     NORM,
     PASS,
     REDUCE,
     SUMS,
+    TOGETHER,
     UPDATE,
     UPDATES,
-    WEIGHT_GRADIENTS,
 )
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups, summed_stages
@@ -120,8 +118,9 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
     if set(program.actions) != set(plan.devices):
         raise MalformedProgram(f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {list(plan.devices[:8])}")
     trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
-    splits = {action.stage for own in program.actions.values() for action in own if action.kind in HALVES}
-    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, splits=splits)
+    kinds = {(action.stage, action.kind) for own in program.actions.values() for action in own}
+    apart = {s: TOGETHER[kind] for s, kind in kinds if kind in TOGETHER}
+    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, apart=apart)
     for part in lowerings(plan):
         for device, actions in part.due(plan, graph, program).items():
             expected[device] += actions
@@ -142,18 +141,18 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
 
 
 def _work(
-    plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool, splits: Collection[int]
+    plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool, apart: Mapping[int, tuple[str, ...]]
 ) -> dict[int, list[Action]]:
     """Device -> the actions that its list must hold, in any order; sums of the norm are left out.
 
     Args:
-        splits: the stages whose backwards are in halves.
+        apart: stage -> the kinds that stand in place of its backwards.
     """
     out: dict[int, list[Action]] = {device: [] for device in plan.devices}
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
-        halves = any(value.splits for value in stage.mechanisms) or (s in splits and plan.has_weight_gradients(s, graph))
-        backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
+        parts = apart.get(s, ()) if plan.has_weight_gradients(s, graph) else ()
+        backward = next((value.backward for value in stage.mechanisms if value.backward), parts) or (PASS[BACKWARD],)
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         for m in range(-(-num_samples // stage.microbatch_size)):
             # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.

@@ -11,7 +11,7 @@ from gpp.cost.holding import Holding
 from gpp.cost.problem import Remembered
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import KINDS
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.schedules.flow import Flow, Work, flow_of
@@ -71,7 +71,7 @@ class AbstractSchedule(ABC):
     def bounded(self) -> bool:
         """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no
         stages that a device passes again and again."""
-        return self.drains and not self.holds.splits and self.per_device == 1
+        return self.drains and not self.holds.in_parts and self.per_device == 1
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
@@ -82,7 +82,7 @@ class AbstractSchedule(ABC):
         """The passes of every device in order, micro-batches by the numbers of their stage.
 
         A stage in which nothing is differentiated (a frozen tower's) has forwards only; one that has weights to train has a B for
-        each micro-batch, or an I and a W.
+        each micro-batch, or what stands in place of it.
 
         Raises:
             ValueError: the order depends on bills, and the work has none.
@@ -90,7 +90,7 @@ class AbstractSchedule(ABC):
 
     def flow(self, work: Work) -> Flow:
         """The passes that the schedule puts in order, and the memory that it keeps to."""
-        return flow_of(work, splits=self.holds.splits)
+        return flow_of(work, self.holds.backward)
 
     def choices(self, work: Work) -> list[dict[int, list[Task]]]:
         """Orders of which the one with the shortest simulated step is to run; what `orders` gives is one of them."""
@@ -122,8 +122,8 @@ class StageSchedule(AbstractSchedule):
 
     @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        """A replica's passes in order, each kind first-in first-out (condition C4): F before its B, or before its I and that before
-        its W. A schedule that splits backwards says I and W of every stage; `orders` has a B where there is nothing to split."""
+        """A replica's passes in order, each kind first-in first-out (condition C4): F before its B, or before what stands in
+        place of it. A schedule that has parts of backwards has them of every stage; `orders` has a B where there are none."""
 
     def orders(self, work: Work) -> dict[int, list[Task]]:
         """The passes of every device. Stages of one device keep their own orders, which list scheduling merges."""
@@ -138,16 +138,16 @@ class StageSchedule(AbstractSchedule):
         stage = plan.stages[s]
         written = {kind: kind for kind, row in KINDS.items() if row.holds or plan.runs_backward(s, graph)}
         if not plan.has_weight_gradients(s, graph):
-            # Nothing is left to a second half, so the first one is all of it.
-            written.pop(WEIGHT_GRADIENTS, None)
-            written |= {INPUT_GRADIENTS: PASS[BACKWARD]} if INPUT_GRADIENTS in written else {}
+            # What stands in place of a pass and makes gradients of inputs is all of it, and nothing is left to the rest.
+            parts = {kind: KINDS[kind] for kind in written if KINDS[kind].instead_of}
+            written |= {kind: row.instead_of if row.returns else "" for kind, row in parts.items()}
         out: dict[int, list[Task]] = {}
         order: list[Task] = []
         for r, replica in enumerate(stage.replicas):
             if stage.round_robin_degree > 1 or r == 0:
                 own = range(r, count, stage.round_robin_degree)
                 passes = self.order(plan, s, len(own))
-                order = [tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if kind in written]
+                order = [tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if written.get(kind)]
             out.update(dict.fromkeys(replica, order))
         return out
 

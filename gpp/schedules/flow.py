@@ -18,7 +18,7 @@ from gpp.cluster import Cluster
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS, Direction
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, Direction
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.simulate.longest_path import LongestPath, Step
@@ -68,7 +68,7 @@ class Wait(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """The bytes of a micro-batch at a stage: in full from its forward on; late between the two halves of a backward."""
+    """The bytes of a micro-batch at a stage: in full from its forward on; late between the parts of a backward."""
 
     full: float
     late: float
@@ -150,13 +150,13 @@ class Flow:
         return {device: [self.tasks[i] for i in own] for lane, own in enumerate(by_lane) for device in self.lanes[lane]}
 
     def by_lane(self, orders: Mapping[int, Sequence[Task]]) -> list[list[int]]:
-        """The inverse of `orders`. Halves of a backward stand for all of it where a stage has it whole, and for nothing where
+        """The inverse of `orders`. Parts of a backward stand for all of it where a stage has it whole, and for nothing where
         it has none."""
         out = []
         for devices, queues in zip(self.lanes, self.queues, strict=True):
             number = {self.tasks[i]: i for queue in queues.values() for i in queue}
             own = orders[devices[0]]
-            whole = (task._replace(kind=PASS[BACKWARD]) if task.kind == INPUT_GRADIENTS else task for task in own)
+            whole = (task._replace(kind=_whole(task.kind)) for task in own)
             found = (task if task in number else other for task, other in zip(own, whole, strict=True))
             out.append([number[task] for task in found if task in number])
         return out
@@ -222,20 +222,21 @@ def arrivals(waits: Sequence[Sequence[Wait]]) -> tuple[list[tuple[list[Step], tu
     return out, slots + 1
 
 
-def flow_of(work: Work, *, splits: bool) -> Flow:
+def flow_of(work: Work, backward: tuple[str, ...] = ()) -> Flow:
     """The passes of a step of a plan.
 
     Args:
-        splits: whether backwards are split, where a stage has gradients of weights.
+        backward: what stands in place of a backward, where a stage has gradients of weights; none: backwards are whole.
     """
     plan, graph, num_samples, bills = work.plan, work.graph, work.num_samples, work.costs
     lanes, lane_of = _lanes(plan)
-    tasks, lane = _tasks(plan, graph, num_samples, lanes, splits)
+    tasks, lane = _tasks(plan, graph, num_samples, lanes, backward)
     number = {(lane[i], task): i for i, task in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
     rates, cluster = message_rates(plan, graph), work.cluster
     for way, (s, a, made), (t, b, read), samples in device_messages(plan, graph, num_samples):
-        maker, reader = _pass_of(number, lane_of[a], s, way, made), needs[_pass_of(number, lane_of[b], t, way, read)]
+        maker = _pass_of(number, lane_of[a], Task(s, PASS[way], made), backward)
+        reader = needs[_pass_of(number, lane_of[b], Task(t, PASS[way], read), backward)]
         per_sample, fixed = rates[way, s, t]
         seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * samples + fixed)
         reader[maker] = min(reader.get(maker, seconds), seconds)
@@ -283,7 +284,7 @@ def _turn(plan: Plan, s: int, device: int) -> int:
 
 
 def _tasks(
-    plan: Plan, graph: OpGraph, num_samples: int, lanes: Mapping[tuple[tuple[int, int], ...], object], splits: bool
+    plan: Plan, graph: OpGraph, num_samples: int, lanes: Mapping[tuple[tuple[int, int], ...], object], parts: tuple[str, ...]
 ) -> tuple[list[Task], list[int]]:
     """Passes and their lanes, each behind those that it needs: all forwards by stage, then all backwards from the sink."""
     forward, back = list[tuple[Task, int]](), list[tuple[Task, int]]()
@@ -291,8 +292,7 @@ def _tasks(
         degree, count = stage.round_robin_degree, -(-num_samples // stage.microbatch_size)
         backward: tuple[str, ...] = ()
         if plan.runs_backward(s, graph):
-            halves = (INPUT_GRADIENTS, WEIGHT_GRADIENTS)
-            backward = halves if splits and plan.has_weight_gradients(s, graph) else (PASS[BACKWARD],)
+            backward = (plan.has_weight_gradients(s, graph) and parts) or (PASS[BACKWARD],)
         for lane, own in enumerate(lanes):
             for turn in (turn for t, turn in own if t == s):
                 numbers = range(turn, count, degree)
@@ -302,7 +302,13 @@ def _tasks(
     return [task for task, _ in found], [lane for _, lane in found]
 
 
-def _pass_of(number: Mapping[tuple[int, Task], int], lane: int, stage: int, direction: Direction, microbatch: int) -> int:
-    """The task that takes and makes the messages of a direction."""
-    found = number.get((lane, Task(stage, PASS[direction], microbatch)))
-    return number[lane, Task(stage, INPUT_GRADIENTS, microbatch)] if found is None else found
+def _whole(kind: str) -> str:
+    """The kind of the pass for which one stands that takes and makes its messages; of others, their own."""
+    row = KINDS[kind]
+    return row.instead_of if row.instead_of and row.direction else kind
+
+
+def _pass_of(number: Mapping[tuple[int, Task], int], lane: int, whole: Task, parts: tuple[str, ...]) -> int:
+    """The task that takes and makes the messages of a whole pass: the pass itself, or the part of it with its direction."""
+    kinds = (whole.kind, *(kind for kind in parts if KINDS[kind].direction == KINDS[whole.kind].direction))
+    return next(number[lane, task] for kind in kinds if (lane, task := whole._replace(kind=kind)) in number)

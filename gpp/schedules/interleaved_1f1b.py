@@ -56,7 +56,7 @@ class Interleaved1F1B(RankedSchedule):
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
         """The published order, if it can run, and a list schedule; as `RankedSchedule.ranked`."""
         check_folded(work.plan, self.k)
-        flow = flow_of(work, splits=False)
+        flow = flow_of(work)
         turn = -(-work.plan.depth // self.k)
         found = sorted(_candidates(flow, turn), key=lambda by_lane: value_of(flow, by_lane, "period"))
         return [flow.orders(by_lane) for by_lane in found]

@@ -1,8 +1,8 @@
 """One order for a device that runs several stages: list scheduling.
 
 Each stage keeps the order that its schedule gives it; where two stages could go, the device takes the backward first, then the
-stage nearer to the sink: both free memory and feed what waits behind them. Gradients of weights, which nobody waits for, fill the
-time in which nothing else could go. The orders are found by running all devices
+stage nearer to the sink: both free memory and feed what waits behind them. Passes for which nobody waits fill the time
+in which nothing else could go. The orders are found by running all devices
 in the seconds that their passes take, greedily and without a device ever waiting for a choice, so the result is an order that
 can run. Messages take no time here.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
 from gpp.program.program import Task
 from gpp.simulate.messages import device_messages
 
@@ -39,8 +39,8 @@ def merge(
     tasks, heads, number_of = _numbered(plan, orders)
     users, missing = _users(plan, graph, num_samples, orders, number_of)
     device_of = [device for device, own in heads.items() for first, end in own for _ in range(first, end)]
-    # A backward first, then a forward; gradients of weights fill what is left.
-    rank = {kind: (kind == WEIGHT_GRADIENTS, row.holds) for kind, row in KINDS.items()}
+    # A backward first, then a forward; what nobody waits for fills what is left.
+    rank = {kind: (not row.direction, row.holds) for kind, row in KINDS.items()}
     urgency_of = [{kind: (*rank[kind], plan.distance_to_sink[s], s) for kind in KINDS} for s in range(len(plan.stages))]
     urgency = [urgency_of[task.stage][task.kind] for task in tasks]
     out: dict[int, list[Task]] = {device: [] for device in heads}

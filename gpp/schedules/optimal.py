@@ -12,6 +12,7 @@ from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import Aim, Proven, prove
@@ -35,7 +36,7 @@ class OptimalOrder(RankedSchedule):
         max_tasks: steps with more passes are refused.
     """
 
-    holds: ClassVar[Holding] = Holding(splits=True)
+    holds: ClassVar[Holding] = Holding(backward=HALVES)
 
     objective: Aim = "period"
     cap: Positive | None = 1.0

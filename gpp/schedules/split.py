@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC
 
 from gpp.errors import InvalidPlan
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
-from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import FORWARD, PASS
 from gpp.schedules.base import Pass, StageSchedule
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.schedules.split import AbstractSplit
 from gpp.settings import settings
 
@@ -18,4 +19,4 @@ from gpp.settings import settings
 class Split1F1B(AbstractSplit):
     """One forward and both halves of a backward in turn; h micro-batches at distance h to the sink."""
 
-    holds: ClassVar[Holding] = Holding(splits=True)
+    holds: ClassVar[Holding] = Holding(backward=HALVES)

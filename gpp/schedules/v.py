@@ -16,8 +16,9 @@ from typing import ClassVar, NamedTuple
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
 from gpp.errors import Infeasible, InvalidPlan
+from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
-from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import FORWARD, KINDS, PASS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
@@ -49,7 +50,7 @@ class VDevice(NamedTuple):
 class AbstractV(RankedSchedule, ABC):
     """Two stages a device, in a V."""
 
-    holds: ClassVar[Holding] = Holding(splits=True)
+    holds: ClassVar[Holding] = Holding(backward=HALVES)
     share: ClassVar[float]
     """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
     long; 0: there are none beside the published order."""
@@ -78,7 +79,7 @@ class AbstractV(RankedSchedule, ABC):
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
         plan = work.plan
         check_folded(plan, V)
-        flow = flow_of(work, splits=True)
+        flow = flow_of(work, HALVES)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
             rule, fix = self._why_unpublished(plan) or (

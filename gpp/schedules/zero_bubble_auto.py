@@ -18,6 +18,7 @@ from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
 from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
@@ -51,7 +52,7 @@ class ZeroBubbleAuto(RankedSchedule):
             is ZB-1p, 2 is ZB-2p. A device's memory is a limit beside it. None: its memory alone.
     """
 
-    holds: ClassVar[Holding] = Holding(splits=True)
+    holds: ClassVar[Holding] = Holding(backward=HALVES)
 
     cap: Positive | None = 1.0
 
@@ -61,7 +62,7 @@ class ZeroBubbleAuto(RankedSchedule):
         Raises:
             InvalidConfig: the cap is below one micro-batch.
         """
-        flow = flow_of(work, splits=True)
+        flow = flow_of(work, HALVES)
         return flow if self.cap is None else _capped(flow, work.plan, self.cap)
 
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.schedules.split import AbstractSplit
 from gpp.settings import settings
 
@@ -26,4 +27,4 @@ from gpp.settings import settings
 class ZeroBubbleH1(AbstractSplit):
     """Every stage holds D micro-batches, those at distance h to the sink h of them in full."""
 
-    holds: ClassVar[Holding] = Holding(levels=True, splits=True)
+    holds: ClassVar[Holding] = Holding(levels=True, backward=HALVES)

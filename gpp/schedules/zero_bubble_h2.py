@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.schedules.split import AbstractSplit
 from gpp.settings import settings
 
@@ -19,5 +20,5 @@ from gpp.settings import settings
 class ZeroBubbleH2(AbstractSplit):
     """Every stage holds 2D - 1 micro-batches, those at distance h to the sink 2h - 1 of them in full."""
 
-    holds: ClassVar[Holding] = Holding(ahead=2, levels=True, splits=True)
+    holds: ClassVar[Holding] = Holding(ahead=2, levels=True, backward=HALVES)
     overlaps_steps: ClassVar[bool] = True

@@ -25,8 +25,9 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
+from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
-from gpp.program.kinds import INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import Natural, settings
 from gpp.weights.flush import Flush
@@ -44,7 +45,7 @@ class Delayed(StageSchedule):
 
     schedule: StageSchedule
     late: Natural = 0
-    holds: ClassVar[Holding] = Holding(ahead=None, splits=True)
+    holds: ClassVar[Holding] = Holding(ahead=None, backward=HALVES)
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         out: list[Pass] = []

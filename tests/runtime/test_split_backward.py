@@ -13,8 +13,8 @@ from gpp.capture.build import capture
 from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
-from gpp.program.kinds import HALVES
-from gpp.runtime.halves import check_halves
+from gpp.mechanisms.split_backward.job import JOB
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.runtime.worker.allocator import MemoryEvents
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.split_1f1b import Split1F1B
@@ -138,13 +138,13 @@ def test_schedules_train_what_whole_backwards_train(schedule: AbstractSchedule, 
     strategy = replace(case.strategy, schedule=schedule)
     problem = replace(case.problem, regime=strategy.posed(case.problem).regime)
     split = replace(case, strategy=strategy, problem=problem).job(keep)
-    assert {action.kind for own in split.program.actions.values() for action in own} >= HALVES
+    assert {action.kind for own in split.program.actions.values() for action in own} >= set(HALVES)
     assert train(case.job(keep), case.weights, tmp_path / "a").differences(train(split, case.weights, tmp_path / "b")) == []
     with pytest.raises(InvalidConfig, match=r"engine\.compile.*makes all of its gradients in one go"):
-        check_halves(replace(split, settings=replace(split.settings, compile="inductor")))
+        JOB.refuse(replace(split, settings=replace(split.settings, compile="inductor")))
     stages = tuple(replace(stage, tensor_parallel=2) for stage in split.plan.stages)
     with pytest.raises(UnsupportedPlan, match="split over 2 devices"):
-        check_halves(replace(split, plan=replace(split.plan, stages=stages)))
+        JOB.refuse(replace(split, plan=replace(split.plan, stages=stages)))
 
 
 def test_what_stays_whole_is_told() -> None:

@@ -147,14 +147,14 @@ def draw_alone(workers: Sequence[Worker]) -> None:
     for worker in workers:
         for runner in worker.training.runners.values():
             if runner.module.has_random:
-                for call in ("forward", "backward", "input_gradients"):
+                for call in ("forward", "backward"):
                     setattr(runner, call, _alone(getattr(runner, call), lock))
 
 
-def _alone(call: Callable[[int], Any], lock: threading.Lock) -> Callable[[int], Any]:
-    def locked(microbatch: int) -> Any:
+def _alone(call: Callable[..., Any], lock: threading.Lock) -> Callable[..., Any]:
+    def locked(*given: Any) -> Any:
         with lock:
-            return call(microbatch)
+            return call(*given)
 
     return locked
 

@@ -74,14 +74,14 @@ class FakeExchange(AbstractExchange):
 def drawing_in_turn() -> Iterator[None]:
     """All threads share one generator: nobody draws between another's seeding and its draws."""
     lock = threading.Lock()
-    calls = {name: getattr(StageRunner, name) for name in ("forward", "backward", "input_gradients")}
+    calls = {name: getattr(StageRunner, name) for name in ("forward", "backward")}
 
     def alone(name: str) -> Any:
-        def call(runner: StageRunner, microbatch: int) -> Any:
+        def call(runner: StageRunner, *given: Any) -> Any:
             if not runner.module.has_random:
-                return calls[name](runner, microbatch)
+                return calls[name](runner, *given)
             with lock:
-                return calls[name](runner, microbatch)
+                return calls[name](runner, *given)
 
         return call
 

@@ -34,12 +34,13 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.helpers.layer_line import Intra, Layer, Placed, dealt, loads
 from gpp.mechanisms.helpers.stage import Helpers, delays, helpers_of
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
-from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import FORWARD, PASS
 from gpp.program.passes import pass_seconds
 from gpp.settings import settings
 from gpp.stage import Stage

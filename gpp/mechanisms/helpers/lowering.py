@@ -20,6 +20,7 @@ from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS, SEND_PART
 from gpp.mechanisms.helpers.stage import Ticks, helpers_of, parts_of_inputs, ticks
 from gpp.mechanisms.marks.stage import marks_of
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
@@ -27,7 +28,6 @@ from gpp.program.channels import Channel
 from gpp.program.kinds import (
     BACKWARD,
     FORWARD,
-    INPUT_GRADIENTS,
     KINDS,
     PASS,
     RECEIVE,
@@ -35,7 +35,6 @@ from gpp.program.kinds import (
     REDUCE,
     SEND,
     UPDATE,
-    WEIGHT_GRADIENTS,
 )
 from gpp.program.program import Program, Task, summed_stages
 from gpp.weights.base import AbstractWeights

@@ -22,8 +22,8 @@ from gpp.capture.late import Gradients, convolution_gradients, embedding_gradien
 from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.runtime.job import Job
-from gpp.runtime.worker.halves import slow_nodes
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""

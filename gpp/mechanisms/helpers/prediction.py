@@ -22,8 +22,9 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
 from gpp.mechanisms.helpers.stage import helpers_of, parts_of_inputs
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, INPUT_GRADIENTS, PASS, REDUCE, UPDATE, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, PASS, REDUCE, UPDATE
 from gpp.program.passes import pass_seconds
 from gpp.simulate.added import AbstractPrediction
 from gpp.timeline import Event, Metrics, Timeline

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from gpp.errors import InvalidPlan
 from gpp.mechanisms.marks.stage import marks_of
+from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.report.draw import text
 from gpp.settings import Natural, NotNegative
 from gpp.stage import AbstractStageValue, Edges, EdgeTensors, Stage
@@ -41,7 +42,7 @@ class Helpers(AbstractStageValue):
 
     name: ClassVar[str] = "helpers"
     periodic: ClassVar[bool] = True
-    splits: ClassVar[bool] = True
+    backward: ClassVar[tuple[str, ...]] = HALVES
     earlier: ClassVar[tuple[str, ...]] = ("weight_device", "input_share")
 
     weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None

@@ -28,7 +28,7 @@ from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import Boundary, Layout
-from gpp.runtime.worker.stage import Span
+from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.stage import Stage
 
 NOTHING = Layout((), ())
@@ -93,8 +93,11 @@ class HelperHooks(Hooks):
     def __init__(self, own: OwnDevice) -> None:
         self._job, self.helpers = own.job, _helpers(own)
         self._given = {s: Given.of(own.job, s) for s in own.modules if own.job.plan.stages[s].beside}
+        self._modules = own.modules
+
+    def attach(self, runners: Mapping[int, StageRunner]) -> None:
         for s, given in self._given.items():
-            if late := own.modules[s].late:
+            if late := self._modules[s].late:
                 late.between = given.between
                 if given.head:
                     _, lo, hi = given.columns[0]

@@ -36,7 +36,7 @@ def walk(
         nexts: the successors of every stage.
         depth: the stages on the longest way from each to the end, itself included.
     """
-    count, splits = len(times), regime.holds.splits
+    count, splits = len(times), regime.holds.in_parts
     late = [weight_s if splits else 0.0 for *_, weight_s in times]
     trip = [forward + backward - left for (forward, backward, _), left in zip(times, late, strict=True)]
     moves: list[Sequence[tuple[float, float]]] = []

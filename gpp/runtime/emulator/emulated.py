@@ -23,7 +23,7 @@ from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import CopyCosts
 from gpp.program.held import Meter
-from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, PASS, TRANSFERS, WEIGHT_GRADIENTS, Resource
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, TRANSFERS, Resource
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
@@ -235,30 +235,20 @@ class EmulatedRunner:
 
     def forward(self, microbatch: int) -> Span:
         """Occupy the device for a forward; the micro-batch is in flight from then on."""
-        return self._pass(PASS[FORWARD], microbatch, self._going)
+        return self.run(PASS[FORWARD], microbatch)
 
     def backward(self, microbatch: int) -> Span:
         """Occupy the device for a backward."""
-        return self._pass(PASS[BACKWARD], microbatch, self._coming.pop(microbatch, _LONG_AGO))
+        return self.run(PASS[BACKWARD], microbatch)
 
-    def input_gradients(self, microbatch: int) -> Span:
-        """Occupy the device for the first half of a backward."""
-        return self._pass(INPUT_GRADIENTS, microbatch, self._coming.pop(microbatch, _LONG_AGO))
-
-    def weight_gradients(self, microbatch: int) -> Span:
-        """Occupy the device for the second half, which waits for no message."""
-        self.held.take(WEIGHT_GRADIENTS, self.stage)
-        return self.clock.occupy(self.clock.virtual_s, self._seconds[microbatch == self.last][WEIGHT_GRADIENTS])
-
-    def own(self, kind: str, microbatch: int) -> Span:
-        """Occupy the device for an action of a mechanism."""
-        return self._pass(kind, microbatch, _LONG_AGO)
-
-    def _pass(self, kind: str, microbatch: int, copied: When) -> Span:
-        """Occupy the device when the messages are there, and a copy is over."""
+    def run(self, kind: str, microbatch: int) -> Span:
+        """Occupy the device for a pass, when the messages are there, and the copies that it needs are over."""
+        row = KINDS[kind]
+        copied = self._going if row.holds else self._coming.pop(microbatch, _LONG_AGO) if row.returns else _LONG_AGO
         self.held.take(kind, self.stage)
         sleep_until(copied[1])
-        return self.clock.occupy(max(self.mailbox.ready_s, copied[0]), self._seconds[microbatch == self.last][kind])
+        begin_s = max(self.clock.virtual_s, self.mailbox.ready_s, copied[0])
+        return self.clock.occupy(begin_s, self._seconds[microbatch == self.last][kind])
 
     def copy_out(self, microbatch: int) -> Span:
         """Occupy the channel to the host."""

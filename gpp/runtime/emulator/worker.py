@@ -22,7 +22,7 @@ import torch.distributed as dist
 from gpp.files import write_text
 from gpp.program.added import copy_costs
 from gpp.program.held import Meter
-from gpp.program.kinds import COPIES, KINDS, Resource
+from gpp.program.kinds import COMPUTE, COPIES, KINDS, OWNERS, Resource
 from gpp.runtime.emulator.emulated import (
     Clock,
     EmulatedHost,
@@ -100,13 +100,13 @@ class EmulatedWorker:
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
             update=self._update,
             status=self.status,
-            own={kind: partial(self._own, kind) for s in stages for kind, _ in job.costs[s].own_s}
+            own={kind: partial(self._run, kind) for kind in COMPUTE & OWNERS.keys()}
             | {kind: partial(self._copy, KINDS[kind].occupies) for kind in COPIES},
         )
         transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
 
-    def _own(self, kind: str, stage: int, microbatch: int) -> Span:
-        return self.runners[stage].own(kind, microbatch)
+    def _run(self, kind: str, stage: int, microbatch: int) -> Span:
+        return self.runners[stage].run(kind, microbatch)
 
     def _copy(self, way: Resource, stage: int, microbatch: int) -> Span:
         runner = self.runners[stage]

@@ -17,7 +17,6 @@ from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
-from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
@@ -129,8 +128,7 @@ class Distributed(AbstractServer):
         )
 
     def refuse(self, job: Job) -> None:
-        check_halves(job)
-        for part in job_parts(job.plan.mechanisms):
+        for part in job_parts(job.mechanisms):
             part.refuse(job)
         _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":

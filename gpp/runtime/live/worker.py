@@ -17,7 +17,6 @@ from gpp.runtime.job import Job
 from gpp.runtime.live.fed import Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
-from gpp.runtime.worker.halves import split_modules
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import Lines
 from gpp.runtime.worker.stage import StageRunner
@@ -57,7 +56,7 @@ class LiveWorker(Worker):
         self.memory.end()
         self.job, base = Job.load(folder), self._turns[0]
         self.modules = build_beside(self.job, folder, base.modules, self.device)
-        split_modules(self.job, self.modules)
+        self._hooks = self._own_hooks()
         self.training = self._training(overlaps=self.gradients.overlaps)
         self.evaluation = self._evaluation() if self.job.evaluation else None
         for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
@@ -95,11 +94,6 @@ class LiveWorker(Worker):
     def reads(self) -> tuple[str, ...]:
         """Names of the rows that the device's stages read."""
         return tuple(sorted({name for module in self.modules.values() for name in module.inputs}))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes for the user."""
-        return self._notes
 
     def do(self, what: Do, batch: Mapping[str, torch.Tensor], form: int = 0) -> Answer:
         """Train on a batch, evaluate it, or give the own weights: numbers, and tensors by name.

@@ -48,6 +48,9 @@ class OwnDevice:
 class Hooks:
     """One mechanism on one worker. Every method does nothing unless a mechanism's own class says otherwise."""
 
+    notes: tuple[str, ...] = ()
+    """What a user is to be told before the first step."""
+
     def boundary(self, stage: int, found: Boundary) -> Boundary:
         """The boundary of a stage of the device, with the layouts of the mechanism's messages, and its form of other ones."""
         return found
@@ -57,7 +60,8 @@ class Hooks:
         return None
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
-        """Take what runs the device's stages, before the first step: `StageRunner.around` is the mechanism's to set."""
+        """Take what runs the device's stages, before the first step and when the hooks of all mechanisms are built:
+        `StageRunner.around` is the mechanism's to set."""
         return None
 
     def mailboxes_of_others(self) -> Mapping[int, Mailbox]:
@@ -90,6 +94,6 @@ class AbstractWorkerPart(ABC):
 
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:
-    """The hooks of the mechanisms that a plan's stages have: none where the plan is plain, whose steps then have no more to do."""
-    built = (part.build(own) for part in parts(own.job.plan.mechanisms, "worker", "WORKER", AbstractWorkerPart))
+    """The hooks of a job's mechanisms: none where its passes are plain, whose steps then have no more to do."""
+    built = (part.build(own) for part in parts(own.job.mechanisms, "worker", "WORKER", AbstractWorkerPart))
     return tuple(hooks for hooks in built if hooks is not None)

@@ -35,8 +35,6 @@ class Runner(Protocol):
 
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
-    def input_gradients(self, microbatch: int) -> Span | None: ...
-    def weight_gradients(self, microbatch: int) -> Span | None: ...
 
 
 class Sums(Protocol):
@@ -197,10 +195,8 @@ class Interpreter(Generic[R]):
             return partial(self._run_own, kind.direction, self._own[kind.text])
         if kind.direction == FORWARD:
             return self._forward
-        if not kind.direction and kind.finishes:
-            return self._weight_gradients
         if kind.direction == BACKWARD:
-            return self._backward if kind.finishes else self._input_gradients
+            return self._backward
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def _slowed(self, call: Callable[[Action, bool], Span | None]) -> Callable[[Action, bool], Span | None]:
@@ -233,14 +229,6 @@ class Interpreter(Generic[R]):
     def _backward(self, action: Action, last: bool) -> Span | None:
         self._arrive(BACKWARD, action)
         return self.runners[action[1]].backward(action[2])
-
-    def _input_gradients(self, action: Action, last: bool) -> Span | None:
-        self._arrive(BACKWARD, action)
-        return self.runners[action[1]].input_gradients(action[2])
-
-    def _weight_gradients(self, action: Action, last: bool) -> Span | None:
-        self._prepare(action)
-        return self.runners[action[1]].weight_gradients(action[2])
 
     def _run_own(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
         if direction:

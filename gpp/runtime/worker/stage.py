@@ -18,7 +18,6 @@ from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
-from gpp.runtime.worker.halves import LateHalves
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
@@ -57,6 +56,30 @@ class AbstractAround(ABC):
     @abstractmethod
     def arrive(self, microbatch: int) -> None:
         """Before a backward: see to it that all of its micro-batch is there."""
+
+
+class AbstractRest(ABC):
+    """What a backward of a stage leaves to a later pass, which makes the gradients of its weights."""
+
+    @abstractmethod
+    def keep(self, microbatch: int, number: int) -> None:
+        """Behind the backward: keep what it has left.
+
+        Args:
+            number: of the micro-batch, among those that this device counts for its weights; here and below.
+        """
+
+    @abstractmethod
+    def sent(self, microbatch: int, made: dict[str, torch.Tensor]) -> Mapping[str, dict[str, torch.Tensor]]:
+        """The tensors that go to others after the backward, by direction and name.
+
+        Args:
+            made: the gradients of the stage's inputs.
+        """
+
+    @abstractmethod
+    def finish(self, microbatch: int, number: int) -> None:
+        """Add to the gradients of the weights."""
 
 
 class _Edge(NamedTuple):
@@ -182,9 +205,6 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
-        self._late = LateHalves(module.late, weights) if module.late and train else None
-        if weights:
-            weights.splits = self._late is not None
         self._specs = mailbox.boundary.specs()
         self._differentiated = (
             frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
@@ -335,33 +355,31 @@ class StageRunner:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
         return self._loss_seeds[key]
 
-    def backward(self, microbatch: int) -> Span | None:
-        """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
-        return self._backward(microbatch, None)
-
-    def input_gradients(self, microbatch: int) -> Span | None:
-        """Run the first half of a backward, for which the stages before wait. Only what the second half needs stays."""
-        assert self._late is not None, "the module's backward is not split"
-        return self._backward(microbatch, self._late)
-
-    def weight_gradients(self, microbatch: int) -> Span | None:
-        """Run the second half of a backward: the gradients of the weights."""
-        piece = self._piece(microbatch)
-        if piece is None:
-            return None
-        assert self._late is not None, "the module's backward is not split"
-        start = self.now()
-        self._late.finish(microbatch, microbatch // self.round_robin_degree)
-        self._note(microbatch, piece)
-        return start, self.now()
-
     def _note(self, microbatch: int, piece: tuple[int, int]) -> None:
         """Let the probe see the result of a backward."""
         if self.probes and self._probed is not None:
             self.probes.note(self._place(microbatch, *piece), self._probed.grad)
 
-    def _backward(self, microbatch: int, late: LateHalves | None) -> Span | None:
-        """A whole backward, or the first half of one whose second half is kept in `late`."""
+    def finish(self, microbatch: int, rest: AbstractRest) -> Span | None:
+        """Make the gradients of the weights that `backward` has left; None if this device holds no piece of `microbatch`."""
+        piece = self._piece(microbatch)
+        if piece is None:
+            return None
+        start, number = self.now(), microbatch // self.round_robin_degree
+        if self.weights:
+            self.weights.collect(number)
+        rest.finish(microbatch, number)
+        if self.weights:
+            self.weights.done(number)
+        self._note(microbatch, piece)
+        return start, self.now()
+
+    def backward(self, microbatch: int, rest: AbstractRest | None = None) -> Span | None:
+        """Run the backward on the piece of `microbatch` that this device holds; None if it holds none.
+
+        Args:
+            rest: takes what is left for `finish`; None: nothing is.
+        """
         piece = self._piece(microbatch)
         if piece is None:
             return None
@@ -372,11 +390,13 @@ class StageRunner:
         start, number = self.now(), microbatch // self.round_robin_degree
         if self.weights:
             self.weights.backward(number)
+            if not rest:
+                self.weights.collect(number)
         if roots:
             # What `torch.autograd.backward` calls. Its checks take 30 us of Python, and the engine makes the same ones.
             _engine_run_backward(tuple(roots), tuple(seeds), False, False, (), allow_unreachable=True, accumulate_grad=True)
-        if late:
-            late.keep(microbatch, number)
+        if rest:
+            rest.keep(microbatch, number)
         else:
             if self.weights:
                 self.weights.done(number)
@@ -387,8 +407,8 @@ class StageRunner:
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
         }
-        if late:
-            for way, tensors in late.sent(microbatch, made).items():
+        if rest:
+            for way, tensors in rest.sent(microbatch, made).items():
                 self.mailbox.put(way, microbatch, piece[0], tensors)
         else:
             self.mailbox.put(BACKWARD, microbatch, piece[0], made)

@@ -39,9 +39,8 @@ from gpp.runtime.worker.build import (
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.halves import split_modules
 from gpp.runtime.worker.handout import Handout
-from gpp.runtime.worker.hooks import OwnDevice, build_hooks
+from gpp.runtime.worker.hooks import Hooks, OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -96,13 +95,10 @@ class Worker:
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
-        self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self._handover: Handover = {}
-        ends = {"device_id": device_id, "device": device, "transport": transport, "handover": self._handover}
         self._params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        own = OwnDevice(job=job, modules=self.modules, params=dict(self._params), now=self.clock.now, card=card, **ends)
-        self._hooks = build_hooks(own)
+        self._hooks = self._own_hooks()
         self._params |= {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
@@ -145,6 +141,17 @@ class Worker:
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
         self._lines: Lines | None = None
         self.built_s = time.thread_time() - began  # without what others are waited for
+
+    def _own_hooks(self) -> tuple[Hooks, ...]:
+        """The hooks of the job's mechanisms, for the modules of the job."""
+        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
+        ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport, "handover": self._handover}
+        return build_hooks(OwnDevice(job=self.job, modules=self.modules, params=params, now=self.clock.now, card=self.card, **ends))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes for the user."""
+        return tuple(note for hooks in self._hooks for note in hooks.notes)
 
     def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
@@ -391,7 +398,7 @@ class Worker:
         gc.collect()
         if not self.job.settings.replan_every:  # what has been made so far stays: no collection needs to look at it again
             gc.freeze()
-        for words in self._notes:
+        for words in self.notes:
             lines.write({"warning": words})
         return lines
 

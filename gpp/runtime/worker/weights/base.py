@@ -87,11 +87,9 @@ class AbstractStageWeights(ABC):
     runs for which `forward` was called last, if it needs any. Micro-batches are counted by the device: where replicas take
     turns (`gpp.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
     forward's weights and the update of its gradient. `log`, if it is made a list, gets (F or B, micro-batch, version) of
-    every pass. `splits` says that backwards come in two halves: `backward` is then called before the first, `late` before the
-    second, `done` after that.
+    every pass. `backward` is called before every backward, `collect` before the
+    gradients of the weights are made, and `done` after that.
     """
-
-    splits = False
 
     def __init__(
         self,
@@ -187,14 +185,12 @@ class AbstractStageWeights(ABC):
             self.log.append((FORWARD, self.number(microbatch), version))
 
     def backward(self, microbatch: int) -> None:
-        """Give the module the weights for the micro-batch's backward, whole or its first half."""
+        """Give the module the weights for the micro-batch's backward."""
         version = self.prepare(microbatch)
-        if not self.splits:
-            self.late(microbatch)
         if self.log is not None:
             self.log.append((BACKWARD, self.number(microbatch), version))
 
-    def late(self, microbatch: int) -> None:
+    def collect(self, microbatch: int) -> None:
         """Let the leaves add into what the masters have accumulated, before the gradients of the weights are made."""
         for master, leaf in zip(self.masters, self.leaves(microbatch), strict=True):
             leaf.grad = master.grad

@@ -1,0 +1,35 @@
+"""Which stages of a job have split backwards, and what these cannot be combined with."""
+
+from __future__ import annotations
+
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.mechanisms.split_backward.kinds import HALVES
+from gpp.runtime.job import AbstractJobPart, Job
+
+WHOLE = "use strategy/schedule=1f1b"
+
+
+def split_stages(job: Job) -> tuple[int, ...]:
+    """The stages whose backwards the job's program has in two halves, ascending."""
+    return tuple(sorted({action.stage for own in job.program.actions.values() for action in own if action.kind in HALVES}))
+
+
+class SplitJobPart(AbstractJobPart):
+    """Compiled stages, and operators that are split over devices."""
+
+    def refuse(self, job: Job) -> None:
+        found = split_stages(job)
+        if found and job.settings.compile is not None:
+            rule = (
+                f"the schedule splits the backward of stage {found[0]}, and a compiled stage makes all of its gradients in one go"
+            )
+            raise InvalidConfig("engine.compile", job.settings.compile, rule, f"set engine.compile=null, or {WHOLE}")
+        for s in found:
+            if (degree := job.plan.stages[s].tensor_parallel) > 1:
+                raise UnsupportedPlan(
+                    f"the schedule splits the backward of stage {s}, whose operators are split over {degree} devices: they add up the "
+                    f"gradients of their inputs within it. Fix: plan with strategy.planner.tensor_parallel=false, or {WHOLE}"
+                )
+
+
+JOB = SplitJobPart()

@@ -1,0 +1,103 @@
+"""Split backwards on a worker: the second halves of a stage's, from the gradients of its inputs to those of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+from torch import Tensor
+
+from gpp.capture.late import Late, LateGradients
+from gpp.mechanisms.split_backward.job import split_stages
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD
+from gpp.runtime.job import Job, restore
+from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
+from gpp.runtime.worker.stage import AbstractRest, Span, StageRunner
+
+
+class SplitHooks(Hooks):
+    """The stages of a device whose backwards are split.
+
+    Operators with graphs of their own stay whole where the memory policy or the weight policy has hooks on what autograd saves: the
+    second half would find other weights than the first, or hold what was to be let go of.
+    """
+
+    def __init__(self, own: OwnDevice) -> None:
+        self._job, self._halves, notes = own.job, dict[int, LateHalves](), list[str]()
+        job = own.job
+        moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
+        for s in set(split_stages(job)) & set(own.modules):
+            stage = job.plan.stages[s]
+            formulas, elsewhere = moves or stage.spares, bool(stage.adding)
+            found = own.modules[s].split(whole=slow_nodes(job, s), formulas=formulas, elsewhere=elsewhere)
+            blocks = [name for name in found.whole if job.captured.node_of[name].kind == "block"]
+            if blocks:
+                notes.append(
+                    f"stage {s}: {', '.join(blocks[:5])} {'is' if len(blocks) == 1 else 'are'} hand-written, so all gradients of "
+                    f"{'it' if len(blocks) == 1 else 'them'} are made in the first half of a backward"
+                )
+        self.notes = tuple(notes)
+
+    def attach(self, runners: Mapping[int, StageRunner]) -> None:
+        self._halves = {s: LateHalves(late, runner) for s, runner in runners.items() if (late := runner.module.late) is not None}
+
+    def runs(self) -> Mapping[str, OwnAction]:
+        return {
+            INPUT_GRADIENTS: lambda stage, microbatch: self._halves[stage].input_gradients(microbatch),
+            WEIGHT_GRADIENTS: lambda stage, microbatch: self._halves[stage].weight_gradients(microbatch),
+        }
+
+
+class SplitWorkerPart(AbstractWorkerPart):
+    """Split backwards on a device."""
+
+    def build(self, own: OwnDevice) -> SplitHooks:
+        return SplitHooks(own)
+
+
+WORKER = SplitWorkerPart()
+
+
+def slow_nodes(job: Job, s: int) -> frozenset[str]:
+    """Nodes of a stage whose backwards stay whole, because the halves of them take too long."""
+    return frozenset(node for op in set(job.plan.stages[s].ops) & set(job.settings.whole_ops) for node in job.graph.ops[op].nodes)
+
+
+@final
+class LateHalves(AbstractRest):
+    """The tensors that the micro-batches of one stage hold between the halves.
+
+    Operators that stay whole give the gradients of their weights in the first half. Where the pipeline drains, these meet the sums
+    at once. Where it does not, that may be before the update of the mini-batch before, so they wait like all others.
+
+    Args:
+        late: of the stage's module.
+        runner: runs the stage.
+    """
+
+    def __init__(self, late: Late, runner: StageRunner) -> None:
+        self._late, self._runner, self._weights = late, runner, runner.weights
+        self._kept: dict[int, LateGradients] = {}
+
+    def input_gradients(self, microbatch: int) -> Span | None:
+        """The first half, for which the stages before wait. Only what the second half needs stays."""
+        return self._runner.backward(microbatch, self)
+
+    def weight_gradients(self, microbatch: int) -> Span | None:
+        """The second half: add to the gradients of the weights."""
+        return self._runner.finish(microbatch, self)
+
+    def sent(self, microbatch: int, made: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        return self._late.between(self._kept[microbatch], made) if self._late.between else {BACKWARD: made}
+
+    def keep(self, microbatch: int, number: int) -> None:
+        kept = self._kept[microbatch] = self._late.take()
+        if self._weights:
+            for leaf in self._weights.leaves(number):
+                if (gradient := leaf.grad) is not None:
+                    kept.add([leaf], lambda found=gradient: [found], fresh=True)
+                    leaf.grad = None
+
+    def finish(self, microbatch: int, number: int) -> None:
+        self._kept.pop(microbatch).deliver()
