@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
     from gpp.mechanisms.marks.tail import Tail
     from gpp.mechanisms.marks.vpipe import VPipe
+    from gpp.mechanisms.split_backward.schedules.dualpipe_v import DualPipeV
+    from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
+    from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+    from gpp.mechanisms.split_backward.schedules.v_half import VHalf
+    from gpp.mechanisms.split_backward.schedules.v_min import VMin
+    from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto
+    from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+    from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
+    from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
     from gpp.memory import Keep
     from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
     from gpp.plan.plan import Plan
@@ -39,19 +48,10 @@ if TYPE_CHECKING:
     from gpp.runtime.engines.distributed import Distributed
     from gpp.runtime.engines.emulate import Emulate
     from gpp.runtime.engines.simulate import Simulate
-    from gpp.schedules.dualpipe_v import DualPipeV
     from gpp.schedules.gpipe import GPipe
     from gpp.schedules.interleaved_1f1b import Interleaved1F1B
     from gpp.schedules.no_flush import NoFlush
     from gpp.schedules.one_f_one_b import OneFOneB
-    from gpp.schedules.optimal import OptimalOrder
-    from gpp.schedules.split_1f1b import Split1F1B
-    from gpp.schedules.v_half import VHalf
-    from gpp.schedules.v_min import VMin
-    from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
-    from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-    from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
-    from gpp.schedules.zero_bubble_v import ZeroBubbleV
     from gpp.strategy import Strategy
     from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
@@ -145,7 +145,7 @@ _HOME = {
     "Device": "gpp.cluster",
     "Distributed": "gpp.runtime.engines.distributed",
     "DoubleBuffer": "gpp.weights.double_buffer",
-    "DualPipeV": "gpp.schedules.dualpipe_v",
+    "DualPipeV": "gpp.mechanisms.split_backward.schedules.dualpipe_v",
     "EdgePipe": "gpp.planners.edgepipe.edgepipe",
     "Emulate": "gpp.runtime.engines.emulate",
     "Even": "gpp.planners.chains.even",
@@ -164,7 +164,7 @@ _HOME = {
     "Offload": "gpp.mechanisms.marks.policies",
     "OneFOneB": "gpp.schedules.one_f_one_b",
     "Optimal": "gpp.planners.bounds.optimal",
-    "OptimalOrder": "gpp.schedules.optimal",
+    "OptimalOrder": "gpp.mechanisms.split_backward.schedules.optimal",
     "PipeDream": "gpp.planners.chains.pipedream",
     "PipeDream2BW": "gpp.planners.chains.pipedream_2bw",
     "PipeMare": "gpp.weights.pipemare",
@@ -182,18 +182,18 @@ _HOME = {
     "Simulate": "gpp.runtime.engines.simulate",
     "Single": "gpp.planners.chains.single",
     "SpecTrain": "gpp.weights.spectrain",
-    "Split1F1B": "gpp.schedules.split_1f1b",
+    "Split1F1B": "gpp.mechanisms.split_backward.schedules.split_1f1b",
     "Stash": "gpp.weights.stash",
     "Strategy": "gpp.strategy",
     "Tail": "gpp.mechanisms.marks.tail",
-    "VHalf": "gpp.schedules.v_half",
-    "VMin": "gpp.schedules.v_min",
+    "VHalf": "gpp.mechanisms.split_backward.schedules.v_half",
+    "VMin": "gpp.mechanisms.split_backward.schedules.v_min",
     "VPipe": "gpp.mechanisms.marks.vpipe",
     "VerticalSync": "gpp.weights.vertical_sync",
-    "ZeroBubbleAuto": "gpp.schedules.zero_bubble_auto",
-    "ZeroBubbleH1": "gpp.schedules.zero_bubble_h1",
-    "ZeroBubbleH2": "gpp.schedules.zero_bubble_h2",
-    "ZeroBubbleV": "gpp.schedules.zero_bubble_v",
+    "ZeroBubbleAuto": "gpp.mechanisms.split_backward.schedules.zero_bubble_auto",
+    "ZeroBubbleH1": "gpp.mechanisms.split_backward.schedules.zero_bubble_h1",
+    "ZeroBubbleH2": "gpp.mechanisms.split_backward.schedules.zero_bubble_h2",
+    "ZeroBubbleV": "gpp.mechanisms.split_backward.schedules.zero_bubble_v",
     "capture_model": "gpp.app.api",
     "local": "gpp.cluster",
     "local_gpus": "gpp.runtime.cards.local",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from gpp import mechanism
 from gpp.analysis.comparison import Attempt, attempt
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem, divisors
@@ -23,7 +24,6 @@ from gpp.planners.base import AbstractPlanner
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.settings import Count, Share, settings
 from gpp.strategy import Strategy
 
@@ -32,7 +32,8 @@ DIGITS = 3
 
 
 def _schedules() -> dict[str, AbstractSchedule]:
-    return {"1f1b": OneFOneB(), "gpipe": GPipe(), "zero_bubble_h1": ZeroBubbleH1()}
+    added = mechanism.found("schedules", "EXPLORED", dict)
+    return {"1f1b": OneFOneB(), "gpipe": GPipe(), **{name: each for own in added.values() for name, each in own.items()}}
 
 
 @settings("explore")

@@ -16,12 +16,12 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
 from gpp.graph.sharding.declare import with_variants
+from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
 from gpp.program.kinds import BACKWARD, PASS
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.simulate.simulator import Costs, steps_of
 from gpp.strategy import Strategy
 from sweeps.truth.layouts import (

@@ -159,7 +159,7 @@ UNUSED = [
     "gpp.runtime.engines.distributed",
     "gpp.runtime.rehearsal.rehearse",
     "gpp.runtime.worker.parent",
-    "gpp.schedules.optimal",
+    "gpp.mechanisms.split_backward.schedules.optimal",
     "multiprocessing",
     "networkx",
     "numpy.ma",

@@ -15,6 +15,9 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, OpGraph, Tensor
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
@@ -24,9 +27,6 @@ from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive

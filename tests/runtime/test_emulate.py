@@ -25,6 +25,9 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marked, marks_of
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -39,9 +42,6 @@ from gpp.runtime.job import Job, assemble
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights

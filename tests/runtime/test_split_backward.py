@@ -15,11 +15,11 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.split_backward.job import JOB
 from gpp.mechanisms.split_backward.kinds import HALVES
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.runtime.worker.allocator import MemoryEvents
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.weights.flush import Flush
 from tests.checks.split_backward import differences
 from tests.support import inprocess

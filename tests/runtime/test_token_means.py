@@ -20,6 +20,7 @@ from gpp.data.sampler import minibatch
 from gpp.data.tensors import Tensors, write
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.models.losses import module_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
@@ -28,7 +29,6 @@ from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from tests.support import inprocess
 from tests.support.staged import parts_of
 

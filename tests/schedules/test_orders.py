@@ -14,24 +14,24 @@ from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanisms.split_backward.schedules.dualpipe_v import DualPipeV
+from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
+from gpp.mechanisms.split_backward.schedules.v_half import VHalf
+from gpp.mechanisms.split_backward.schedules.v_min import VMin
+from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
+from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.dualpipe_v import DualPipeV
 from gpp.schedules.exact import bound_s, prove, value_of
 from gpp.schedules.flow import Flow, Work
 from gpp.schedules.folded import folded, interleaved_groups, v_pairs
 from gpp.schedules.greedy import greedy
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.optimal import OptimalOrder
-from gpp.schedules.v_half import VHalf
-from gpp.schedules.v_min import VMin
-from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
-from gpp.schedules.zero_bubble_v import ZeroBubbleV
 from gpp.strategy import Strategy
 from tests.oracle.orders import Pipeline, earliest, least
 from tests.support.graphs import chain, graph, problem, two_towers, with_weights
@@ -160,7 +160,7 @@ def test_planners_ask_the_draft_of_a_schedule_that_searches(monkeypatch: pytest.
     """A search for each candidate took minutes; a plan's own order is searched when it is lowered."""
     asked: list[object] = []
     monkeypatch.setattr(
-        "gpp.schedules.optimal.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
+        "gpp.schedules.proven.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
     )
     made = problem(equal(chain(4)), 2, 4, microbatch_size=1)
     strategy = Strategy(name="test", planner=GraphPipe(), schedule=OptimalOrder(limit=0.1))

@@ -16,6 +16,9 @@ from baselines.torch_pipelining import TorchPipelining
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -32,9 +35,6 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
 from gpp.weights.flush import Flush

@@ -12,13 +12,13 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import DEVICE, in_halves

@@ -27,8 +27,8 @@ class SplitJobPart(AbstractJobPart):
         for s in found:
             if (degree := job.plan.stages[s].tensor_parallel) > 1:
                 raise UnsupportedPlan(
-                    f"the schedule splits the backward of stage {s}, whose operators are split over {degree} devices: they add up the "
-                    f"gradients of their inputs within it. Fix: plan with strategy.planner.tensor_parallel=false, or {WHOLE}"
+                    f"the schedule splits the backward of stage {s}, whose operators are split over {degree} devices: they add up "
+                    f"the gradients of their inputs within it. Fix: plan with strategy.planner.tensor_parallel=false, or {WHOLE}"
                 )
 
 

@@ -17,12 +17,12 @@ from gpp.analysis.explore import Explored, Grid, GridPoint, explore
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.explore.page import explore_report
 from gpp.report.run.record import Asked, Planned, RunRecord, Surveyed
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.strategy import Strategy
 from tests.support import graphs
 from tests.support.page_check import parse

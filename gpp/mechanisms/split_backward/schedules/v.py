@@ -17,6 +17,7 @@ from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
+from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import rules
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, KINDS, PASS
 from gpp.program.program import Task
@@ -25,7 +26,6 @@ from gpp.schedules.exact import value_of
 from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.folded import V, check_folded, folded, unfolded
 from gpp.schedules.greedy import ROUNDING, greedy
-from gpp.schedules.zero_bubble_auto import rules
 
 AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
 

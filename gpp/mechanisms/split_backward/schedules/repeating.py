@@ -13,8 +13,8 @@ from abc import ABC
 from functools import cache
 from typing import ClassVar, NamedTuple
 
+from gpp.mechanisms.split_backward.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice
 from gpp.program.program import Task
-from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice
 
 BLOCK = 6
 """Slots from one micro-batch to the next."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from gpp.schedules.repeating import AbstractRepeating, Steps
+from gpp.mechanisms.split_backward.schedules.repeating import AbstractRepeating, Steps
 from gpp.settings import settings
 
 

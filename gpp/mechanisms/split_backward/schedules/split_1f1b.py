@@ -10,7 +10,7 @@ from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
 from gpp.mechanisms.split_backward.kinds import HALVES
-from gpp.schedules.split import AbstractSplit
+from gpp.mechanisms.split_backward.schedules.split import AbstractSplit
 from gpp.settings import settings
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
+from gpp.mechanisms.split_backward.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice, Writer
 from gpp.program.program import Task
-from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, VDevice, Writer
 from gpp.settings import settings
 
 

@@ -19,15 +19,15 @@ from typing import ClassVar, final
 from gpp.cost.holding import Holding
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.mechanisms.split_backward.kinds import HALVES
+from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
 from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.greedy import ROUNDING, Rule, greedy
-from gpp.schedules.split_1f1b import Split1F1B
-from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.settings import Positive, settings
 from gpp.stage import Stage
 

@@ -7,21 +7,18 @@ what it proved.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.split_backward.kinds import HALVES
+from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
-from gpp.schedules.exact import Aim, Proven, prove
+from gpp.schedules.exact import Aim
 from gpp.schedules.flow import Flow, Work
-from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
+from gpp.schedules.proven import MOST_TASKS, proven
 from gpp.settings import Count, Positive, settings
-
-MOST_TASKS = 1000
-"""Passes of a step up to which a search is worth its time."""
 
 
 @final
@@ -69,9 +66,3 @@ def check_size(flow: Flow, most: int) -> None:
         rule = f"the step has {len(flow.tasks)} passes, and the search takes no more than that"
         fix = "use strategy/schedule=zero_bubble_auto, or fewer micro-batches"
         raise InvalidConfig("strategy.schedule.max_tasks", most, rule, fix)
-
-
-@lru_cache(maxsize=8)
-def proven(flow: Flow, hint: tuple[tuple[int, ...], ...], aim: Aim, limit: float) -> Proven:
-    """The result of `prove`, kept for each flow, because a run asks for the same order several times."""
-    return prove(flow, hint, aim, limit)
