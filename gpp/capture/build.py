@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from gpp.capture.added import capture_part
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.faithful.compared import compared
-from gpp.capture.halves import halves
 from gpp.capture.items import with_items
-from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
@@ -233,7 +232,7 @@ class _OpCosts:
             {*self.losses, *(tensor.name for tensor in tensors)},
         )
         charged: set[str] = set()
-        split, late = self._late()
+        left, late = self._late()
         ops = []
         for number, closure in enumerate(self.closures):
             # a free node is computed once per stage; charging its first reader keeps the sum right
@@ -251,8 +250,8 @@ class _OpCosts:
                     traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
                     num_kernels=sum(not f.view for f in facts),
                     saved_bytes=kept[number] / self.batch,
-                    weight_flops=sum(self.facts[n].weight_flops for n in own if n in split) / self.batch,
-                    late_bytes=late[number] / self.batch,
+                    weight_flops=sum(self.facts[n].weight_flops for n in own if n in left) / self.batch,
+                    late_bytes=late.get(number, 0) / self.batch,
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
@@ -306,30 +305,14 @@ class _OpCosts:
                         kept[self.groups.producer.get(maker.name, number) if maker else number] += storage_bytes
         return seen, kept
 
-    def _late(self) -> tuple[Collection[str], dict[int, int]]:
-        """Nodes whose backward can be split, and the bytes that each operator answers for between the halves.
-
-        Between them an operator with a formula needs what autograd keeps for it; one with a graph of its own also its data. All
-        need the gradients of their outputs. The first who needs a storage answers for it, and nobody for a user's input or for what
-        follows from weights alone, which does not grow with the samples.
-        """
+    def _late(self) -> tuple[Collection[str], Mapping[int, int]]:
+        """Nodes whose gradients of weights can be left for later, and the bytes that each operator answers for meanwhile."""
+        part = capture_part()
+        if part is None:
+            return (), {}
         calls = [draft.name for draft in self.drafts.drafts if draft.kind in ("call", "block") and draft.name in self.groups.live]
-        found = halves(self.draft, calls, self.losses)  # type: ignore[arg-type]  # a draft has all that a node has
-        split, others = found.split, {*found.alone, *(draft.name for draft in self.drafts.drafts if draft.kind == "input")}
-        seen = {storage for name in others for storage in self.facts[name].storages}
-        held: dict[int, int] = defaultdict(int)
-        for number, closure in enumerate(self.closures):
-            for name in closure:
-                if name not in split:
-                    continue
-                facts = self.facts[name]
-                needs = [(storage, size) for storage, _, size in facts.saved]
-                needs += facts.gradients + (facts.data if self.draft[name].target not in FORMULAS else [])
-                for storage, size in needs:
-                    if storage not in seen:
-                        seen.add(storage)
-                        held[number] += size
-        return split, held
+        # A draft has all that a node has.
+        return part.left(self.draft, calls, self.losses, self.facts, self.closures)  # type: ignore[arg-type]
 
     def _tensors(self, saved: set[int], dtype: str) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)

@@ -11,8 +11,6 @@ import torch
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
-from gpp.capture.halves import Halves, halves
-from gpp.capture.late import Late
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, is_row, node_references
@@ -50,8 +48,6 @@ class Cut:
         shards: Shards | None = None,
     ) -> None:
         self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
-        self.halves: Halves | None = None
-        self.late: Late | None = None
         self.calls_through: dict[str, Callable[..., Any]] = {}
         self.node_of = captured.node_of
         self.order = {node.name: i for i, node in enumerate(captured.nodes)}
@@ -159,26 +155,17 @@ class Cut:
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
 
-    def split(self, whole: frozenset[str], formulas: bool, elsewhere: bool) -> tuple[Halves, Late]:
-        """Let the code that is compiled from now on split its backward; arguments as `halves` has them."""
-        outputs = [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
-        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
-        self.late = Late(self.device)
-        return self.halves, self.late
+    @property
+    def outputs(self) -> list[str]:
+        """Own nodes whose values leave a training pass: for other stages, and the losses."""
+        return [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
 
     def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
         batch = self.captured.batch
-        through = self._through if training and (self.halves or self.calls_through) else None
+        through = self.calls_through if training else {}
         return Emitter(
             root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched, through=through
         )
-
-    def _through(self, node: Node) -> Callable[..., Any] | None:
-        """What calls an operator, in a split backward's forward or in the place of it, if it is another."""
-        if other := self.calls_through.get(node.name):
-            return other
-        late = self.halves.split.get(node.name) if self.halves else None
-        return self.late.of(node.name, node.target, late, operator_of(node.target)) if late and self.late else None
 
     def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
         """Call a node, and tell the watcher of it."""

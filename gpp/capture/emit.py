@@ -132,7 +132,7 @@ class Emitter:
         training: keep training behaviour; if false, the arguments that switch it are switched off.
         batch: the only batch size that the code is for; None for any.
         watched: whether the code tells a `Watcher`, its argument behind `batch`, of every call.
-        through: of a node, what calls its operator in its place; None for the operator itself.
+        through: node -> what calls its operator in its place; of others the operator is called itself.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Emitter:
         training: bool,
         batch: int | None,
         watched: bool = False,
-        through: Callable[[Node], Callable[..., Any] | None] | None = None,
+        through: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        self._through = through
+        self._through = through or {}
         self.root, self.device, self.dtypes, self.training = root, device, dtypes, training
         self.graph = fx.Graph()
         self.batch = self.graph.placeholder("batch")
@@ -188,7 +188,7 @@ class Emitter:
         kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
         if not self.training:
             args, kwargs = _for_evaluation(target, args, kwargs)
-        if through is None and self._through and (other := self._through(node)):
+        if through is None and (other := self._through.get(node.name)):
             # Generated code knows its globals by name.
             other.__name__ = other.__qualname__ = f"late_{target.__name__.replace('.', '_')}"
             through = other

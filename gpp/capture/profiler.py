@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gpp.capture.added import capture_part
 from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
 from gpp.cost.load import Load
@@ -26,7 +27,6 @@ from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
-    from gpp.capture.late import Late, LateGradients
     from gpp.capture.stage import StageModule
     from gpp.graph.captured import Captured, Node
 
@@ -85,14 +85,15 @@ def profile(
         distinct = dict(zip(keys, graph.ops, strict=True))
         budget = budget_s / (2 * _ROUNDS * len(sample_counts) * max(1, len(distinct)))
         seen: dict[Any, list[_Row]] = {key: [] for key in distinct}
+        part = capture_part()
         parts: dict[Any, list[_SplitShares]] = {key: [] for key in distinct}
         for _ in range(_ROUNDS):
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
                 fill(module)
                 seen[key].append(row := _row(captured, module, sample_counts, at, budget, overhead))
-                if op.weight_flops and sum(row[-1]) <= _SLOW_S and module.split().split:
-                    parts[key].append(_halves(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1]))
+                if op.weight_flops and sum(row[-1]) <= _SLOW_S and part and (rest := part.parted(module)):
+                    parts[key].append(_halves(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
         halves = {key: _median_halves(found) for key, found in parts.items()}
@@ -152,10 +153,11 @@ def _halves(
     budget_s: float,
     overhead: _PassTimes,
     whole_s: float,
+    rest: Callable[[], Callable[[], None]],
 ) -> _SplitShares:
-    """The halves of a group's backward, given the seconds of the whole one; `module` is split."""
+    """The halves of a group's backward, given the seconds of the whole one; `rest` as `AbstractCapturePart.parted` has it."""
     forward, seeds = one_pass(captured, module, samples, device)
-    first, second = _time_backwards(forward, seeds, device, budget_s, module.late)
+    first, second = _time_backwards(forward, seeds, device, budget_s, rest)
     first = max(first - overhead.backward_s, first / 10)
     return _SplitShares(second / (first + second), (first + second) / whole_s)
 
@@ -281,20 +283,23 @@ def _time_passes(
 
 
 def _time_backwards(
-    forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float, late: Late | None
+    forward: Callable[[], list[torch.Tensor]],
+    seeds: list[torch.Tensor],
+    device: torch.device,
+    budget_s: float,
+    rest: Callable[[], Callable[[], None]],
 ) -> tuple[float, float]:
     """Medians over repeats of the two halves of a backward."""
-    assert late is not None
-    kept: list[LateGradients] = []
+    kept: list[Callable[[], None]] = []
 
     def first(made: list[list[torch.Tensor]]) -> None:
         for roots in made:
             torch.autograd.backward(roots, seeds)
-            kept.append(late.take())
+            kept.append(rest())
 
     def second(made: list[list[torch.Tensor]]) -> None:
-        for gradients in kept:
-            gradients.deliver()
+        for finish in kept:
+            finish()
         kept.clear()
 
     _, *halves = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)

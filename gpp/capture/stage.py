@@ -18,8 +18,6 @@ from gpp.capture.codec import dtype_of
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
-from gpp.capture.halves import Halves
-from gpp.capture.late import Late
 from gpp.capture.sharded import Shards
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
@@ -48,7 +46,7 @@ class StageModule(nn.Module):
         has_random: whether the training pass draws random numbers.
         calls: nodes that the training pass calls, in order; a place is a position in it.
         arguments: nodes whose values the training pass is given: inputs, received tensors, leaves.
-        late: where a backward leaves the gradients of the weights; None where it makes them.
+        cut: the nodes that it runs, and its boundary.
     """
 
     inputs: tuple[str, ...]
@@ -67,12 +65,11 @@ class StageModule(nn.Module):
         self._share(root)
         self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
-        self._cut = cut
+        self.cut = cut
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
         self._watched: Callable[..., Any] | None = None
-        self.late: Late | None = None
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
@@ -85,16 +82,10 @@ class StageModule(nn.Module):
         self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
-    def split(self, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
-        """Let the backward of training passes leave the gradients of the weights in `late`; arguments as `halves` has them."""
-        found, self.late = self._cut.split(whole, formulas, elsewhere)
-        self._run = self._cut.compile(self._root, training=True)[0]
-        return found
-
     def call_through(self, calls: Mapping[str, Callable[..., Any]]) -> None:
         """Let training passes call nodes by other functions of the same arguments."""
-        self._cut.calls_through = dict(calls)
-        self._run = self._cut.compile(self._root, training=True)[0]
+        self.cut.calls_through = dict(calls)
+        self._run = self.cut.compile(self._root, training=True)[0]
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -102,7 +93,7 @@ class StageModule(nn.Module):
         Args:
             draws: nodes before which it is told that random numbers are drawn.
         """
-        self._watched = self._cut.compile(self._root, training=True, draws=draws)[0]
+        self._watched = self.cut.compile(self._root, training=True, draws=draws)[0]
 
     def part(
         self, nodes: Iterable[str], draws: frozenset[str]
@@ -115,7 +106,7 @@ class StageModule(nn.Module):
         Returns:
             A function of the batch size, a watcher and the values of other nodes; and the names of those nodes.
         """
-        run, reads = self._cut.part(self._root, nodes, draws)
+        run, reads = self.cut.part(self._root, nodes, draws)
 
         def again(batch: int, watcher: Watcher, values: Iterable[Tensor]) -> None:
             run(self._root, batch, watcher, *values)
@@ -153,7 +144,7 @@ class StageModule(nn.Module):
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
-        return StageModule(self._cut, self._root, self.counts, training=False)
+        return StageModule(self.cut, self._root, self.counts, training=False)
 
     def counting(self, rows: Rows, labels: Rows, size: int) -> Rows:
         """The rows of a pass, and what the losses of mini-batches are divided by.
@@ -183,7 +174,7 @@ class StageModule(nn.Module):
         Raises:
             CaptureError: the tensor's samples cannot be told apart, so it cannot cross a boundary.
         """
-        return self._cut.spec(name)
+        return self.cut.spec(name)
 
     def load(self, mapping: Mapping[str, Tensor]) -> None:
         """Copy parameters, buffers and constants from a mapping by full name (canonical name of tied weights).
@@ -195,7 +186,7 @@ class StageModule(nn.Module):
             for name, tensor in self._root.owned():
                 if name in mapping:
                     value = mapping[name]
-                elif self._cut.captured.constants.get(name) is not None:
+                elif self.cut.captured.constants.get(name) is not None:
                     continue
                 else:
                     raise CaptureError(f"the state has no tensor {name}. Fix: save it with initial_state(model, captured)")

@@ -19,6 +19,7 @@ from collections import defaultdict
 import torch
 
 from gpp.capture.stage import build_stage
+from gpp.mechanisms.split_backward.modules import late_of, split
 from tests.support import inprocess
 from tests.support.conf import model_named
 
@@ -34,7 +35,7 @@ def ratios(name: str, samples: int, rounds: int, width: int) -> dict[str, float]
     both = {way: build_stage(captured, nodes, device="cpu") for way in ("whole", "split")}
     for module in both.values():
         module.load(state)
-    both["split"].split()
+    split(both["split"])
     gc.collect()
     gc.freeze()  # as workers do
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -45,8 +46,8 @@ def ratios(name: str, samples: int, rounds: int, width: int) -> dict[str, float]
             made = [value for key, value in module(samples, rows).items() if key in module.results]
             middle = time.process_time()
             torch.autograd.backward(made)
-            if module.late:
-                module.late.take().deliver()
+            if way == "split":
+                late_of(module).take().deliver()
             end = time.process_time()
             del made
             if number >= 2:

@@ -15,6 +15,8 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.split_backward.job import JOB
 from gpp.mechanisms.split_backward.kinds import HALVES
+from gpp.mechanisms.split_backward.modules import late_of
+from gpp.mechanisms.split_backward.modules import split as split_module
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
@@ -36,7 +38,7 @@ def whole_and_split(captured: Captured, dtype: torch.dtype, state: dict[str, tor
     both = [build_stage(captured, nodes, device="cpu", dtype_of_floats=dtype) for _ in range(2)]
     for module in both:
         module.load(state)
-    both[1].split()
+    split_module(both[1])
     return both[0], both[1]
 
 
@@ -56,13 +58,12 @@ def test_every_way_to_read_weights(use: str) -> None:
     model = UsingStages(use).double()
     captured = capture(model, (torch.randn(3, 6).double(),), torch.randn(3, 6).double(), torch.nn.functional.mse_loss, name="use")
     whole, split = whole_and_split(captured, torch.float64, initial_state(model, captured))
-    assert split.late is not None
     kept = []
     for _ in range(3):
         rows = {captured.inputs[0]: torch.randn(4, 6).double(), captured.inputs[1]: torch.randn(4, 6).double()}
         whole(4, rows)["loss"].backward()
         split(4, rows)["loss"].backward()
-        kept.append(split.late.take())
+        kept.append(late_of(split).take())
     for gradients in kept:
         gradients.deliver()
     for (name, mine), theirs in zip(split.named_parameters(), whole.parameters(), strict=True):
@@ -91,8 +92,7 @@ def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
     assert torch.equal(*losses)
     for loss in losses:
         loss.backward()
-    assert split.late is not None
-    split.late.take().deliver()
+    late_of(split).take().deliver()
     assert all(torch.equal(*(p.grad for p in pair)) for pair in zip(whole.parameters(), split.parameters(), strict=True))
 
 
@@ -104,14 +104,13 @@ def test_the_bill_of_what_is_late(name: str) -> None:
     """
     model, captured, state = model_of(name, "float32")
     _, split = whole_and_split(captured, torch.float32, state)
-    assert split.late is not None
     rows = inprocess.data_of(model).load("train", model, seed=0, dtype="float32").fetch(torch.arange(8))
     for param in split.parameters():
         param.grad = torch.zeros_like(param)
     events = MemoryEvents(lambda allowed: None)
     events.begin([])
     split(8, rows)["loss"].backward()
-    kept = split.late.take()
+    kept = late_of(split).take()
     events.drain()
     assert events.held_bytes == pytest.approx(8 * sum(op.late_bytes for op in captured.graph.ops), rel=0.03)
     kept.deliver()
@@ -152,9 +151,9 @@ def test_what_stays_whole_is_told() -> None:
     _, captured, _ = model_of("NormedBatch")
     nodes = [node for op in captured.graph.ops for node in op.nodes]
     module = build_stage(captured, nodes, device="meta")
-    found = module.split()
+    found = split_module(module)
     assert {captured.node_of[name].target for name in found.split} == {"aten.linear.default"}
     assert {captured.node_of[name].target for name in found.whole} == {"aten.batch_norm.default"}
     first = min(found.split)
-    asked = module.split(whole=frozenset([first]))
+    asked = split_module(module, whole=frozenset([first]))
     assert "as measured" in asked.whole[first] and first not in asked.split

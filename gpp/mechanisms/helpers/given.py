@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpp.capture.late import LateGradients
 from gpp.mechanisms.helpers.kinds import HELPING, HELPING_INPUTS
 from gpp.mechanisms.helpers.operands import Head, Operands, head_of_stage, operands_of_stage
 from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.mechanisms.split_backward.late import LateGradients
 from gpp.program.kinds import BACKWARD, Direction
 from gpp.runtime.job import Job
 

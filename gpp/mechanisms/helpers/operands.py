@@ -1,8 +1,8 @@
 """The operands that a helper is sent of a micro-batch, and the weight gradients that it makes of them for another's stage.
 
-The stage's own device hands on what `gpp.capture.late` has queued: for each operator of `FORMULAS` the gradient of its output and
-the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are, and of which
-sizes; a helper needs no weights, only their sizes.
+The stage's own device hands on what `split_backward/late.py` has queued: for each operator of `FORMULAS` the gradient of its
+output and the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are,
+and of which sizes; a helper needs no weights, only their sizes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
 from gpp.capture.cut import Cut
-from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
 from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
+from gpp.mechanisms.split_backward.modules import halves_of
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.runtime.job import Job
 
@@ -83,7 +84,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
     (name,) = readers
     given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
     (weight,), read = references(given["weight"]), list(references(given["input"]))
-    if read != [data] or name not in cut.split(whole, formulas=False, elsewhere=True)[0].split:
+    if read != [data] or name not in halves_of(cut, whole=whole, elsewhere=True).split:
         return f"the gradients of {name} are not made in two halves"
     if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
         return f"the samples of {data} are not its first dimension"
@@ -93,7 +94,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
 def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
     """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
     cut, node_of = Cut(job.captured, nodes_of(job, s), torch.device("meta"), {}), job.captured.node_of
-    names = cut.split(slow_nodes(job, s), formulas=False, elsewhere=True)[0].split
+    names = halves_of(cut, whole=slow_nodes(job, s), elsewhere=True).split
     return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
 

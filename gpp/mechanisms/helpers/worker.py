@@ -17,11 +17,12 @@ from torch import nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.cut import BoundaryTensor
-from gpp.capture.late import LateGradients, in_columns
 from gpp.mechanisms.helpers.given import Given
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS
 from gpp.mechanisms.helpers.operands import Form
 from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.mechanisms.split_backward.late import LateGradients, in_columns
+from gpp.mechanisms.split_backward.modules import late_of
 from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import Mark
@@ -93,15 +94,14 @@ class HelperHooks(Hooks):
     def __init__(self, own: OwnDevice) -> None:
         self._job, self.helpers = own.job, _helpers(own)
         self._given = {s: Given.of(own.job, s) for s in own.modules if own.job.plan.stages[s].beside}
-        self._modules = own.modules
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
         for s, given in self._given.items():
-            if late := self._modules[s].late:
-                late.between = given.between
-                if given.head:
-                    _, lo, hi = given.columns[0]
-                    late.own_columns[given.head.node] = lo, hi
+            late = late_of(runners[s].module)
+            late.between = given.between
+            if given.head:
+                _, lo, hi = given.columns[0]
+                late.own_columns[given.head.node] = lo, hi
 
     def boundary(self, stage: int, found: Boundary) -> Boundary:
         plan, out = self._job.plan, found

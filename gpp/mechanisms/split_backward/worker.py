@@ -7,9 +7,10 @@ from typing import final
 
 from torch import Tensor
 
-from gpp.capture.late import Late, LateGradients
 from gpp.mechanisms.split_backward.job import split_stages
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
+from gpp.mechanisms.split_backward.late import Late, LateGradients
+from gpp.mechanisms.split_backward.modules import late_of, split
 from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
@@ -24,13 +25,14 @@ class SplitHooks(Hooks):
     """
 
     def __init__(self, own: OwnDevice) -> None:
-        self._job, self._halves, notes = own.job, dict[int, LateHalves](), list[str]()
-        job = own.job
+        job, self._halves, notes = own.job, dict[int, LateHalves](), list[str]()
+        self._late = dict[int, Late]()
         moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
         for s in set(split_stages(job)) & set(own.modules):
             stage = job.plan.stages[s]
             formulas, elsewhere = moves or stage.spares, bool(stage.adding)
-            found = own.modules[s].split(whole=slow_nodes(job, s), formulas=formulas, elsewhere=elsewhere)
+            found = split(own.modules[s], whole=slow_nodes(job, s), formulas=formulas, elsewhere=elsewhere)
+            self._late[s] = late_of(own.modules[s])
             blocks = [name for name in found.whole if job.captured.node_of[name].kind == "block"]
             if blocks:
                 notes.append(
@@ -40,7 +42,7 @@ class SplitHooks(Hooks):
         self.notes = tuple(notes)
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
-        self._halves = {s: LateHalves(late, runner) for s, runner in runners.items() if (late := runner.module.late) is not None}
+        self._halves = {s: LateHalves(late, runners[s]) for s, late in self._late.items()}
 
     def runs(self) -> Mapping[str, OwnAction]:
         return {

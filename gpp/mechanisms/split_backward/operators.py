@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
-from gpp.capture.late import FORMULAS
 from gpp.graph.captured import Node, evaluate, node_references, references
+from gpp.mechanisms.split_backward.late import FORMULAS
 
 _PRODUCTS = re.compile(
     r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*|_grouped_mm)\.|gpp\.grouped_mm\."
@@ -64,7 +64,7 @@ def halves(
         calls: nodes that its training pass calls, in order.
         outputs: those among them whose values leave the stage.
         whole: nodes that are to stay whole.
-        formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
+        formulas: whether all but the operators of `late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
         elsewhere: whether another device makes the second half, out of what it is sent: operators of which
             it could not know enough stay whole.

@@ -1,0 +1,49 @@
+"""What a mechanism can leave of a backward for later, as it is found when a model is captured and timed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpp.mechanism import found
+
+if TYPE_CHECKING:
+    from gpp.capture.measure import Facts
+    from gpp.capture.stage import StageModule
+    from gpp.graph.captured import Node
+
+
+class AbstractCapturePart(ABC):
+    """A way to leave gradients of weights."""
+
+    @abstractmethod
+    def left(
+        self,
+        nodes: Mapping[str, Node],
+        calls: Sequence[str],
+        outputs: Iterable[str],
+        facts: Mapping[str, Facts],
+        closures: Sequence[Iterable[str]],
+    ) -> tuple[Collection[str], Mapping[int, int]]:
+        """The nodes whose gradients of weights can be left, and the bytes that each operator answers for meanwhile.
+
+        Args:
+            nodes: by name.
+            calls: those that a training pass calls, in order.
+            outputs: those among them whose values are the model's losses.
+            closures: the nodes of each operator, and those without an operator that it needs.
+        """
+
+    @abstractmethod
+    def parted(self, module: StageModule) -> Callable[[], Callable[[], None]] | None:
+        """Let the backwards of a module leave them.
+
+        Returns:
+            A function to be called behind each backward, which returns one that makes what is left. None: nothing can be left.
+        """
+
+
+def capture_part() -> AbstractCapturePart | None:
+    """The first mechanism's that has one."""
+    return next(iter(found("capture", "CAPTURE", AbstractCapturePart).values()), None)
