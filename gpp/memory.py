@@ -116,7 +116,7 @@ class AbstractMemory(ABC):
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
         late, position = plan.late(s, problem.regime.holds), plan.position(s)
         # What is held late is held in any case. It may be more than what is held in full, if little of that is left.
-        for beside in (late, late + 1) if problem.regime.holds.in_parts else (0,):
+        for beside in (late, late + 1) if problem.regime.holds.parts else (0,):
             room = limit - beside * StageCost.of(problem, stage, depth).late_bytes
             found = self.fit(Question(problem, stage, held(stage), room, depth, position, within))
             if found is None:

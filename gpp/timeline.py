@@ -79,8 +79,8 @@ class StageMemory:
 
     Args:
         static_bytes: weights with their copies, gradients, optimizer's state, rows of the user's inputs.
-        microbatch_bytes: of each micro-batch from its forward to its backward, or to the first half of it.
-        late_bytes: of each micro-batch between the two halves of its backward, where that is split.
+        microbatch_bytes: of each micro-batch from its forward to its backward, or to the first part of it.
+        late_bytes: of each micro-batch between the parts of its backward, where it has some.
         moved_bytes: of each micro-batch, from its forward until they are on the host, and from their fetch to the backward.
         transient_bytes: while a pass runs.
         again_s: seconds of each backward in which forwards are computed again.

@@ -180,7 +180,11 @@ def test_imports_run_upwards() -> None:
     assert not wrong
 
 
-OF_MECHANISMS = re.compile(r"weight_device|input_share|\bhelpers?\b|\bhelped\b|[Qq]uantis|edge_(bits|clip|auto)|(most|useful)_bits")
+OF_MECHANISMS = re.compile(
+    r"weight_device|input_share|\bhelpers?\b|\bhelped\b|[Qq]uantis|edge_(bits|clip|auto)|(most|useful)_bits"
+    r"|split_backward|INPUT_GRADIENTS|WEIGHT_GRADIENTS|HALVES|split(s|ting)? (a |the |their )?backwards?\b"
+    r"|backwards?( that)? (is|are|be) split|hal(f|ves) of (a|the|its|their) backwards?"
+)
 """Words of mechanisms that have left the core: their fields, and what their papers call things."""
 
 
@@ -257,7 +261,9 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.runtime.engines.distributed, baselines.reference.reference, gpp.models.network, gpp.data.digits, "
         "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed, "
         "gpp.mechanisms.helpers.layerpipe, gpp.mechanisms.helpers.lowering, gpp.mechanisms.helpers.prediction, "
-        "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job"
+        "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
+        "gpp.mechanisms.split_backward.job, gpp.mechanisms.split_backward.rule, "
+        "gpp.mechanisms.split_backward.schedules.optimal"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -34,7 +34,7 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     one_piece = isinstance(strategy.planner, Single)
     if experiment.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
         # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-        # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
+        # with a micro-batch of their own, nor shared updates; a continuous pipeline or backwards in parts may be faster; other
         # batches have other bounds.
         return None
     known = experiment.made.bound

@@ -3,7 +3,8 @@
 Each operator group is cut out as a stage of its own, fed with made-up tensors of the right shapes, and timed forwards
 and backwards apart, with gradients accumulating as they do from the second micro-batch on. The cost of calling a stage
 is measured once and subtracted, because a stage of many operators pays it once. Groups of equal amounts and shapes
-(repeated layers) are timed once. Where a group's backward can be split, its halves are timed too, at the most samples.
+(repeated layers) are timed once. Where a group's backward can leave gradients of weights for later,
+both passes are timed too, at the most samples.
 """
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ def profile(
         budget = budget_s / (2 * _ROUNDS * len(sample_counts) * max(1, len(distinct)))
         seen: dict[Any, list[_Row]] = {key: [] for key in distinct}
         part = capture_part()
-        parts: dict[Any, list[_SplitShares]] = {key: [] for key in distinct}
+        parts: dict[Any, list[_LateShare]] = {key: [] for key in distinct}
         for _ in range(_ROUNDS):
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
                 fill(module)
                 seen[key].append(row := _row(captured, module, sample_counts, at, budget, overhead))
                 if op.weight_flops and sum(row[-1]) <= _SLOW_S and part and (rest := part.parted(module)):
-                    parts[key].append(_halves(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
+                    parts[key].append(_in_two(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
-        halves = {key: _median_halves(found) for key, found in parts.items()}
+        shares = {key: _median_share(found) for key, found in parts.items()}
         others = load.share()
     return GraphProfile(
         graph_fingerprint=graph.fingerprint,
@@ -107,8 +108,8 @@ def profile(
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
         pass_s=(overhead.forward_s, overhead.backward_s),
-        weight_share=tuple(halves[key].share if halves[key].apart <= MOST_APART else 0.0 for key in keys),
-        apart=tuple(halves[key].apart for key in keys),
+        weight_share=tuple(shares[key].share if shares[key].apart <= MOST_APART else 0.0 for key in keys),
+        apart=tuple(shares[key].apart for key in keys),
         others=others,
     )
 
@@ -133,11 +134,11 @@ class _PassTimes:
     backward_s: float
 
 
-class _SplitShares(NamedTuple):
-    """A split backward.
+class _LateShare(NamedTuple):
+    """A backward in two passes.
 
     Args:
-        share: of its seconds, those of the second half.
+        share: of its seconds, those of the second.
         apart: its seconds over those of the whole backward.
     """
 
@@ -145,7 +146,7 @@ class _SplitShares(NamedTuple):
     apart: float
 
 
-def _halves(
+def _in_two(
     captured: Captured,
     module: StageModule,
     samples: int,
@@ -154,16 +155,16 @@ def _halves(
     overhead: _PassTimes,
     whole_s: float,
     rest: Callable[[], Callable[[], None]],
-) -> _SplitShares:
-    """The halves of a group's backward, given the seconds of the whole one; `rest` as `AbstractCapturePart.parted` has it."""
+) -> _LateShare:
+    """The two passes of a group's backward, given the seconds of the whole one; `rest` as `AbstractCapturePart.parted` has it."""
     forward, seeds = one_pass(captured, module, samples, device)
     first, second = _time_backwards(forward, seeds, device, budget_s, rest)
     first = max(first - overhead.backward_s, first / 10)
-    return _SplitShares(second / (first + second), (first + second) / whole_s)
+    return _LateShare(second / (first + second), (first + second) / whole_s)
 
 
-def _median_halves(found: Sequence[_SplitShares]) -> _SplitShares:
-    return _SplitShares(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _SplitShares(0.0, 0.0)
+def _median_share(found: Sequence[_LateShare]) -> _LateShare:
+    return _LateShare(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _LateShare(0.0, 0.0)
 
 
 def _row(
@@ -289,7 +290,7 @@ def _time_backwards(
     budget_s: float,
     rest: Callable[[], Callable[[], None]],
 ) -> tuple[float, float]:
-    """Medians over repeats of the two halves of a backward."""
+    """Medians over repeats of the two passes of a backward."""
     kept: list[Callable[[], None]] = []
 
     def first(made: list[list[torch.Tensor]]) -> None:
@@ -302,8 +303,8 @@ def _time_backwards(
             finish()
         kept.clear()
 
-    _, *halves = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)
-    return halves[0], halves[1]
+    _, *shares = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)
+    return shares[0], shares[1]
 
 
 def _time(

@@ -26,7 +26,7 @@ class StageBytes(NamedTuple):
         microbatch: held for each micro-batch in flight.
         transient: held while one micro-batch is computed.
         moved: held for each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
-        late: held for each micro-batch between the two halves of a backward that is split.
+        late: held for each micro-batch until the gradients of the weights are made, where a backward leaves them for later.
     """
 
     static: Any
@@ -89,7 +89,7 @@ class Amounts(NamedTuple):
         once: bytes for each sample of one micro-batch.
         fixed: bytes while one micro-batch is computed, at any number of samples.
         moved: bytes for each sample that go to the host and come back.
-        late: bytes for each sample between the two halves of a backward that is split.
+        late: bytes for each sample that a backward which leaves gradients of weights for later holds until then.
     """
 
     trainable: Any

@@ -31,17 +31,12 @@ class Holding:
         ahead: micro-batches held in full for each stage between this one and the sink, beyond one; None: all of them, wherever
             the stage is.
         levels: whether a stage holds micro-batches late until it holds as many, in full and late, as the first one does in full.
-        backward: kinds of passes that stand in place of a backward, where a stage has weights to train; none: backwards are whole.
+        parts: kinds of passes that stand in place of a backward, where a stage has weights to train; none: backwards are whole.
     """
 
     ahead: int | None = 1
     levels: bool = False
-    backward: tuple[str, ...] = ()
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether backwards are in parts, between which a micro-batch is held late."""
-        return bool(self.backward)
+    parts: tuple[str, ...] = ()
 
     @property
     def everything(self) -> bool:
@@ -74,7 +69,7 @@ class Holding:
 
     def states(self, full: int, late: int) -> tuple[Held, ...]:
         """The fullest states of a stage that holds so many: after a forward, and after the first part of a backward."""
-        return (Held(full, late), Held(full - 1, late + 1)) if self.backward and full else (Held(full, late),)
+        return (Held(full, late), Held(full - 1, late + 1)) if self.parts and full else (Held(full, late),)
 
 
 DEPTH: Final = Holding()

@@ -43,12 +43,12 @@ def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes, first: Firs
     """Bytes by which the peak of a stage with a backward is lower because gradients and micro-batches do not meet.
 
     None with several devices, whose sums of gradients stay between mini-batches, none without a flush, and none where backwards are
-    split: the sums come with their second halves.
+    in parts: the sums come with the last.
     """
     count = problem.accumulation(stage.microbatch_size)
     inside = mask_of(stage.ops)
     regime = problem.regime
-    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.in_parts or stage.ahead < count:
+    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.parts or stage.ahead < count:
         return 0.0
     tensors = problem.tensors_of(stage.ops)
     gradients = np.zeros(len(stage.ops))

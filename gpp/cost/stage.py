@@ -109,7 +109,7 @@ class StageCost:
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
         transient_bytes: memory while one micro-batch is computed.
         weight_s, last_weight_s: of a backward's seconds, those of the weights' gradients: of a micro-batch, and of the last one.
-        late_bytes: memory of each micro-batch between the two halves of a backward that is split.
+        late_bytes: memory of each micro-batch until these are made, where the backward leaves them for later.
         moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
             and of the last one.
         own_s: seconds of an action of each kind that a mechanism has added to the stage: (kind, seconds).

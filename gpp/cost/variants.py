@@ -89,7 +89,7 @@ def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], repeats: Repeats,
         way = running(graph, op, forward_s, backward_s, op in declared, degree)
         forward, backward = forward + way.forward_s, backward + way.backward_s + (forward_s if op in again else 0.0)
         if weight_s:
-            # What is computed again comes before the gradients of the inputs, so none of it is in the second half.
+            # What is computed again comes before the gradients of the inputs, so none of it is left for later.
             weight += weight_s * min(way.backward_s / backward_s, 1.0)
     return forward, backward, weight
 

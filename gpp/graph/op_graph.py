@@ -103,13 +103,13 @@ class Op:
     Args:
         name: the module path that the user wrote.
         forward_flops, backward_flops: floating-point operations.
-        weight_flops: those of the backward that a split backward leaves to its second half, the gradients of the weights; 0 for an
+        weight_flops: those of the backward that can be left for later, the gradients of the weights; 0 for an
             operator that reads no trained weights, or whose kernel makes both gradients at once.
         traffic_bytes: bytes that the forward pass reads and writes, weights excluded.
         num_kernels: kernels that one forward pass launches (not per sample).
         saved_bytes: activations kept from forward to backward, own output included if any operator saves it.
-        late_bytes: held between the two halves of a split backward: what the gradients of the weights are made of. A storage that
-            several operators need is counted with the first.
+        late_bytes: held until these are made, where they are left for later: what they are made of. A storage that several
+            operators need is counted with the first.
         transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
         again_bytes: beside those, what its set has once while it runs: activations that are made again, of all operators together.
         answer_bytes: of the model's answers that it makes; 0 where the model is trained.
@@ -401,7 +401,7 @@ class OpGraph:
 
     @cached_property
     def weight_share(self) -> np.ndarray:
-        """[num_ops] share of the backward's FLOPs that the gradients of the weights take, where a backward is split."""
+        """[num_ops] share of the backward's FLOPs that the gradients of the weights take, where they can be left for later."""
         whole = self.amounts.backward_flops
         return np.divide(self.amounts.weight_flops, whole, out=np.zeros_like(whole), where=whole > 0)
 

@@ -26,7 +26,7 @@ class SetSums(NamedTuple):
         incoming, outgoing: forward bytes over the boundary.
         incoming_back, outgoing_back: those of the bytes whose gradients come back.
         num_tensors: tensors over the boundary.
-        late: activations and gradients that are held between the two halves of a backward that is split.
+        late: activations and gradients that are held until those of weights are made, where a backward leaves them for later.
     """
 
     trainable: float

@@ -28,7 +28,7 @@ class RandomGraph(AbstractModel):
         graph_seed: seed of the first two kinds.
         skew: spread of the operators' amounts, in powers of ten.
         num_branches: number of branches of `towers`.
-        weight_share: share of a backward that a split schedule can leave to its second half, where weights are trained.
+        weight_share: share of a backward that can be left for later, where weights are trained.
         late_share: share of what is saved that is held until then.
     """
 

@@ -214,7 +214,7 @@ class Plan:
         return (most - own.in_flight) // (own.microbatch_size * own.round_robin_degree) if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
-        """Whether a stage's backward makes gradients of weights. Without any, it cannot be split."""
+        """Whether a stage's backward makes gradients of weights. Without any, nothing is left for later."""
         return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
 
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:

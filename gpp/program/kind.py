@@ -75,8 +75,7 @@ class Kind:
         occupies: the resource that such an action occupies.
         needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
             not the one of its direction.
-        needed_by: kinds of the core, or of other mechanisms, that wait for it, where it is a mechanism's: each as in `needs`, told
-            from the other end.
+        needed_by: kinds of the core that wait for it, where it is a mechanism's: each as in `needs`, told from the other end.
         direction: the direction of a message, or of a pass that takes and makes messages; "" for kinds without messages.
         holds: whether the stage holds a micro-batch's activations after this pass.
         frees: whether the stage frees them after this pass.

@@ -152,10 +152,10 @@ def _add_found() -> None:
                         own := tuple(other.text for other in kinds if kind.instead_of and other.instead_of == kind.instead_of), own
                     )
                 )
-    for kind in new:  # when all are there: a kind may be needed by one of another mechanism
+    for kind in new:  # when all are there: what is needed by a kind is by what takes its messages in its place, too
         for waiting, previous in kind.needed_by:
-            row = KINDS[waiting]
-            KINDS[waiting] = replace(row, needs=(*row.needs, Need(kind.text, previous)))
+            for row in [row for row in KINDS.values() if waiting in (row.text, row.direction and row.instead_of)]:
+                KINDS[row.text] = replace(row, needs=(*row.needs, Need(kind.text, previous)))
 
 
 _add_found()

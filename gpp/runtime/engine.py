@@ -181,7 +181,7 @@ class AbstractEngine(ABC):
         if not weights.flushes:
             rule = f"engine={self.name} drains its pipeline before every update"
             raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
-        if schedule.holds.in_parts:
+        if schedule.holds.parts:
             rule = f"engine={self.name} runs backwards whole"
             fix = "set strategy/schedule=1f1b, or use engine=distributed, emulate or simulate"
             raise InvalidConfig("strategy.schedule", schedule.name, rule, fix)

@@ -112,7 +112,7 @@ class Settings:
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
         paced: whether workers on slower devices (`Device.speed_factor`) take longer by so much.
         enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
-        whole_ops: operators whose backward stays whole where its stage's is split: their halves take too long, as measured.
+        whole_ops: operators whose gradients of weights are never left for later: both passes take too long, as measured.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.

@@ -71,7 +71,7 @@ class AbstractSchedule(ABC):
     def bounded(self) -> bool:
         """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no
         stages that a device passes again and again."""
-        return self.drains and not self.holds.in_parts and self.per_device == 1
+        return self.drains and not self.holds.parts and self.per_device == 1
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
@@ -90,7 +90,7 @@ class AbstractSchedule(ABC):
 
     def flow(self, work: Work) -> Flow:
         """The passes that the schedule puts in order, and the memory that it keeps to."""
-        return flow_of(work, self.holds.backward)
+        return flow_of(work, self.holds.parts)
 
     def choices(self, work: Work) -> list[dict[int, list[Task]]]:
         """Orders of which the one with the shortest simulated step is to run; what `orders` gives is one of them."""

@@ -334,7 +334,7 @@ class _OrderModel:
                 if len(chains[s]) < 2:
                     continue
                 for passes in zip(*chains[s], strict=True):
-                    # In full from the forward to the first half's end, then late.
+                    # In full from the forward to the end of the backward's first part, then late.
                     points = [self.start[passes[0]], *(self.start[i] + self.took[i] for i in passes[1:])]
                     for (a, b), size in zip(itertools.pairwise(points), (full, late), strict=False):
                         length = m.new_int_var(0, self.horizon, "")

@@ -25,7 +25,7 @@ class Rule:
     """The rule by which a device chooses among several possible passes, or waits.
 
     Args:
-        ahead: by stage, micro-batches between a forward and the first half of the backward; None: as many as fit.
+        ahead: by stage, micro-batches between a forward and the first part of the backward; None: as many as fit.
         late: by stage, gradients of weights that may wait before they go before forwards; None: as many as fit.
         patience: share of a pass of weight gradients for which a device rather waits for a pass that others wait for.
     """

@@ -1,4 +1,4 @@
-"""The limits of schedules that split backwards, put several stages on a device, or do not drain."""
+"""The limits of schedules that have backwards in parts, put several stages on a device, or do not drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_schedule(
     """
     _check_losses(schedule, problem, weights)
     _check_norm(schedule, problem, weights)
-    alternates, name = schedule.holds.in_parts or schedule.per_device > 1, f"strategy.schedule={schedule.name}"
+    alternates, name = schedule.holds.parts or schedule.per_device > 1, f"strategy.schedule={schedule.name}"
     if alternates and planner.proves:
         rule = f"what it proves is about whole backwards of one stage a device, and {name} has others"
         raise InvalidConfig("strategy.planner", planner.name, rule, WHOLE)
@@ -47,7 +47,7 @@ def _check_losses(schedule: AbstractSchedule, problem: Problem, weights: Abstrac
     if not schedule.drains:
         rule = f"strategy.weights={weights.name} keeps the pipeline full, and a loss on whole mini-batches empties it"
         raise InvalidConfig("loss.scope", "minibatch", rule, f"set loss.scope=microbatch, or {DRAINING}")
-    if schedule.holds.in_parts or schedule.per_device > 1:
+    if schedule.holds.parts or schedule.per_device > 1:
         rule = (
             f"a loss on whole mini-batches has all backwards behind all forwards, and strategy.schedule={schedule.name} "
             "alternates them"

@@ -67,9 +67,9 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
     bills, holds = plan.bills(problem), problem.regime.holds
     duration = [(bill.forward_s, bill.backward_s) for bill in bills]
-    # What nobody waits for: the second half of a backward that is split, of a micro-batch that came earlier by so many.
+    # What nobody waits for: what a backward leaves for later, of a micro-batch that came earlier by so many.
     second = [
-        (bill.weight_s, plan.late(s, holds)) if holds.in_parts and plan.has_weight_gradients(s, problem.graph) else (0.0, 0)
+        (bill.weight_s, plan.late(s, holds)) if holds.parts and plan.has_weight_gradients(s, problem.graph) else (0.0, 0)
         for s, bill in enumerate(bills)
     ]
     sums = _sums(plan, problem, drains=drains)

@@ -45,7 +45,7 @@ class Delayed(StageSchedule):
 
     schedule: StageSchedule
     late: Natural = 0
-    holds: ClassVar[Holding] = Holding(ahead=None, backward=HALVES)
+    holds: ClassVar[Holding] = Holding(ahead=None, parts=HALVES)
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         out: list[Pass] = []

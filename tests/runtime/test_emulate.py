@@ -75,7 +75,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     problem = replace(random_problem(seed, max_ops=12, max_devices=6), regime=Regime(holds=schedule.holds))
     problem = uneven(problem, seed) if rng.random() < 0.6 else problem
     graph = frozen(problem.graph, rng.choice([0, 0, problem.graph.num_ops // 2]), rng)
-    graph = in_halves(graph) if schedule.holds.in_parts else graph
+    graph = in_halves(graph) if schedule.holds.parts else graph
     problem = replace(problem, graph=graph, global_norm=rng.random() < 0.3)
     devices = problem.cluster.num_devices
     count = rng.randint(1, devices)
@@ -87,7 +87,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
         "random",
         [(mask, 1 + min(more, size - 1)) for mask, more, size in zip(parts, extra, sizes, strict=True)],
         sizes,
-        k=1 if schedule.holds.in_parts else rng.choice([1, 1, 2]),
+        k=1 if schedule.holds.parts else rng.choice([1, 1, 2]),
         chain=rng.random() < 0.3,
     )
     trains = [plan.runs_backward(s, problem.graph) for s in range(count)]
@@ -195,7 +195,7 @@ def test_the_random_plans_cover_what_can_be_planned() -> None:
     assert any(plan.minibatch_size % stage.microbatch_size for plan in plans for stage in plan.stages)
     assert any(not plan.runs_backward(s, problem.graph) for problem, plan in found for s in range(len(plan.stages)))
     assert any(not t.differentiable for problem, _ in found for t in problem.graph.tensors)
-    halves = [(problem, plan) for problem, plan, schedule in map(random_plan, range(24)) if schedule.holds.in_parts]
+    halves = [(problem, plan) for problem, plan, schedule in map(random_plan, range(24)) if schedule.holds.parts]
     assert any(plan.shares_devices for _, plan in halves) and any(
         marks_of(stage).offload for _, plan in halves for stage in plan.stages
     )

@@ -75,7 +75,7 @@ def test_score_equals_simulation(seed: int) -> None:
         inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
     )
     schedule = rng.choice([OneFOneB(), GPipe(), Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()])
-    graph = in_halves(graph) if schedule.holds.in_parts else graph
+    graph = in_halves(graph) if schedule.holds.parts else graph
     batch = rng.choice([24, 24, 240, 1200])  # of the long ones most rounds are skipped
     problem = Problem(
         graph=graph,

@@ -22,9 +22,9 @@ class Analytical(AbstractCostModel):
 
     Parameters are read once for each micro-batch, however small, and a kernel has a fixed cost: the two reasons
     why small micro-batches are inefficient. Of an embedding table (`Param.gathered`) the forward pass reads the rows it
-    needs, but the backward pass writes a gradient as large as the table. Of a backward that is split, the gradients of the weights
-    take their own FLOPs, or the time to read what is held for them and to write them, and as large a share of the kernels as of
-    the FLOPs. An operator that trains nothing, keeps nothing and has no
+    needs, but the backward pass writes a gradient as large as the table. Where a backward leaves the gradients of the weights
+    for later, they take their own FLOPs, or the time to read what is held for them and to write them, and as large a share of
+    the kernels as of the FLOPs. An operator that trains nothing, keeps nothing and has no
     backward FLOPs (a view, a sum) costs nothing backwards.
 
     Source: Williams et al., "Roofline", 2009; the per-kernel term as in GraphPipe's profiled costs, which a
@@ -60,7 +60,7 @@ class Analytical(AbstractCostModel):
         backward = backward * shares + self.backward_kernels * amounts.num_kernels * latency_s
         differentiated = (amounts.backward_flops > 0) | (amounts.saved_bytes > 0) | amounts.trains
         backward = np.where(differentiated, backward, 0.0)
-        # The second half reads what was held for it, and writes the gradients; it launches its share of the kernels.
+        # Whoever makes them later reads what was held for it, and writes the gradients; it launches its share of the kernels.
         written = amounts.param_bytes - amounts.gathered_bytes + self.gathered_traffic * amounts.gathered_bytes
         weight = np.maximum(amounts.weight_flops * samples / flop_per_s, (amounts.late_bytes * samples + written) / bytes_per_s)
         weight = weight * shares + self.backward_kernels * amounts.num_kernels * latency_s * graph.weight_share

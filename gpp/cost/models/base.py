@@ -18,7 +18,7 @@ class OpTimes:
     """Seconds of every operator of a graph for one micro-batch: arrays of shape [num_ops].
 
     Args:
-        weight_s: the part of the backward's seconds that makes gradients of weights, where a backward is split.
+        weight_s: the part of the backward's seconds that makes gradients of weights, where a backward can leave these for later.
     """
 
     forward_s: np.ndarray
@@ -54,7 +54,7 @@ class AbstractCostModel(ABC):
         """Seconds to read or write `num_bytes` of a device's own memory, in one pass; a copy of a tensor moves its bytes twice."""
 
     def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
-        """Operators that a split backward leaves whole, although they could be split: their halves take too long."""
+        """Operators whose gradients of weights are not left for later, although they could be: both passes take too long."""
         return ()
 
     def launch_s(self, device: Device) -> float:

@@ -38,7 +38,7 @@ QUIETER = 0.05
 that are too long because of them would be so again."""
 
 MOST_APART = 1.1
-"""Seconds of both halves of an operator's backward, for each second of the whole, up to which it is split."""
+"""Seconds of both passes of a backward that leaves gradients of weights for later, for each second of one, up to which it does."""
 
 
 @final
@@ -94,9 +94,9 @@ class GraphProfile:
         move_s_per_byte: reading or writing memory; None if it was not measured.
         pass_s: seconds of a forward and of a backward of a stage that computes nothing; not in the operators' times.
         in_place: stages of plans that were timed as they run, the latest last; operator times are corrected by them.
-        weight_share: of each operator's backward, the share that a split backward leaves to its second half, as measured at the
-            most samples; 0 for one that stays whole. Empty if it was not measured.
-        apart: seconds of both halves of each over those of the whole backward; 0 for operators without anything to split.
+        weight_share: of each operator's backward, the share that can be left for later, of the gradients of weights, as measured at
+            the most samples; 0 for one that stays whole. Empty if it was not measured.
+        apart: seconds of both passes of each over those of the whole backward; 0 for operators that can leave nothing.
         others: share of this machine's processors that other programs had meanwhile.
         messages: seconds of a message at either end, in place, for each second that it takes between workers that do nothing else.
         spots: operators by whose times a later start sees whether the profile still holds; empty where it is not checked.
@@ -140,7 +140,7 @@ class GraphProfile:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """Operators whose backward could be split, but takes too long in halves."""
+        """Operators whose backward could leave something for later, but then takes too long."""
         return tuple(op for op, ratio in enumerate(self.apart) if ratio > MOST_APART)
 
     @property

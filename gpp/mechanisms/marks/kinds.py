@@ -28,6 +28,6 @@ KINDS: Final = (
         role=Role.COPY,
         occupies=Resource.COPY_IN,
         needs=(Need(COPY_OUT),),
-        needed_by=(Need("B"), Need("I")),
+        needed_by=(Need("B"),),
     ),
 )

@@ -320,7 +320,7 @@ class Assessor:
         return self.split_s(mask, b, devices)[:2]
 
     def split_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float, float]:
-        """As `stage_s`, with the seconds of the backward's second half as the last value, if the schedule splits it."""
+        """As `stage_s`, with the seconds of the weights' gradients as the last value, if the schedule leaves them for later."""
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         found = self._times.get(key)
         if found is None:

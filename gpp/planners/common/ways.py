@@ -24,20 +24,20 @@ def walk(
     the other. A way there and back ends with the update of the stage where it begins, whose next step waits for both
     (`gpp.simulate.period`). In a pipeline that does not drain there are no ways, and an update holds its stage up every time.
 
-    Where backwards are split, only their first halves are on a round trip and on a way; the second half of the last micro-batch
+    Where backwards are in parts, only the first ones are on a round trip and on a way; what is late of the last micro-batch
     stands before the update.
 
     Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
 
     Args:
-        times: of every stage, in a topological order: seconds of a forward and a backward, and of the latter's second half.
+        times: of every stage, in a topological order: seconds of a forward and a backward, and of what is late of the latter.
         sent: seconds of the messages there and back between a stage and each of its successors.
         update_s: seconds of a stage's sums and update.
         nexts: the successors of every stage.
         depth: the stages on the longest way from each to the end, itself included.
     """
-    count, splits = len(times), regime.holds.in_parts
-    late = [weight_s if splits else 0.0 for *_, weight_s in times]
+    count, parts = len(times), regime.holds.parts
+    late = [weight_s if parts else 0.0 for *_, weight_s in times]
     trip = [forward + backward - left for (forward, backward, _), left in zip(times, late, strict=True)]
     moves: list[Sequence[tuple[float, float]]] = []
     for s in range(count - 1, -1, -1):
@@ -56,7 +56,7 @@ def walk(
         busy, update = num_microbatches * (forward + backward), update_s(s)
         if regime.minibatches == 1:
             trips = -(-num_microbatches // in_flight) * trip[s]
-            if splits:
+            if parts:
                 # While the way back runs, the stage makes gradients of its weights.
                 bounds.append(max(update + busy, way[s] + max(busy - num_microbatches * late[s], trips)))
             else:

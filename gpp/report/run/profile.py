@@ -17,8 +17,8 @@ ROWS = 20
 """Operators that are shown: those that take most of the time."""
 
 
-def _in_halves(profile: GraphProfile, op: int, weight_s: float) -> tuple[str, str]:
-    """What a split backward leaves to its second half, and how long both halves take beside the whole."""
+def _late(profile: GraphProfile, op: int, weight_s: float) -> tuple[str, str]:
+    """What a backward can leave for later, and how long both passes then take beside the whole."""
     ratio = profile.apart[op]
     return text.seconds(weight_s) if weight_s else "", f"{text.ratio(ratio)}{', whole' * (ratio > MOST_APART)}" if ratio else ""
 
@@ -35,18 +35,18 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     seconds = here.forward_s + here.backward_s
     order = sorted(range(len(seconds)), key=lambda op: (-seconds[op], op))
     both = [("in place", "right"), ("", "right")]
-    halves = [("weights", "right"), ("in halves", "right")] if any(profile.apart) else []
-    table = new_table("", ("operator", "left"), ("forward", "right"), *both, ("backward", "right"), *both, *halves)
+    late = [("weights", "right"), ("in halves", "right")] if any(profile.apart) else []
+    table = new_table("", ("operator", "left"), ("forward", "right"), *both, ("backward", "right"), *both, *late)
     for op in order[:ROWS]:
         cells = [escape(problem.graph.ops[op].name)]
         for before, after in ((alone.forward_s[op], here.forward_s[op]), (alone.backward_s[op], here.backward_s[op])):
             cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
-        table.add_row(*cells, *(_in_halves(profile, op, here.weight_s[op]) if halves else ()))
+        table.add_row(*cells, *(_late(profile, op, here.weight_s[op]) if late else ()))
     cells = [f"all {len(seconds)} operators"]
     for before, after in ((alone.forward_s.sum(), here.forward_s.sum()), (alone.backward_s.sum(), here.backward_s.sum())):
         cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
     table.add_section()
-    table.add_row(*cells, *((text.seconds(here.weight_s.sum()), "") if halves else ()))
+    table.add_row(*cells, *((text.seconds(here.weight_s.sum()), "") if late else ()))
     console.print(Text(f"operators on {samples} samples, timed alone, and in place inside {len(profile.in_place)} stages of plans"))
     console.print(table)
     update = profile.update_per_byte()

@@ -100,7 +100,7 @@ def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
-    """Mean seconds of one forward and one whole backward of a micro-batch, by stage and direction; a backward may be split."""
+    """Mean seconds of one forward and one whole backward of a micro-batch, by stage and direction; a backward may be in parts."""
     total: dict[tuple[int, str], float] = defaultdict(float)
     count: dict[tuple[int, str], int] = defaultdict(int)
     for event in timeline.events if timeline else ():

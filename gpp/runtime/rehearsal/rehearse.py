@@ -244,7 +244,7 @@ class _RehearsedStep(NamedTuple):
     """A device's seconds in one step."""
 
     passes_s: Mapping[tuple[str, int], float]
-    """Direction and stage -> mean seconds of a pass; both halves of a backward make one."""
+    """Direction and stage -> mean seconds of a pass; the parts of a backward make one."""
     passes: int
     """Their number."""
     update_s: float

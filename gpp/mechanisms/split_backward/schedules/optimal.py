@@ -33,7 +33,7 @@ class OptimalOrder(RankedSchedule):
         max_tasks: steps with more passes are refused.
     """
 
-    holds: ClassVar[Holding] = Holding(backward=HALVES)
+    holds: ClassVar[Holding] = Holding(parts=HALVES)
 
     objective: Aim = "period"
     cap: Positive | None = 1.0

@@ -19,4 +19,4 @@ from gpp.settings import settings
 class Split1F1B(AbstractSplit):
     """One forward and both halves of a backward in turn; h micro-batches at distance h to the sink."""
 
-    holds: ClassVar[Holding] = Holding(backward=HALVES)
+    holds: ClassVar[Holding] = Holding(parts=HALVES)

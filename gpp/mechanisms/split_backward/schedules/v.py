@@ -50,7 +50,7 @@ class VDevice(NamedTuple):
 class AbstractV(RankedSchedule, ABC):
     """Two stages a device, in a V."""
 
-    holds: ClassVar[Holding] = Holding(backward=HALVES)
+    holds: ClassVar[Holding] = Holding(parts=HALVES)
     share: ClassVar[float]
     """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
     long; 0: there are none beside the published order."""

@@ -52,7 +52,7 @@ class ZeroBubbleAuto(RankedSchedule):
             is ZB-1p, 2 is ZB-2p. A device's memory is a limit beside it. None: its memory alone.
     """
 
-    holds: ClassVar[Holding] = Holding(backward=HALVES)
+    holds: ClassVar[Holding] = Holding(parts=HALVES)
 
     cap: Positive | None = 1.0
 

@@ -27,4 +27,4 @@ from gpp.settings import settings
 class ZeroBubbleH1(AbstractSplit):
     """Every stage holds D micro-batches, those at distance h to the sink h of them in full."""
 
-    holds: ClassVar[Holding] = Holding(levels=True, backward=HALVES)
+    holds: ClassVar[Holding] = Holding(levels=True, parts=HALVES)
