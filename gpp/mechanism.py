@@ -6,7 +6,6 @@ core that it adds something to, and each such file has one name that the room as
     stage.py       Value      what a stage carries (`gpp.stage.AbstractStageValue`)
     bill.py        BILL       seconds and bytes of a stage and of its messages (`gpp.cost.stage.AbstractBill`)
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
-    rule.py        RULE       what must hold of a device's actions, whatever the plan (`gpp.program.rule.AbstractRule`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
     schedules/     EXPLORED   orders of its own, and those that a page to explore offers by default, by name
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)

@@ -262,7 +262,7 @@ def test_planning_modules_leave_torch_alone() -> None:
         "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed, "
         "gpp.mechanisms.helpers.layerpipe, gpp.mechanisms.helpers.lowering, gpp.mechanisms.helpers.prediction, "
         "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
-        "gpp.mechanisms.split_backward.job, gpp.mechanisms.split_backward.rule, "
+        "gpp.mechanisms.split_backward.job, "
         "gpp.mechanisms.split_backward.schedules.optimal"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"

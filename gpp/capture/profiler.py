@@ -157,10 +157,21 @@ def _in_two(
     rest: Callable[[], Callable[[], None]],
 ) -> _LateShare:
     """The two passes of a group's backward, given the seconds of the whole one; `rest` as `AbstractCapturePart.parted` has it."""
-    forward, seeds = one_pass(captured, module, samples, device)
-    first, second = _time_backwards(forward, seeds, device, budget_s, rest)
-    first = max(first - overhead.backward_s, first / 10)
-    return _LateShare(second / (first + second), (first + second) / whole_s)
+    (forward, seeds), kept = one_pass(captured, module, samples, device), list[Callable[[], None]]()
+
+    def first(made: list[list[torch.Tensor]]) -> None:
+        for roots in made:
+            torch.autograd.backward(roots, seeds)
+            kept.append(rest())
+
+    def second(made: list[list[torch.Tensor]]) -> None:
+        for finish in kept:
+            finish()
+        kept.clear()
+
+    _, at_once, late = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)
+    at_once = max(at_once - overhead.backward_s, at_once / 10)
+    return _LateShare(late / (at_once + late), (at_once + late) / whole_s)
 
 
 def _median_share(found: Sequence[_LateShare]) -> _LateShare:
@@ -281,30 +292,6 @@ def _time_passes(
 
     first, second = _time(lambda loops: [forward() for _ in range(loops)], [backward], device, budget_s)
     return _PassTimes(first, second if seeds else 0.0)
-
-
-def _time_backwards(
-    forward: Callable[[], list[torch.Tensor]],
-    seeds: list[torch.Tensor],
-    device: torch.device,
-    budget_s: float,
-    rest: Callable[[], Callable[[], None]],
-) -> tuple[float, float]:
-    """Medians over repeats of the two passes of a backward."""
-    kept: list[Callable[[], None]] = []
-
-    def first(made: list[list[torch.Tensor]]) -> None:
-        for roots in made:
-            torch.autograd.backward(roots, seeds)
-            kept.append(rest())
-
-    def second(made: list[list[torch.Tensor]]) -> None:
-        for finish in kept:
-            finish()
-        kept.clear()
-
-    _, *shares = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)
-    return shares[0], shares[1]
 
 
 def _time(

@@ -172,10 +172,6 @@ class StageCost:
         """Seconds of a forward and of a backward of a micro-batch, or of the last one where it is smaller."""
         return (self.last_forward_s, self.last_backward_s) if last else (self.forward_s, self.backward_s)
 
-    def weights_s(self, *, last: bool) -> float:
-        """Of the seconds of such a backward, those of the weights' gradients."""
-        return self.last_weight_s if last else self.weight_s
-
     def plus(self, forward_s: float, backward_s: float, update_s: float) -> StageCost:
         """The bill with so many seconds more for each pass and each update."""
         return replace(

@@ -82,10 +82,10 @@ class Kind:
         returns: whether this pass makes the gradients of the stage's inputs.
         finishes: whether a micro-batch's weight gradients are complete after this pass.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
-        part_of: the kind of pass of which a device makes a part for a stage of another: it takes that pass's seconds, by the part.
         instead_of: the kind of the core in whose place such an action stands, together with one of each other kind of the mechanism
             that says the same: all passes of a stage are whole, or all are in these parts.
-        seconds: of an action that stands so, by the bill of its stage, of the last micro-batch or of another.
+        seconds: of a mechanism's pass, by the bill of its stage and for the last micro-batch or another; of one that several
+            devices make together, of all of it. None: the bill says (`StageCost.own_s`).
         of_minibatch: whether an action's number counts mini-batches, as an update's does, and not micro-batches of its stage.
     """
 
@@ -101,7 +101,6 @@ class Kind:
     returns: bool = False
     finishes: bool = False
     everyone: bool = False
-    part_of: str = ""
     instead_of: str = ""
     seconds: Callable[[StageCost, bool], float] | None = None
     of_minibatch: bool = False

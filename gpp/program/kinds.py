@@ -18,10 +18,12 @@ the table and the sets below grow when a package of a user's own is named.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from gpp import mechanism
+from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig, MalformedProgram
 from gpp.program.kind import BACKWARD, FORWARD, Direction, Kind, Need, Resource, Role
 
@@ -81,8 +83,8 @@ DIRECTIONS: Final = list[Direction]()
 SEND: Final = dict[Direction, str]()
 RECEIVE: Final = dict[Direction, str]()
 """Direction -> the kind of either end of its messages."""
-PARTS: Final = dict[str, str]()
-"""Kind of a pass that is a part of another device's -> the kind of the whole."""
+TIMED: Final = dict[str, Callable[[StageCost, bool], float]]()
+"""Kind of a mechanism's pass -> its seconds."""
 OWNERS: Final = dict[str, str]()
 """Kind -> the name of its mechanism; none of those of the core."""
 TOGETHER: Final = dict[str, tuple[str, ...]]()
@@ -111,8 +113,8 @@ def _add(kind: Kind) -> None:
         RECEIVE[kind.direction] = kind.text
     if kind.role is Role.SEND:
         SEND.setdefault(kind.direction, kind.text)
-    if kind.part_of:
-        PARTS[kind.text] = kind.part_of
+    if kind.seconds:
+        TIMED[kind.text] = kind.seconds
 
 
 for _kind in _CORE:

@@ -32,8 +32,8 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
+from gpp.program.in_parts import check_parts
 from gpp.program.kinds import COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, Direction, Resource, Role
-from gpp.program.rule import check_rules
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
@@ -205,7 +205,7 @@ class Waits:
         for copies in filter(None, self._copies):
             copies.check()
         for device in self.devices:
-            check_rules(device, self.actions[device])
+            check_parts(device, self.actions[device])
 
     def _advance(self, resource: int, node: int, ready: list[int]) -> int:
         """Run one device until it waits, and add to `ready` those that waited for it; returns the node it waits at, or its end."""

@@ -19,7 +19,7 @@ from collections import defaultdict
 import torch
 
 from gpp.capture.stage import build_stage
-from gpp.mechanisms.split_backward.modules import late_of, split
+from gpp.mechanisms.split_backward.operators import late_of, split
 from tests.support import inprocess
 from tests.support.conf import model_named
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, input_s, weight_s
 from gpp.program.kind import BACKWARD, Direction, Kind, Need, Resource, Role
 
 HELPING: Final[Direction] = "W"
@@ -33,7 +34,7 @@ KINDS: Final = (
         occupies=Resource.DEVICE,
         direction=HELPING,
         finishes=True,
-        part_of="W",
+        seconds=weight_s,
     ),
     Kind(
         text=HELPED_INPUTS,
@@ -42,14 +43,14 @@ KINDS: Final = (
         occupies=Resource.DEVICE,
         direction=HELPING_INPUTS,
         returns=True,
-        part_of="I",
+        seconds=input_s,
     ),
     Kind(
         text="SW",
         meaning="send to a helper",
         role=Role.SEND,
         occupies=Resource.CHANNEL,
-        needs=(Need("I"),),
+        needs=(Need(INPUT_GRADIENTS),),
         direction=HELPING,
     ),
     Kind(
@@ -57,7 +58,7 @@ KINDS: Final = (
         meaning="send to a helper for input gradients",
         role=Role.SEND,
         occupies=Resource.CHANNEL,
-        needs=(Need("I"),),
+        needs=(Need(INPUT_GRADIENTS),),
         direction=HELPING_INPUTS,
     ),
     Kind(

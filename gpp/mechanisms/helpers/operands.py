@@ -22,7 +22,7 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
-from gpp.mechanisms.split_backward.modules import halves_of
+from gpp.mechanisms.split_backward.operators import halves_of
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.runtime.job import Job
 

@@ -22,7 +22,7 @@ from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING,
 from gpp.mechanisms.helpers.operands import Form
 from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import LateGradients, in_columns
-from gpp.mechanisms.split_backward.modules import late_of
+from gpp.mechanisms.split_backward.operators import late_of
 from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import Mark

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from gpp.capture.added import AbstractCapturePart
 from gpp.graph.captured import Node
 from gpp.mechanisms.split_backward.late import FORMULAS
-from gpp.mechanisms.split_backward.modules import late_of, split
-from gpp.mechanisms.split_backward.operators import halves
+from gpp.mechanisms.split_backward.operators import halves, late_of, split
 
 if TYPE_CHECKING:
     from gpp.capture.measure import Facts

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpp.cost.stage import StageCost
 from gpp.program.kind import BACKWARD, Kind, Need, Resource, Role
 
 INPUT_GRADIENTS: Final = "I"
 WEIGHT_GRADIENTS: Final = "W"
 HALVES: Final = (INPUT_GRADIENTS, WEIGHT_GRADIENTS)
+
+
+def weight_s(bill: StageCost, last: bool) -> float:
+    """Seconds of a second half; of the last micro-batch, or of another."""
+    return bill.last_weight_s if last else bill.weight_s
+
+
+def input_s(bill: StageCost, last: bool) -> float:
+    """Seconds of a first half: the halves take together what a whole backward takes."""
+    return bill.pass_s(last=last)[1] - weight_s(bill, last)
+
 
 KINDS: Final = (
     Kind(
@@ -24,7 +36,7 @@ KINDS: Final = (
         direction=BACKWARD,
         returns=True,
         instead_of="B",
-        seconds=lambda bill, last: bill.pass_s(last=last)[1] - bill.weights_s(last=last),
+        seconds=input_s,
     ),
     Kind(
         text=WEIGHT_GRADIENTS,
@@ -35,6 +47,6 @@ KINDS: Final = (
         frees=True,
         finishes=True,
         instead_of="B",
-        seconds=lambda bill, last: bill.weights_s(last=last),
+        seconds=weight_s,
     ),
 )

@@ -13,13 +13,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
+from gpp.capture.cut import Cut
+from gpp.capture.stage import StageModule
 from gpp.graph.captured import Node, evaluate, node_references, references
-from gpp.mechanisms.split_backward.late import FORMULAS
+from gpp.mechanisms.split_backward.late import FORMULAS, Late
+
+_LATE: Final = WeakKeyDictionary[StageModule, Late]()
 
 _PRODUCTS = re.compile(
     r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*|_grouped_mm)\.|gpp\.grouped_mm\."
@@ -38,13 +44,11 @@ class Halves:
     Args:
         split: node -> of each tensor among its arguments, in order, whether it is a weight or follows from weights alone.
         whole: nodes that read trained weights, or follow from them alone, and make their gradients in the first half -> why.
-        params: full names of the parameters whose gradients come in the second half.
         alone: nodes that follow from trained weights alone.
     """
 
     split: Mapping[str, tuple[bool, ...]]
     whole: Mapping[str, str]
-    params: frozenset[str]
     alone: frozenset[str]
 
 
@@ -70,6 +74,26 @@ def halves(
             it could not know enough stay whole.
     """
     return _HalvesSearch(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
+
+
+def halves_of(cut: Cut, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
+    """The split of a stage's backward; arguments as `halves` has them."""
+    return halves(cut.node_of, cut.calls, cut.outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
+
+
+def split(module: StageModule, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
+    """Let the backward of training passes leave the gradients of the weights in `late_of`; arguments as `halves` has them."""
+    cut = module.cut
+    found, late = halves_of(cut, whole=whole, formulas=formulas, elsewhere=elsewhere), Late(cut.device)
+    targets = {name: cut.node_of[name].target for name in found.split}
+    module.call_through({name: late.of(name, targets[name], own, operator_of(targets[name])) for name, own in found.split.items()})
+    _LATE[module] = late
+    return found
+
+
+def late_of(module: StageModule) -> Late:
+    """What the last backward of a module that is split has left."""
+    return _LATE[module]
 
 
 class _HalvesSearch:
@@ -110,9 +134,7 @@ class _HalvesSearch:
             for name in self.readers
             if name not in why
         }
-        late = {param for name in split for need in node_references(self.node_of[name]) for param in self.roots.get(need, ())}
-        params, alone = frozenset(self.node_of[param].target for param in late), frozenset(self.roots) & self.own
-        return Halves(split=split, whole=why, params=params, alone=alone)
+        return Halves(split=split, whole=why, alone=frozenset(self.roots) & self.own)
 
     def _follow(self, name: str) -> None:
         """Whether a call depends on samples, on weights alone, or reads both."""

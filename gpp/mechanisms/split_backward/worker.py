@@ -10,11 +10,12 @@ from torch import Tensor
 from gpp.mechanisms.split_backward.job import split_stages
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.mechanisms.split_backward.late import Late, LateGradients
-from gpp.mechanisms.split_backward.modules import late_of, split
+from gpp.mechanisms.split_backward.operators import late_of, split
 from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
-from gpp.runtime.worker.stage import AbstractRest, Span, StageRunner
+from gpp.runtime.worker.stage import AbstractRest, StageRunner
+from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 
 class SplitHooks(Hooks):
@@ -25,14 +26,13 @@ class SplitHooks(Hooks):
     """
 
     def __init__(self, own: OwnDevice) -> None:
-        job, self._halves, notes = own.job, dict[int, LateHalves](), list[str]()
-        self._late = dict[int, Late]()
+        job, notes = own.job, list[str]()
+        self._split = set(split_stages(job)) & set(own.modules)
         moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
-        for s in set(split_stages(job)) & set(own.modules):
+        for s in self._split:
             stage = job.plan.stages[s]
             formulas, elsewhere = moves or stage.spares, bool(stage.adding)
             found = split(own.modules[s], whole=slow_nodes(job, s), formulas=formulas, elsewhere=elsewhere)
-            self._late[s] = late_of(own.modules[s])
             blocks = [name for name in found.whole if job.captured.node_of[name].kind == "block"]
             if blocks:
                 notes.append(
@@ -42,12 +42,13 @@ class SplitHooks(Hooks):
         self.notes = tuple(notes)
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
-        self._halves = {s: LateHalves(late, runners[s]) for s, late in self._late.items()}
+        self._runners = runners
+        self._rests = {s: LateHalves(late_of(runners[s].module), runners[s].weights) for s in self._split}
 
     def runs(self) -> Mapping[str, OwnAction]:
         return {
-            INPUT_GRADIENTS: lambda stage, microbatch: self._halves[stage].input_gradients(microbatch),
-            WEIGHT_GRADIENTS: lambda stage, microbatch: self._halves[stage].weight_gradients(microbatch),
+            INPUT_GRADIENTS: lambda stage, microbatch: self._runners[stage].backward(microbatch, self._rests[stage]),
+            WEIGHT_GRADIENTS: lambda stage, microbatch: self._runners[stage].finish(microbatch, self._rests[stage]),
         }
 
 
@@ -75,20 +76,12 @@ class LateHalves(AbstractRest):
 
     Args:
         late: of the stage's module.
-        runner: runs the stage.
+        weights: decides which weights a pass uses; None where there is one version.
     """
 
-    def __init__(self, late: Late, runner: StageRunner) -> None:
-        self._late, self._runner, self._weights = late, runner, runner.weights
+    def __init__(self, late: Late, weights: AbstractStageWeights | None) -> None:
+        self._late, self._weights = late, weights
         self._kept: dict[int, LateGradients] = {}
-
-    def input_gradients(self, microbatch: int) -> Span | None:
-        """The first half, for which the stages before wait. Only what the second half needs stays."""
-        return self._runner.backward(microbatch, self)
-
-    def weight_gradients(self, microbatch: int) -> Span | None:
-        """The second half: add to the gradients of the weights."""
-        return self._runner.finish(microbatch, self)
 
     def sent(self, microbatch: int, made: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         return self._late.between(self._kept[microbatch], made) if self._late.between else {BACKWARD: made}

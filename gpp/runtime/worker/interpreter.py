@@ -15,6 +15,7 @@ from gpp.program.kinds import (
     COPIES,
     FORWARD,
     KINDS,
+    PASS,
     RECEIVES,
     REDUCE,
     SENDS,
@@ -119,7 +120,12 @@ class Interpreter(Generic[R]):
         slower: float = 1.0,
         own: Mapping[str, Callable[[int, int], Span | None]] | None = None,
     ) -> None:
-        self._slower, self._own = slower, own or {}
+        self._slower = slower
+        self._runs: dict[str, Callable[[int, int], Span | None]] = {
+            PASS[FORWARD]: lambda stage, microbatch: runners[stage].forward(microbatch),
+            PASS[BACKWARD]: lambda stage, microbatch: runners[stage].backward(microbatch),
+            **(own or {}),
+        }
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
@@ -178,25 +184,15 @@ class Interpreter(Generic[R]):
         """
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
-        if kind.role is Role.COMPUTE:
-            return self._slowed(self._pass(kind)) if self._slower > 1 else self._pass(kind)
+        if run := self._runs.get(kind.text):
+            found = partial(self._run, kind.direction, run)
+            return self._slowed(found) if self._slower > 1 and kind.computes else found
         if kind.role is Role.RECEIVE:
             return partial(self._receive, kind.direction)
         if kind.role is Role.SEND:
             return partial(self._send, kind.direction)
         if kind.role is Role.UPDATE:
             return self._update
-        if kind.role is Role.COPY and kind.text in self._own:
-            return partial(self._copy, self._own[kind.text])
-        raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
-
-    def _pass(self, kind: Kind) -> Callable[[Action, bool], Span | None]:
-        if kind.text in self._own:
-            return partial(self._run_own, kind.direction, self._own[kind.text])
-        if kind.direction == FORWARD:
-            return self._forward
-        if kind.direction == BACKWARD:
-            return self._backward
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def _slowed(self, call: Callable[[Action, bool], Span | None]) -> Callable[[Action, bool], Span | None]:
@@ -222,22 +218,11 @@ class Interpreter(Generic[R]):
         self.transport.flush()
         self.clock.settle()
 
-    def _forward(self, action: Action, last: bool) -> Span | None:
-        self._arrive(FORWARD, action)
-        return self.runners[action[1]].forward(action[2])
-
-    def _backward(self, action: Action, last: bool) -> Span | None:
-        self._arrive(BACKWARD, action)
-        return self.runners[action[1]].backward(action[2])
-
-    def _run_own(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
+    def _run(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
         if direction:
             self._arrive(direction, action)
         else:
             self._prepare(action)
-        return run(action[1], action[2])
-
-    def _copy(self, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
         return run(action[1], action[2])
 
     def _arrive(self, direction: str, action: Action) -> None:

@@ -180,10 +180,10 @@ def test_random_programs_run_and_hold_what_is_said(seed: int) -> None:
 
 
 WRONG = {
-    "a second half is missing": ("drop", "W3", r"s0\.I3@d0 is half a backward: s0\.W3@d0 is missing"),
+    "a second half is missing": ("drop", "W3", r"s0\.I3@d0 is part of a pass, of which s0\.W3@d0 is missing"),
     "a first half is missing": ("drop", "I3", r"s0\.W3@d0"),
     "a second half before its first": ("first", "W2", r"blocked: s0\.W2@d0"),
-    "one is whole": ("whole", "I5", r"s0\.B5@d0: stage 0 splits other backwards"),
+    "one is whole": ("whole", "I5", r"s0\.B5@d0: stage 0 has others of these in parts"),
 }
 
 

@@ -15,8 +15,8 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.split_backward.job import JOB
 from gpp.mechanisms.split_backward.kinds import HALVES
-from gpp.mechanisms.split_backward.modules import late_of
-from gpp.mechanisms.split_backward.modules import split as split_module
+from gpp.mechanisms.split_backward.operators import late_of
+from gpp.mechanisms.split_backward.operators import split as split_module
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
