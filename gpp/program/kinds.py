@@ -149,11 +149,8 @@ def _add_found() -> None:
                 _add(kind)
                 new.append(kind)
                 OWNERS[kind.text] = name
-                TOGETHER.update(
-                    dict.fromkeys(
-                        own := tuple(other.text for other in kinds if kind.instead_of and other.instead_of == kind.instead_of), own
-                    )
-                )
+                own = tuple(other.text for other in kinds if other.instead_of == kind.instead_of) if kind.instead_of else ()
+                TOGETHER.update(dict.fromkeys(own, own))
     for kind in new:  # when all are there: what is needed by a kind is by what takes its messages in its place, too
         for waiting, previous in kind.needed_by:
             for row in [row for row in KINDS.values() if waiting in (row.text, row.direction and row.instead_of)]:

@@ -17,6 +17,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.live.fed import Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
+from gpp.runtime.worker.hooks import Hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import Lines
 from gpp.runtime.worker.stage import StageRunner
@@ -31,6 +32,7 @@ class Turn(NamedTuple):
 
     job: Job
     modules: Mapping[int, StageModule]
+    hooks: tuple[Hooks, ...]
     training: Interpreter[StageRunner]
     evaluation: Interpreter[StageRunner] | None
 
@@ -43,7 +45,7 @@ class LiveWorker(Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, rows=Fed)
         self._rooms = all_ring_sizes(self.job, self.device_id, self.training, self.evaluation)
-        self._turns = [Turn(self.job, self.modules, self.training, self.evaluation)]
+        self._turns = [Turn(self.job, self.modules, self._hooks, self.training, self.evaluation)]
         self._at = 0
 
     def add(self, folder: Path) -> None:
@@ -62,13 +64,13 @@ class LiveWorker(Worker):
         for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
             self._rooms[channel] = size.merged(self._rooms.get(channel, size))
         self.transport.prepare(self._rooms)
-        self._turns.append(Turn(self.job, self.modules, self.training, self.evaluation))
+        self._turns.append(Turn(self.job, self.modules, self._hooks, self.training, self.evaluation))
         self._at = len(self._turns) - 1
 
     def _turn(self, form: int) -> None:
         """Run the programs of a form that was added; 0 is that of the job."""
         self._at = form
-        self.job, self.modules, self.training, self.evaluation = self._turns[form]
+        self.job, self.modules, self._hooks, self.training, self.evaluation = self._turns[form]
         self.search.runners = tuple(self.training.runners.values())
 
     def follow(self, values: Sequence[Mapping[str, Any]]) -> None:

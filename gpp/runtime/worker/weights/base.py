@@ -87,8 +87,7 @@ class AbstractStageWeights(ABC):
     runs for which `forward` was called last, if it needs any. Micro-batches are counted by the device: where replicas take
     turns (`gpp.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
     forward's weights and the update of its gradient. `log`, if it is made a list, gets (F or B, micro-batch, version) of
-    every pass. `backward` is called before every backward, `collect` before the
-    gradients of the weights are made, and `done` after that.
+    every pass. `backward` is called before every backward, `collect` before the gradients of the weights are made, `done` after.
     """
 
     def __init__(
