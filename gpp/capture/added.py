@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.mechanism import found
 
@@ -14,26 +14,29 @@ if TYPE_CHECKING:
     from gpp.graph.captured import Node
 
 
+class MeasuredModel(NamedTuple):
+    """A captured model, measured.
+
+    Args:
+        nodes: by name, what is known of each in `facts`.
+        calls: those that a training pass calls, in order.
+        losses: those among them that are losses.
+        closures: the nodes of each operator, and those without an operator that it needs.
+    """
+
+    nodes: Mapping[str, Node]
+    facts: Mapping[str, Facts]
+    calls: Sequence[str]
+    losses: Iterable[str]
+    closures: Sequence[Iterable[str]]
+
+
 class AbstractCapturePart(ABC):
     """A way to leave gradients of weights."""
 
     @abstractmethod
-    def left(
-        self,
-        nodes: Mapping[str, Node],
-        calls: Sequence[str],
-        outputs: Iterable[str],
-        facts: Mapping[str, Facts],
-        closures: Sequence[Iterable[str]],
-    ) -> tuple[Collection[str], Mapping[int, int]]:
-        """The nodes whose gradients of weights can be left, and the bytes that each operator answers for meanwhile.
-
-        Args:
-            nodes: by name.
-            calls: those that a training pass calls, in order.
-            outputs: those among them whose values are the model's losses.
-            closures: the nodes of each operator, and those without an operator that it needs.
-        """
+    def left(self, model: MeasuredModel) -> tuple[Collection[str], Mapping[int, int]]:
+        """The nodes whose gradients of weights can be left, and the bytes that each operator answers for meanwhile."""
 
     @abstractmethod
     def parted(self, module: StageModule) -> Callable[[], Callable[[], None]] | None:

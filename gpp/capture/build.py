@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from gpp.capture.added import capture_part
+from gpp.capture.added import MeasuredModel, capture_part
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
@@ -312,7 +312,7 @@ class _OpCosts:
             return (), {}
         calls = [draft.name for draft in self.drafts.drafts if draft.kind in ("call", "block") and draft.name in self.groups.live]
         # A draft has all that a node has.
-        return part.left(self.draft, calls, self.losses, self.facts, self.closures)  # type: ignore[arg-type]
+        return part.left(MeasuredModel(self.draft, self.facts, calls, self.losses, self.closures))  # type: ignore[arg-type]
 
     def _tensors(self, saved: set[int], dtype: str) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)

@@ -24,7 +24,7 @@ from gpp.program.kinds import KINDS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
-from gpp.schedules.flow import Bytes, Flow, Work, flow_of
+from gpp.schedules.flow import Bytes, Flow, Work
 from gpp.schedules.folded import check_folded, folded, unfolded
 from gpp.schedules.greedy import Rule, greedy
 from gpp.settings import settings
@@ -56,7 +56,7 @@ class Interleaved1F1B(RankedSchedule):
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
         """The published order, if it can run, and a list schedule; as `RankedSchedule.ranked`."""
         check_folded(work.plan, self.k)
-        flow = flow_of(work)
+        flow = self.flow(work)
         turn = -(-work.plan.depth // self.k)
         found = sorted(_candidates(flow, turn), key=lambda by_lane: value_of(flow, by_lane, "period"))
         return [flow.orders(by_lane) for by_lane in found]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from gpp.capture.added import AbstractCapturePart
-from gpp.graph.captured import Node
+from gpp.capture.added import AbstractCapturePart, MeasuredModel
 from gpp.mechanisms.split_backward.late import FORMULAS
 from gpp.mechanisms.split_backward.operators import halves, late_of, split
 
 if TYPE_CHECKING:
-    from gpp.capture.measure import Facts
     from gpp.capture.stage import StageModule
 
 
@@ -24,15 +22,9 @@ class SplitCapturePart(AbstractCapturePart):
     follows from weights alone, which does not grow with the samples.
     """
 
-    def left(
-        self,
-        nodes: Mapping[str, Node],
-        calls: Sequence[str],
-        outputs: Iterable[str],
-        facts: Mapping[str, Facts],
-        closures: Sequence[Iterable[str]],
-    ) -> tuple[Collection[str], Mapping[int, int]]:
-        found = halves(nodes, calls, outputs)
+    def left(self, model: MeasuredModel) -> tuple[Collection[str], Mapping[int, int]]:
+        nodes, facts, calls, losses, closures = model
+        found = halves(nodes, calls, losses)
         others = {*found.alone, *(name for name, node in nodes.items() if node.kind == "input")}
         seen = {storage for name in others for storage in facts[name].storages}
         held: dict[int, int] = defaultdict(int)

@@ -55,10 +55,6 @@ class Hooks:
         """The boundary of a stage of the device, with the layouts of the mechanism's messages, and its form of other ones."""
         return found
 
-    def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
-        """Take the mailboxes of the device's stages, before the first step."""
-        return None
-
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
         """Take what runs the device's stages, before the first step and when the hooks of all mechanisms are built:
         `StageRunner.around` is the mechanism's to set."""

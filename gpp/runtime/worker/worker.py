@@ -203,7 +203,6 @@ class Worker:
         mailboxes = self._mailboxes(self.modules, job.program)
         runners = self._runners(self.modules, mailboxes, job.program, train=True)
         for hooks in self._hooks:
-            hooks.connect(mailboxes)
             hooks.attach(runners)
         return Interpreter(
             actions,

@@ -9,7 +9,7 @@ from gpp.capture.stage import BoundaryTensor
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import Boundary, Layout
-from gpp.runtime.worker.stage import Span
+from gpp.runtime.worker.stage import Span, StageRunner
 
 SUM = Layout(("sum",), (BoundaryTensor(shape=(1,), batch_dim=0, dtype=torch.float64, differentiable=False),), whole=True)
 
@@ -22,8 +22,8 @@ class Sums(Hooks):
         others = {0: SUM} if stage else dict.fromkeys(range(1, len(self.own.job.plan.stages)), SUM)
         return replace(found, added={**found.added, "K": others})
 
-    def connect(self, mailboxes: Mapping[int, Mailbox]) -> None:
-        self.mailboxes.update(mailboxes)
+    def attach(self, runners: Mapping[int, StageRunner]) -> None:
+        self.mailboxes.update({s: runner.mailbox for s, runner in runners.items()})
 
     def runs(self) -> Mapping[str, OwnAction]:
         return {"K": self._add_up}

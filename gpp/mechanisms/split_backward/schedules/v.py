@@ -23,7 +23,7 @@ from gpp.program.kinds import FORWARD, KINDS, PASS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
-from gpp.schedules.flow import Flow, Work, flow_of
+from gpp.schedules.flow import Flow, Work
 from gpp.schedules.folded import V, check_folded, folded, unfolded
 from gpp.schedules.greedy import ROUNDING, greedy
 
@@ -79,7 +79,7 @@ class AbstractV(RankedSchedule, ABC):
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
         plan = work.plan
         check_folded(plan, V)
-        flow = flow_of(work, HALVES)
+        flow = self.flow(work)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
             rule, fix = self._why_unpublished(plan) or (
