@@ -222,8 +222,7 @@ class Job:
             CaptureError: a module that registers an operator of the model cannot be imported.
         """
         folder = run_dir / "job"
-        texts = {name: shown(read_text(folder / file)) for name, file in FILES.items()}
-        values: dict[str, Any] = {}
+        texts, values = {name: shown(read_text(folder / file)) for name, file in FILES.items()}, dict[str, Any]()
         for name, kind in _TYPES.items():
             values[name] = from_json(kind, texts[name], folder / FILES[name], AGAIN)
             if name == "settings":  # before the plan, which has the values of mechanisms

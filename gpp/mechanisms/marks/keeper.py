@@ -25,7 +25,8 @@ from gpp.capture.stage import StageModule
 from gpp.mechanisms.marks.host import AbstractCopies
 from gpp.mechanisms.marks.nodes import KEPT, MOVED, NodeMarks
 from gpp.mechanisms.marks.slots import STAYS, Key, Made, ReadValue, Slot, View, Watch, flat, given, held, told
-from gpp.runtime.worker.stage import AbstractAround, SavedHooks, Span
+from gpp.runtime.worker.around import AbstractAround, SavedHooks
+from gpp.runtime.worker.stage import Span
 
 
 class _Code(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -18,18 +17,16 @@ from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.around import AbstractAround, AbstractRest
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
-    from gpp.capture.stage import StageModule, StageWatcher
+    from gpp.capture.stage import StageModule
     from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
-
-SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
-"""What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
 
 Span = tuple[Mark, Mark]
 """When a computation began and when it ended, by the clock of the device."""
@@ -40,46 +37,6 @@ def on_storage(
 ) -> torch.Tensor:
     """A tensor on a storage."""
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
-
-
-class AbstractAround(ABC):
-    """What a mechanism does around the passes of a stage whose activations it has hold of: nothing else keeps them."""
-
-    @abstractmethod
-    def forward(self, microbatch: int, hooks: SavedHooks | None) -> AbstractContextManager[StageWatcher]:
-        """Context of a forward; it gives what is told which nodes the stage's code calls.
-
-        Args:
-            hooks: of the weight policy, for what autograd saves.
-        """
-
-    @abstractmethod
-    def arrive(self, microbatch: int) -> None:
-        """Before a backward: see to it that all of its micro-batch is there."""
-
-
-class AbstractRest(ABC):
-    """What a backward of a stage leaves to a later pass, which makes the gradients of its weights."""
-
-    @abstractmethod
-    def keep(self, microbatch: int, number: int) -> None:
-        """Behind the backward: keep what it has left.
-
-        Args:
-            number: of the micro-batch, among those that this device counts for its weights; here and below.
-        """
-
-    @abstractmethod
-    def sent(self, microbatch: int, made: dict[str, torch.Tensor]) -> Mapping[str, dict[str, torch.Tensor]]:
-        """The tensors that go to others after the backward, by direction and name.
-
-        Args:
-            made: the gradients of the stage's inputs.
-        """
-
-    @abstractmethod
-    def finish(self, microbatch: int, number: int) -> None:
-        """Add to the gradients of the weights."""
 
 
 class _Edge(NamedTuple):

@@ -1,0 +1,56 @@
+"""What mechanisms do around the passes of a stage, and behind them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gpp.capture.stage import StageWatcher
+
+SavedHooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+"""What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
+
+
+class AbstractAround(ABC):
+    """What a mechanism does around the passes of a stage whose activations it has hold of: nothing else keeps them."""
+
+    @abstractmethod
+    def forward(self, microbatch: int, hooks: SavedHooks | None) -> AbstractContextManager[StageWatcher]:
+        """Context of a forward; it gives what is told which nodes the stage's code calls.
+
+        Args:
+            hooks: of the weight policy, for what autograd saves.
+        """
+
+    @abstractmethod
+    def arrive(self, microbatch: int) -> None:
+        """Before a backward: see to it that all of its micro-batch is there."""
+
+
+class AbstractRest(ABC):
+    """What a backward of a stage leaves to a later pass, which makes the gradients of its weights."""
+
+    @abstractmethod
+    def keep(self, microbatch: int, number: int) -> None:
+        """Behind the backward: keep what it has left.
+
+        Args:
+            number: of the micro-batch, among those that this device counts for its weights; here and below.
+        """
+
+    @abstractmethod
+    def sent(self, microbatch: int, made: dict[str, Tensor]) -> Mapping[str, dict[str, Tensor]]:
+        """The tensors that go to others after the backward, by direction and name.
+
+        Args:
+            made: the gradients of the stage's inputs.
+        """
+
+    @abstractmethod
+    def finish(self, microbatch: int, number: int) -> None:
+        """Add to the gradients of the weights."""
