@@ -232,11 +232,11 @@ def flow_of(work: Work, backward: tuple[str, ...] = ()) -> Flow:
     lanes, lane_of = _lanes(plan)
     tasks, lane = _tasks(plan, graph, num_samples, lanes, backward)
     number = {(lane[i], task): i for i, task in enumerate(tasks)}
+    takes = {(lane[i], stage, KINDS[kind].direction, m): i for i, (stage, kind, m) in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
     rates, cluster = message_rates(plan, graph), work.cluster
     for way, (s, a, made), (t, b, read), samples in device_messages(plan, graph, num_samples):
-        maker = _pass_of(number, lane_of[a], Task(s, PASS[way], made), backward)
-        reader = needs[_pass_of(number, lane_of[b], Task(t, PASS[way], read), backward)]
+        maker, reader = takes[lane_of[a], s, way, made], needs[takes[lane_of[b], t, way, read]]
         per_sample, fixed = rates[way, s, t]
         seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * samples + fixed)
         reader[maker] = min(reader.get(maker, seconds), seconds)
@@ -306,9 +306,3 @@ def _whole(kind: str) -> str:
     """The kind of the pass for which one stands that takes and makes its messages; of others, their own."""
     row = KINDS[kind]
     return row.instead_of if row.instead_of and row.direction else kind
-
-
-def _pass_of(number: Mapping[tuple[int, Task], int], lane: int, whole: Task, parts: tuple[str, ...]) -> int:
-    """The task that takes and makes the messages of a whole pass: the pass itself, or the part of it with its direction."""
-    kinds = (whole.kind, *(kind for kind in parts if KINDS[kind].direction == KINDS[whole.kind].direction))
-    return next(number[lane, task] for kind in kinds if (lane, task := whole._replace(kind=kind)) in number)
