@@ -90,7 +90,7 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -
     latest: dict[int, int] = {}
     """Stage -> the place of its last forward."""
     used: dict[int, list[int]] = defaultdict(list)
-    """Stage -> the places of its passes that use what came back: backwards, or their first halves."""
+    """Stage -> the places of its passes that use what came back: backwards, or their first parts."""
     for place, task in enumerate(order):
         stage, kind, microbatch = task
         if stage in copying and KINDS[kind].holds:

@@ -26,7 +26,7 @@ from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
-from gpp.schedules.flow import Flow, Work
+from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.greedy import ROUNDING, Rule, greedy
 from gpp.settings import Positive, settings
 from gpp.stage import Stage
@@ -62,7 +62,7 @@ class ZeroBubbleAuto(RankedSchedule):
         Raises:
             InvalidConfig: the cap is below one micro-batch.
         """
-        flow = super().flow(work)
+        flow = flow_of(work, self.holds.parts)
         return flow if self.cap is None else _capped(flow, work.plan, self.cap)
 
     def ranked(self, work: Work) -> list[dict[int, list[Task]]]:
