@@ -344,7 +344,7 @@ class Strategy:
     @property
     def _says_peaks(self) -> bool:
         """Whether what devices hold is taken from the order of their passes: a planner knows less of it."""
-        return self.schedule.holds.parts or self.schedule.needs_bills
+        return bool(self.schedule.holds.parts) or self.schedule.needs_bills
 
     def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
         """Device -> the most bytes that it holds over its order."""
