@@ -18,7 +18,7 @@ from gpp.cluster import Cluster
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, Direction
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.simulate.longest_path import LongestPath, Step
