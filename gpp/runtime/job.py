@@ -102,8 +102,7 @@ class Settings:
         model: empty for a model that the caller holds in memory.
         steps: optimizer steps.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
-        train_samples: size of the training set; the order of an epoch follows from it and the seed.
-        evaluation_samples: number of held-out samples; 0 for no evaluation.
+        train_samples, evaluation_samples: sizes of the training set and of the held-out one; 0 of these for no evaluation.
         threads: CPU threads of a worker.
         launch: who starts the workers: `local` for the controller; all others may be on several machines.
         interface: network interface to bind; the loopback one unless the user names another.
@@ -120,12 +119,10 @@ class Settings:
             `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
-        resume: folder of the checkpoint to go on from, absolute; None to start anew.
-        first_step: the first step to do, 0 unless resumed.
+        resume, first_step: folder of the checkpoint to go on from, absolute, None to start anew; the first step to do.
         serving: of a job that serves requests; None for one that trains.
         mechanisms: packages of the user's own mechanisms, which workers import.
-        timeout_s: seconds after which a run that stands still has failed.
-        startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
+        timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
     """
 
     steps: Count
