@@ -7,7 +7,7 @@ core that it adds something to, and each such file has one name that the room as
     bill.py        BILL       seconds and bytes of a stage and of its messages (`gpp.cost.stage.AbstractBill`)
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
-    schedules/     EXPLORED   orders of its own, and those that a page to explore offers by default, by name
+    schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)
     job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)

@@ -245,7 +245,7 @@ class Strategy:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
 
         Args:
-            record: False for the metrics alone, as a planner wants them; while serving, `iteration_s` is the objective.
+            record: False for the metrics alone, by `simulate.recurrence` where it can; `iteration_s` of a stream is the objective.
         """
         plan = with_loss_apart(plan, problem)
         if problem.regime.serves:

@@ -27,7 +27,7 @@ from gpp.private import keep, masked
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
-EXPLORED = ("sequential", "graphpipe")
+EXPLORED_STRATEGIES = ("sequential", "graphpipe")
 """Those of mode=explore: the best chain of stages, and the graph of them."""
 
 Story = Callable[[Any, Any], None]
@@ -162,7 +162,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
 
     names, known = cfg.strategies, Vocabulary(folders=folders()).options("strategy")
     if names is None:
-        names = [name for name in (EXPLORED if cfg.mode == "explore" else COMPARED) if name in known]
+        names = [name for name in (EXPLORED_STRATEGIES if cfg.mode == "explore" else COMPARED) if name in known]
     if not OmegaConf.is_list(names) and not isinstance(names, str | list):
         names = _plain(names) if OmegaConf.is_config(names) else names
         raise InvalidConfig("strategies", names, "must be a list of strategies", "set strategies=[graphpipe,sequential]")

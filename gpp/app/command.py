@@ -20,7 +20,7 @@ def main(conf: str | Path | None = None, name: str = "config") -> None:
     leave_at_once()
     from gpp.app.vocabulary import ROOT
 
-    # Models and data of the user's are found where the command is typed, as with `python run.py`; workers inherit it.
+    # Models and data of the user's are found where the command is typed; workers inherit it.
     sys.path[:0] = [os.getcwd()]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     if conf is not None and not {"-cd", "--config-dir", "mode=new"} & set(sys.argv[1:]):

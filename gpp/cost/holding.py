@@ -31,7 +31,7 @@ class Holding:
         ahead: micro-batches held in full for each stage between this one and the sink, beyond one; None: all of them, wherever
             the stage is.
         levels: whether a stage holds micro-batches late until it holds as many, in full and late, as the first one does in full.
-        parts: kinds of passes that stand in place of a backward, where a stage has weights to train; none: backwards are whole.
+        parts: the kinds of passes that a stage with weights to train has in place of B; none: backwards are whole.
     """
 
     ahead: int | None = 1

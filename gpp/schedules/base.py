@@ -38,7 +38,7 @@ class AbstractSchedule(ABC):
 
     @property
     def name(self) -> str:
-        """The word that chooses it (`strategy/schedule=gpipe`): the name of its file, unless it says another."""
+        """The word that chooses it (`strategy/schedule=gpipe`): that of its file, unless no file can have it (`1f1b`)."""
         return type(self).__module__.rpartition(".")[2]
 
     @property
@@ -74,7 +74,11 @@ class AbstractSchedule(ABC):
         return self.drains and not self.holds.parts and self.per_device == 1
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
-        """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
+        """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not.
+
+        Searches score candidates by this number without asking for an order (`gpp.simulate.recurrence`): whoever overrides the
+        order of such a schedule overrides this, too.
+        """
         return None
 
     @abstractmethod

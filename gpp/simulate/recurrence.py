@@ -35,7 +35,7 @@ STREAM = 8
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     """Whether all stages have devices of their own, no copies to the host, one micro-batch size that divides the mini-batch, no
-    actions of mechanisms, and a covering warm-up.
+    value of a mechanism that acts, and a covering warm-up. Split backwards are covered.
 
     A warm-up covers if it is at least as long as those of the successors. Replicas that take turns are at different
     micro-batches at a time, so there are no rounds that all stages share.

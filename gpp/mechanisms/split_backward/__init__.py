@@ -1,5 +1,5 @@
 """A backward in two halves: gradients of a stage's inputs at once, those of its weights when they are asked for.
 
-No stage has a value of it: the schedule says that backwards are split (`Holding.parts`), and the mechanism acts where a program has
-its kinds of actions.
+It is no part of a plan's stages. A schedule asks for it by `holds = Holding(parts=HALVES)` and writes I and W in place of B.
+`kinds.py` says what they are, `operators.py` which operators are split, `late.py` how, and `worker.py` how a worker runs them.
 """

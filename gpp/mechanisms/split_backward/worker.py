@@ -1,4 +1,4 @@
-"""Split backwards on a worker: the second halves of a stage's, from the gradients of its inputs to those of its weights."""
+"""Split backwards on a worker: how I and W are run, and what is kept between them."""
 
 from __future__ import annotations
 

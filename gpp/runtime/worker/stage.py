@@ -108,7 +108,7 @@ class StageRunner:
     """Runs forwards and backwards of one stage on one device.
 
     Args:
-        module: the stage's module, or its evaluation twin.
+        module: the stage's module, or the one that evaluates (`StageModule.eval_module`).
         mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
         pieces: micro-batch of one mini-batch (or evaluation) -> its samples [lo, hi) that this device holds.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.

@@ -1,10 +1,9 @@
 """V schedules that repeat a block of six passes (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
 
-Of every micro-batch, each device has a forward, and both halves of a backward, of two stages: six passes, one time slot each.
-All that
-a schedule chooses is how many slots later the next stage of the pipeline has its pass: on the way down, up, and down and up
-    again with the gradients. Micro-batches come every six slots. The fewer slots between a micro-batch's forward and its
-    backward, the fewer micro-batches are held; and no two passes of a device may fall on one slot.
+Of every micro-batch, each device has a forward, and both halves of a backward, of two stages: six passes, one time slot each. All
+that a schedule chooses is how many slots later the next stage of the pipeline has its pass: on the way down, up, and down and up
+again with the gradients. Micro-batches come every six slots. The fewer slots between a micro-batch's forward and its backward, the
+fewer micro-batches are held; and no two passes of a device may fall on one slot.
 """
 
 from __future__ import annotations

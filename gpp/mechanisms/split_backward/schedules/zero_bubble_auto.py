@@ -48,8 +48,7 @@ class ZeroBubbleAuto(RankedSchedule):
 
     Args:
         cap: bytes that micro-batches may hold on a device, in units of what they hold under 1F1B on the device where they hold
-            most: 1
-            is ZB-1p, 2 is ZB-2p. A device's memory is a limit beside it. None: its memory alone.
+            most: 1 is ZB-1p, 2 is ZB-2p. A device's memory is a limit beside it. None: its memory alone.
     """
 
     holds: ClassVar[Holding] = Holding(parts=HALVES)
