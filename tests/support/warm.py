@@ -1,8 +1,9 @@
 """`run.py` and its workers without their imports: a process that has imported everything once, and forks.
 
 Starting Python, torch and what a capture needs costs a worker three to five seconds of computing, more than most runs
-that are tested. `python -m tests.support.warm` reads requests and runs each in a fork of its own; the workers of that
-run are forks of it in turn, so they have the same parent, folders, environment and log files as processes have.
+that are tested. `python -m tests.support.warm SOCKET` takes a fork of itself for each process of the tests that connects,
+which reads requests and runs each in a fork of its own; the workers of that run are forks of it in turn, so they have the
+same parent, folders, environment and log files as processes have.
 
 What is about processes themselves (their start, kills, signals, command lines) is tested on real ones: `cli.start`.
 """
@@ -10,12 +11,16 @@ What is about processes themselves (their start, kills, signals, command lines) 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240.0
@@ -58,33 +63,53 @@ IMPORTS = (
 
 
 class Warm:
-    """The client's side: one such process, which ends with this one."""
+    """The client's side: the process of all tests of a session, started by the first that asks, with which it ends."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm"],
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
-        )
+        self._process: subprocess.Popen[bytes] | None = None
+        path = Path(os.environ["GPP_CACHE"]).parent / "warm"
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self._connected(path)
+            if found is None:
+                self._start(path)
+                while (found := self._connected(path)) is None:
+                    assert self._process is not None and self._process.poll() is None, "the warm process does not start"
+                    time.sleep(0.05)
+        self._asked = found
         atexit.register(self.close)
+
+    def _start(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.support.warm", str(path)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
+
+    @staticmethod
+    def _connected(path: Path) -> TextIO | None:
+        """A connection to which somebody answers; none where there is no process, or one that ends just now."""
+        with socket.socket(socket.AF_UNIX) as link:
+            try:
+                link.connect(str(path))
+                asked = link.makefile("rw")
+                return asked if asked.readline() else None
+            except OSError:
+                return None
+
+    def close(self) -> None:
+        """Nothing more is asked; who has started the process waits for its end."""
+        self._asked.close()
+        if self._process is not None:
+            self._process.communicate()
 
     def run(self, words: list[str], env: dict[str, str], out: Path, *, folder: Path = ROOT, script: str | None = None) -> int:
         """Run `run.py`, or another script, with `words` to its end, its output in the file `out`; returns its exit code."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         request = {"words": words, "env": env, "out": str(out), "folder": str(folder), "script": script or str(ROOT / "run.py")}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        self._asked.write(json.dumps(request) + "\n")
+        self._asked.flush()
+        answer = self._asked.readline()
         assert answer, "the warm process is gone"
         return json.loads(answer)
-
-    def close(self) -> None:
-        """End it: it ends when nothing more can be asked."""
-        if self._process.poll() is None:
-            self._process.communicate()
 
 
 @cache
@@ -235,11 +260,8 @@ def _capture() -> None:
     capture(torch.nn.Linear(1, 1), batch, {"target": torch.zeros(2, 1)}, torch.nn.functional.mse_loss, {}, name="layer")
 
 
-def _serve() -> NoReturn:
-    """Answer requests from standard input, one a line, with exit codes, until there are no more."""
-    # What is imported must not write between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def _serve(path: str) -> NoReturn:
+    """Take connections until standard input ends, each with a fork that stays as long as the connection does."""
     import torch
 
     from tests.support.conf import option
@@ -253,11 +275,31 @@ def _serve() -> NoReturn:
     # Else every fork would look for garbage among all of it, and copy the pages.
     gc.collect()
     gc.freeze()
-    while line := sys.stdin.readline():
-        answers.write(f"{_answer(json.loads(line))}\n")
-        answers.flush()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            link, _ = listener.accept()
+            if not os.fork():
+                listener.close()
+                _answer_all(link)
+            link.close()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
+
+
+def _answer_all(link: socket.socket) -> NoReturn:
+    """Answer the requests of a connection, one a line, with exit codes, until there are no more."""
+    asked = link.makefile("rw")
+    line = "here"
+    while line:
+        asked.write(f"{_answer(json.loads(line)) if line != 'here' else line}\n")
+        asked.flush()
+        line = asked.readline()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])
