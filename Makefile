@@ -21,10 +21,12 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
 
+# All processes of the tests import the same modules, so they are compiled before; test files are pytest's to compile.
 test: $(VENV)/.test
+	@$(BIN)/python -m compileall -q -j 0 -x '/test_[^/]*$$' gpp baselines sweeps tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The checks that are too long for the tests, one after another; `make check ARGS="kills serving"` for these two.
+# The checks that are too long for the tests, the tests marked `long` among them, one after another; `make check ARGS="kills serving"` for these two.
 check: $(VENV)/.test
 	$(BIN)/python -m tests.checks $(ARGS)
 
