@@ -8,11 +8,11 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The suite draws the same examples on every machine; GPP_EXAMPLES=long looks for new ones, for minutes.
+# The suite draws the same examples on every machine; GPP_EXAMPLES=many looks for new ones, for minutes.
 settings.register_profile(
     "suite", derandomize=True, database=None, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("long", max_examples=3000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("many", max_examples=3000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("GPP_EXAMPLES", "suite"))
 
 
@@ -55,5 +55,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Those of the cards come before them, in the order of docs/gpus.md.
     """
-    long = {item.path for item in items if item.get_closest_marker("dist")}
-    items.sort(key=lambda item: 0 if item.path.parent.name == "gpu" else 1 + (item.path not in long))
+    dist = {item.path for item in items if item.get_closest_marker("dist")}
+    items.sort(key=lambda item: 0 if item.path.parent.name == "gpu" else 1 + (item.path not in dist))

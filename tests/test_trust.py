@@ -13,7 +13,6 @@ from gpp.errors import printable
 from tests.support import machines
 from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
-from tests.support.long import long
 
 KEY = "0123456789abcdef0123456789abcdefdeadbeef"
 SMALL = ["model=mlp", "cluster.num_devices=2", "steps=3", "cost=analytical", "minibatch_size=16"]
@@ -43,7 +42,6 @@ def test_the_island_notices_who_listens_and_who_sends() -> None:
 
 @ALONE
 @pytest.mark.dist
-@pytest.mark.slow
 def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secrets(tmp_path: Path) -> None:
     secrets = {"WANDB_API_KEY": KEY, "HF_TOKEN": "hf_" + "x" * 30, "WANDB_MODE": "offline"}
     heard, sent = alone(tmp_path / "run", "logger=wandb", env=secrets)
@@ -67,7 +65,7 @@ FORMS = {
 
 
 @ALONE
-@long
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_run_listens_on_loopback_and_sends_nothing(tmp_path: Path, form: str) -> None:
@@ -78,7 +76,7 @@ def test_every_form_of_a_run_listens_on_loopback_and_sends_nothing(tmp_path: Pat
 
 
 @ALONE
-@long
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_named_interface_is_the_only_one(tmp_path: Path) -> None:
     heard, sent = alone(tmp_path / "run", "logger=none", "engine.shared_memory=false", "engine.interface=gpp-out")

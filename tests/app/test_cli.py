@@ -128,6 +128,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     assert result["checked"]["unknown"] is None and result["checked"]["seconds"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
     """They have not trained yet, or not even imported anything; `tests.checks.kills` has all the other instants."""

@@ -17,7 +17,6 @@ from torch.nn import functional
 import gpp
 from gpp.errors import InvalidConfig, WorkerFailed
 from tests.support.cli import workers_of
-from tests.support.long import long
 
 SIZE, CLIP = 16, 0.5
 
@@ -174,7 +173,7 @@ def test_the_end_leaves_the_weights_and_a_report(tmp_path: Path) -> None:
         pipeline.step(*batches(1)[0])
 
 
-@long
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_dead_worker_is_named_and_the_others_end(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="killed by SIGKILL"), started(model_of(), tmp_path / "run") as pipeline:

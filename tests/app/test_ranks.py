@@ -14,7 +14,6 @@ import torch
 import gpp
 from gpp.errors import InvalidConfig
 from tests.app.test_pipeline import SHAPES, batches, decayed, model_of, plain_losses, started
-from tests.support.long import long
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
@@ -70,7 +69,7 @@ def leave(folder: str, how: str) -> None:
             pipeline.step(inputs, targets)
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "said"),
     [

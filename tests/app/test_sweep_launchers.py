@@ -12,7 +12,6 @@ import pytest
 from tests.support.cli import run, run_cold
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [

@@ -29,14 +29,14 @@ def test_a_strategy_brings_its_engine(name: str) -> None:
     assert engine_of(f"strategy={name}", "cluster=summit_1x4") == "simulate"
 
 
-@pytest.mark.dist
-@pytest.mark.slow
 def results_of(sweep: Path) -> list[dict[str, Any]]:
     """The results of a sweep's jobs, in its order."""
     jobs = json.loads((sweep / "jobs.json").read_text())
     return [json.loads((sweep / job["folder"] / "result.json").read_text()) for job in jobs]
 
 
+@pytest.mark.long
+@pytest.mark.dist
 def test_one_command_runs_them_all(tmp_path: Path) -> None:
     """The same losses from every engine, and a table of them all."""
     done = run(
@@ -69,7 +69,7 @@ def test_they_are_simulated_too(tmp_path: Path) -> None:
         "-m",
         f"strategy={','.join(ENGINES)}",
         "engine=simulate",
-        "model=mmt_small",
+        "model=mlp",
         "cost=analytical",
         "cluster.num_devices=2",
     ]

@@ -14,6 +14,7 @@ from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from tests.support import session
 from tests.support.chain_jobs import HELD_OUT, MICROBATCH, MINIBATCH, STEPS, WORLD, Case, final, make, one_device
+from tests.support.long import selected
 
 # The first test waits for all jobs of all engines, which have a limit of their own: one that a busy machine does not reach.
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
@@ -24,33 +25,48 @@ BATCH_NORM = ("model.norm=batch", "model.image_size=64")
 CASES = [
     Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
     Case("mlp", "torch_pipelining"),
+    Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
+    Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
+    Case("mlp", "deepspeed", clip_norm=0.01),
+    Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
+]
+MORE = [
     Case("digits_tasks", "torch_pipelining", "GPipe", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
     Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
-    Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
     Case("llava_small", "torch_pipelining", overrides=("model.frozen=towers",)),
     Case("mlp", "torch_pipelining", "Interleaved1F1B", stages=6),
-    Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
-    Case("mlp", "deepspeed"),
-    Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
     Case("llava_small", "deepspeed", overrides=("model.frozen=towers",), clip_norm=0.01),
 ]
 
 
-RESUMED = [case for case in CASES if case.clip_norm or case.schedule == "ZBVZeroBubble"]
+def goes_on(case: Case) -> bool:
+    return bool(case.clip_norm) or case.schedule == "ZBVZeroBubble"
+
+
+def params(cases: list[Case], more: list[Case]) -> list[object]:
+    """Of tests: each case, and more where the session runs long tests."""
+    return [*(pytest.param(case, id=case.id) for case in cases)] + [
+        pytest.param(case, id=case.id, marks=pytest.mark.long) for case in more
+    ]
+
+
+EVERY = params(CASES, MORE)
+RESUMED = params([case for case in CASES if goes_on(case)], [case for case in MORE if goes_on(case)])
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
-    """All cases, run by the same three processes."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
+    """All cases that tests ask for, run by the same three processes."""
+    cases = selected(request, "case")
     folder = tmp_path_factory.mktemp("baselines")
     jobs, later = [], []
-    for i, case in enumerate(CASES):
+    for i, case in enumerate(cases):
         worker = "whole_model_worker" if case.engine == "data_parallel" else f"{case.engine}_worker"
         run_dir = folder / str(i)
         job = make(case, run_dir)
         jobs.append((f"baselines.{worker}", run_dir))
-        if case in RESUMED:
+        if goes_on(case):
             replace(job, settings=replace(job.settings, checkpoint_every=2)).save(run_dir)
             make(case, run_dir / "resumed")
             source = str(run_dir / "checkpoints" / "step_2")
@@ -58,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
             later.append((f"baselines.{worker}", run_dir / "resumed"))
     jobs += later
     session.run_all(folder, jobs, WORLD)
-    return {case: folder / str(i) for i, case in enumerate(CASES)}
+    return {case: folder / str(i) for i, case in enumerate(cases)}
 
 
 def logs(run_dir: Path, world: int) -> Follower:
@@ -67,7 +83,7 @@ def logs(run_dir: Path, world: int) -> Follower:
     return follower
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", EVERY)
 def test_losses_weights_and_buffers_of_one_device(case: Case, runs: dict[Case, Path], tmp_path: Path) -> None:
     run_dir = runs[case]
     failed = sorted((run_dir / "ranks").glob("failed_*.txt"))
@@ -86,7 +102,7 @@ def test_losses_weights_and_buffers_of_one_device(case: Case, runs: dict[Case, P
         torch.testing.assert_close(tensor, reference[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", RESUMED)
 def test_each_goes_on_from_its_checkpoint(case: Case, runs: dict[Case, Path]) -> None:
     whole, again = logs(runs[case], WORLD), logs(runs[case] / "resumed", WORLD)
     assert again.losses == {step: whole.losses[step] for step in range(2, STEPS)}
@@ -98,7 +114,7 @@ def test_each_goes_on_from_its_checkpoint(case: Case, runs: dict[Case, Path]) ->
         torch.testing.assert_close(state[name], same[name], rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", EVERY)
 def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
     """A forward and a whole backward of every micro-batch at every stage, and the bytes of every boundary."""
     job = Job.load(runs[case])

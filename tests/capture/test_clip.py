@@ -5,8 +5,6 @@ import torch.nn.functional as F
 from gpp.capture.build import capture
 from tests.support.cutting import assert_cuts_exactly
 
-transformers = pytest.importorskip("transformers")
-
 
 def contrastive(outputs, targets):
     logits = outputs.text_embeds @ outputs.image_embeds.T
@@ -15,6 +13,7 @@ def contrastive(outputs, targets):
 
 @pytest.fixture(scope="module")
 def clip():
+    transformers = pytest.importorskip("transformers")
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {**tower, "vocab_size": 30, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     config = transformers.CLIPConfig(text_config=text, vision_config={**tower, "image_size": 16, "patch_size": 8}, projection_dim=8)

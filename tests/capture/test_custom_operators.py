@@ -21,7 +21,6 @@ from gpp.errors import CaptureError
 from gpp.graph.captured import Captured
 from gpp.serialization import from_json, to_json
 from tests.support.cli import ROOT
-from tests.support.long import long
 
 OPERATORS = """
 import torch
@@ -119,7 +118,7 @@ def test_an_operator_without_a_formula_of_its_gradient_is_named(registered: str)
         capture(Behind("twice"), {"x": torch.randn(3, 4)}, torch.zeros(3, 2), nn.functional.mse_loss, name="net")
 
 
-@long
+@pytest.mark.long
 def test_a_program_in_another_folder_trains_with_them(tmp_path: Path) -> None:
     """The workers' own folder is that of the command, and the operators lie beside the script."""
     (tmp_path / "code").mkdir()

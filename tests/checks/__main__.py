@@ -37,6 +37,7 @@ FULL = {
     "largest_batches": """
         python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large hydra.sweep.dir=$DIR
         python -m tests.checks.largest_batches $DIR""",
+    "long": "python -m tests.checks.long",
     "markings": "python -m tests.checks.markings --count 500",
     "memory": """
         python -m tests.checks.memory --count 300

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -314,19 +313,15 @@ def run(
     seed: int,
     *,
     cases: list[tuple[str, str]],
-    expected: Attempt | None = None,
-    spare: Callable[..., Attempt] = attempt,
 ) -> Tally:
     """Kill `count` times, going on each time; the last training is brought to its end.
 
     Args:
         cases: victims and phases, which are taken in turn.
-        expected: the undisturbed run, if there is one already.
-        spare: runs a training that nobody kills.
     """
     rng, tally, history = random.Random(seed), Tally(), History(steps)
     words = [f"steps={steps}", f"checkpoint.every={every}"]
-    expected = expected or spare(folder / "undisturbed", *words)
+    expected = attempt(folder / "undisturbed", *words)
     if expected.code != 0 or len(expected.losses) != steps:
         tally.bad.append(f"the undisturbed run failed:\n{expected.out[-2000:]}")
         return tally
@@ -340,8 +335,7 @@ def run(
         spared = tally.kills.total() >= count or (first >= steps - every and rng.random() < 0.5)
         victim, phase = cases[tally.kills.total() % len(cases)]
         kill = None if spared else Kill(rng, victim, phase, rng.randrange(first, steps - 1))
-        run_dir, more = folder / f"run_{number}", [*words, *resume]
-        done = attempt(run_dir, *more, kill=kill) if kill else spare(run_dir, *more)
+        done = attempt(folder / f"run_{number}", *words, *resume, kill=kill)
         check(tally, done, expected, first)
         tally.resumes += bool(resume)
         tally.finished += done.code == 0

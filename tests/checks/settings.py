@@ -117,14 +117,14 @@ class Wrong:
         shown: the message shows it as field and value.
         fix: words of the fix.
         code: exit code.
-        always: every run of the suite tries it.
+        kind: it is the first of its kind; the suite tries every second of these.
     """
 
     words: str
     shown: str
     fix: str
     code: int = 2
-    always: bool = False
+    kind: bool = False
 
     def listed(self, folder: Path) -> list[str]:
         out: list[str] = []
@@ -154,14 +154,14 @@ def write(folder: Path) -> None:
 
 
 def _table(text: str) -> list[Wrong]:
-    """Cases from lines `words | field=value | words of the fix`; `*` and `3:` in front are `always` and the exit code 3."""
+    """Cases from lines `words | field=value | words of the fix`; `*` and `3:` in front are `kind` and the exit code 3."""
     cases = []
     for line in text.strip().splitlines():
         if line and not line.startswith("#"):
             words, shown, fix = (part.strip() for part in line.split(" | "))
-            always, words = words.startswith("* "), words.removeprefix("* ")
+            kind, words = words.startswith("* "), words.removeprefix("* ")
             code, words = (3, words.removeprefix("3: ")) if words.startswith("3: ") else (2, words)
-            cases.append(Wrong(words=words, shown=shown, fix=fix, code=code, always=always))
+            cases.append(Wrong(words=words, shown=shown, fix=fix, code=code, kind=kind))
     return cases
 
 

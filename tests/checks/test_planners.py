@@ -7,7 +7,15 @@ import pytest
 from tests.checks.planners import check
 
 
-@pytest.mark.parametrize(("what", "count"), [("validate", 1), ("oracle", 5), ("shared", 1), ("dags", 1)])
+@pytest.mark.parametrize(
+    ("what", "count"),
+    [
+        pytest.param("validate", 1, marks=pytest.mark.long),
+        ("oracle", 5),
+        pytest.param("shared", 1, marks=pytest.mark.long),
+        ("dags", 1),
+    ],
+)
 def test_sample(what, count):
     violations, summary = check(what, count)
     assert not violations, "\n".join([*violations, summary])

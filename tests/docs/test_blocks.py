@@ -2,11 +2,12 @@
 
 Composing and checking a command takes half a second of computing, and there are 170; so the suite does this:
 
-* The tutorial is followed literally, and the README's lines of Python with it (tests/docs/test_tutorial.py).
+* The tutorial's files are written, its plans made, and the README's lines of Python run with them; the long test follows it
+  literally (tests/docs/test_tutorial.py).
 * Of every command of `run.py` and `gpp`, every word is looked up: the option and the setting must exist.
 * Every sixteenth one is answered in one process, as in a run: composed, built, checked, and for a small model planned.
-* Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. The block that
-  loads T5 is only compiled.
+* Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. Those that
+  call `parallelize` are only compiled, but for one; the long test runs them, too. The block that loads T5 is only compiled.
 
 `python -m tests.checks.docs` does the third with all commands, runs T5's block, and with `--run` every command to its end.
 """
@@ -74,8 +75,12 @@ def test_a_command_is_refused_by_nothing(command, folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.dist
-def test_the_blocks_of_python_run_as_they_are(folder: Path) -> None:
-    script = write_script(folder, [block for block in python_blocks() if not block.where.startswith("README")], loads=False)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_blocks_of_python_run_as_they_are(whole: bool, folder: Path) -> None:
+    every = [block for block in python_blocks() if not block.where.startswith("README")]
+    for block in every:
+        compile(block.text, block.where, "exec")
+    script = write_script(folder, [block for block in every if whole or "parallelize(" not in block.text], loads=False)
     out = folder / "python.txt"
     code = warm().run([], environment(), out, folder=folder, script=str(script))
     ended: dict[str, str] = json.loads((folder / "blocks.json").read_text()) if (folder / "blocks.json").exists() else {}

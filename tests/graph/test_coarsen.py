@@ -8,6 +8,7 @@ from gpp.graph.coarsen.coarsen import _weights, coarsen
 from gpp.graph.coarsen.groups import nodes_of
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
+from tests.support.long import thinned
 from tests.support.operations import calls
 
 
@@ -121,7 +122,7 @@ def check(fine, coarse):
 
 
 @pytest.mark.parametrize("max_ops", [1, 2, 7, 30, 200])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6)))
 @pytest.mark.parametrize("make", [random_dag, random_series_parallel])
 def test_random_graphs(make, seed, max_ops):
     fine = make(80, seed)

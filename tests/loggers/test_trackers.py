@@ -311,7 +311,6 @@ def test_tensorboard_opens_what_was_recorded(tmp_path: Path) -> None:
     assert first.summary["stages"] == 3 and first.summary["status"] == "failed" and "    world" in first.console
 
 
-@pytest.mark.slow
 def test_a_plan_is_whole_in_wandbs_own_file(tmp_path: Path) -> None:
     """The other ends, and TensorBoard: `python -m tests.checks.trackers FOLDER --make`."""
     words = ("model=mlp", "model.num_blocks=2", "cost=analytical", "cluster.num_devices=2", "mode=plan", "explain_s=0.2")

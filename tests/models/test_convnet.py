@@ -14,7 +14,7 @@ NAMES = {"alexnet": "alexnet", "vgg": "vgg_small", "resnet": "resnet_small", "go
 
 
 @pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.parametrize("more", [0, 1, 37])
+@pytest.mark.parametrize("more", [0, 1, pytest.param(37, marks=pytest.mark.long)])
 def test_any_size_from_the_smallest_on(kind: str, more: int) -> None:
     size = SMALLEST[kind] + more
     words = [f"model.image_size={size}", "model.shrink=16", "model.num_classes=5", "model.norm=group"]

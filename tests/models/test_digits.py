@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gpp.data.digits import Digits as DigitsData
@@ -10,6 +11,7 @@ from gpp.models.losses import loss, metric
 from tests.support.conf import model_named
 
 
+@pytest.mark.long
 def test_digits_reach_97_percent():
     model = model_named("digits")
     train, test = (DigitsData().load(split, model, seed=0, dtype="float32") for split in ("train", "test"))

@@ -12,7 +12,6 @@ from gpp.models.networks.clip import contrastive_loss, pair_loss
 from gpp.models.networks.inception import heads_loss
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
-from tests.support.long import long
 
 
 def graph_of(name: str, *overrides: str) -> OpGraph:
@@ -37,14 +36,14 @@ def independent(graph: OpGraph, one: int, other: int) -> bool:
     ("name", "branches"),
     [
         ("clip_small", ["text.", "image."]),
-        pytest.param("flava_small", ["text.", "image."], marks=long),
+        pytest.param("flava_small", ["text.", "image."], marks=pytest.mark.long),
         pytest.param(
             "imagebind_small",
             [f"towers.{name}." for name in ("image", "text", "audio", "depth", "thermal", "motion")],
-            marks=long,
+            marks=pytest.mark.long,
         ),
         ("llava_small", ["image.", "tokens"]),
-        ("inception_small", [f"cells.0.branches.{i}." for i in range(4)]),
+        pytest.param("inception_small", [f"cells.0.branches.{i}." for i in range(4)], marks=pytest.mark.long),
     ],
 )
 def test_branches_are_independent_and_the_graph_series_parallel(name, branches):
@@ -62,7 +61,7 @@ def test_gpt_is_a_chain():
     assert tied.head.weight is tied.embed.tokens.weight
 
 
-@pytest.mark.parametrize("name", ["unet_small", pytest.param("evoformer_small", marks=long)])
+@pytest.mark.parametrize("name", ["unet_small", pytest.param("evoformer_small", marks=pytest.mark.long)])
 def test_streams_that_meet_again_and_again_are_no_tree(name):
     assert decompose(graph_of(name)) is None
 

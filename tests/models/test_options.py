@@ -11,6 +11,7 @@ from gpp.models.base import describe
 from gpp.models.losses import loss, loss_terms, metric
 from gpp.runtime.job import restore
 from tests.support.conf import CONF, model_named
+from tests.support.long import thinned
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))
@@ -73,7 +74,7 @@ def test_initial_weights_follow_the_seed(name):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.parametrize("name", PAPER + SMALL)
+@pytest.mark.parametrize("name", thinned(PAPER + SMALL, 3))
 def test_description_reads_back_equal(name):
     needs(name)
     model = model_named(name)

@@ -53,6 +53,7 @@ def test_no_token_sees_those_behind_it(draw) -> None:
     assert not changed[:, :5].any() and changed[:, 5:].all()
 
 
+@pytest.mark.long
 def test_it_learns_to_translate() -> None:
     accuracy = trained(
         model_named("residual_lstm_small"), option("data", "translation"), Adam(lr=0.003), steps=120, minibatch_size=64

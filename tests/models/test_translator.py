@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gpp.optimizers import Adam
@@ -28,6 +29,7 @@ def test_no_token_sees_those_behind_it(draw) -> None:
     assert not changed[:, :5].any() and changed[:, 5:].all()
 
 
+@pytest.mark.long
 def test_it_learns_to_translate() -> None:
     accuracy = trained(model_named("translator_small"), option("data", "translation"), Adam(lr=0.002), steps=180, minibatch_size=64)
     assert accuracy > 0.9

@@ -21,7 +21,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.chain_objectives import pipedream_s, piper_s
 from tests.support.conf import option
-from tests.support.long import long
 from tests.support.problems import Rate
 from tests.support.published import profile
 
@@ -54,7 +53,13 @@ def plan_of(planner: AbstractPlanner, problem: Problem):
 @pytest.mark.parametrize("efficiency", [None, 0.1])
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
 @pytest.mark.parametrize(
-    "model", ["pipedream_gnmt", pytest.param("pipedream_alexnet", marks=long), pytest.param("random3", marks=long), "random7"]
+    "model",
+    [
+        "pipedream_gnmt",
+        pytest.param("pipedream_alexnet", marks=pytest.mark.long),
+        pytest.param("random3", marks=pytest.mark.long),
+        "random7",
+    ],
 )
 def test_no_chain_is_better_by_the_baselines_own_objective(name, model, cluster_name, efficiency):
     """`sequential`'s chain is in the baseline's space: where the baseline is slower, its objective prefers what it chose.

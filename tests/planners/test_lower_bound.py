@@ -25,6 +25,7 @@ from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.graphs import chain, graph, with_weights
+from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, uneven
 
@@ -45,7 +46,7 @@ def check(problem: Problem, planners: tuple) -> list[float]:
     return gaps
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", thinned(range(5), 3))
 def test_below_the_optimum_of_small_problems(block):
     """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
     gaps = []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -41,6 +39,7 @@ PLANNERS = (
     GraphPipe(colocate="never", replication=False),
     PipeDream2BW(),
 )
+SAMPLE_OF_FOUR = [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 4))]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -124,9 +123,9 @@ def test_assessor_and_plan_agree_on_memory(seed):
             plan.validate(problem)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", SAMPLE_OF_FOUR)
 def test_graphpipe_is_never_predicted_slower_than_sequential(block):
-    """80 series-parallel graphs and 40 others; `tests.checks.planners --what dags` compares all planners on larger ones."""
+    """In a block, 20 series-parallel graphs and 10 others; `tests.checks.planners --what dags` compares on larger ones."""
     for seed in range(30 * block, 30 * block + 30):
         problem = random_problem(seed, max_ops=10, max_devices=5, series_parallel=seed % 3 > 0)
         chain, graph = run(Sequential(), problem), run(GraphPipe(colocate="never", max_candidates=0), problem)
@@ -186,30 +185,6 @@ def _chains(problem):
                 mask = 0
         if len(masks) <= problem.cluster.num_devices:
             yield masks
-
-
-def test_same_plan_under_another_hash_seed():
-    code = (
-        "from tests.support.problems import random_problem, run\n"
-        "from gpp.planners.graphpipe.graphpipe import GraphPipe\nfrom gpp.planners.chains.sequential import Sequential\n"
-        "from gpp.planners.chains.even import Even\nfrom gpp.planners.chains.pipedream_2bw import PipeDream2BW\n"
-        "from dataclasses import replace\n"
-        "for seed in range(6):\n"
-        "    for planner in (GraphPipe(colocate='never', max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
-        "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
-        "        print(found and (replace(found[0], search_s=0.0), found[1]))\n"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": "."},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in (0, 1)
-    ]
-    assert runs[0] == runs[1] and "Plan(" in runs[0]
 
 
 def test_order_of_identical_branches_does_not_matter():

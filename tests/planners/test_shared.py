@@ -29,6 +29,7 @@ from gpp.weights.stash import Stash
 from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, diamond, problem, two_towers
+from tests.support.long import thinned
 from tests.support.problems import random_problem
 
 
@@ -67,7 +68,7 @@ def test_chunks_of_a_chain_fill_a_pipeline_sooner() -> None:
     assert times["auto"] < times["never"] * 0.95
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", thinned(range(10)))
 def test_never_worse_than_without_and_always_valid(seed: int) -> None:
     prob = random_problem(seed, max_ops=8, max_devices=4)
     try:

@@ -39,7 +39,6 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
-from tests.support.long import long
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
 
@@ -55,9 +54,11 @@ POLICIES = (
     Stash(),
     Stash(accumulation=4),
     DoubleBuffer(),
-    SpecTrain(form=2),
     PipeOptim(offset=1, accumulation=1),
-    *(pytest.param(weights, marks=long) for weights in (Naive(), Stash(accumulation=1), VerticalSync(), SpecTrain(), PipeOptim())),
+    *(
+        pytest.param(weights, marks=pytest.mark.long)
+        for weights in (Naive(), Stash(accumulation=1), VerticalSync(), SpecTrain(), SpecTrain(form=2), PipeOptim())
+    ),
 )
 SAME = 1 + 1e-9
 
@@ -238,7 +239,7 @@ def test_over_nodes_updates_count_every_time_too() -> None:
     assert all(len({nodes[d] for d in stage.devices}) == 1 for stage in plan.stages)
 
 
-@pytest.mark.parametrize("seed", [2, 5, *(pytest.param(seed, marks=long) for seed in (3, 8))])
+@pytest.mark.parametrize("seed", [2, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (3, 8))])
 @pytest.mark.parametrize("weights", [Naive(), Stash()], ids=lambda w: w.name)
 def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: int) -> None:
     """Uneven stages: a sink that is faster than what feeds it runs ahead for many mini-batches before its pace shows it."""

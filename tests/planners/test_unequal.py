@@ -26,6 +26,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.all_placements import optimum_s
 from tests.support.graphs import chain
+from tests.support.long import thinned
 from tests.support.mixed import linked, mixed_problem
 from tests.support.problems import cluster, run, towers
 
@@ -38,7 +39,7 @@ def with_devices(base, *changes):
 FAST, SLOW = {"speed_factor": 1.0}, {"speed_factor": 0.25}
 
 
-@pytest.mark.parametrize(("seed", "own"), [(seed, own) for seed in range(5) for own in (False, True)])
+@pytest.mark.parametrize(("seed", "own"), thinned((seed, own) for seed in range(5) for own in (False, True)))
 def test_small_problems_equal_everything_on_all_devices(seed, own):
     """`python -m tests.checks.unequal --what placements` asks more of them."""
     problem = mixed_problem(seed, ops=(3, 5), devices=(2, 4))

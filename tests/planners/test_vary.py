@@ -17,6 +17,7 @@ from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, PerStage
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
+from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
 
 
@@ -62,7 +63,7 @@ def test_equals_the_oracle_of_unequal_micro_batches():
     assert equal >= 0.8 * count > 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", thinned(range(10)))
 def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
     problem = random_problem(seed, max_ops=14, max_devices=6)
     uniform, own = run(GraphPipe(colocate="never"), problem), run(GraphPipe(colocate="never", per_stage=True), problem)

@@ -303,11 +303,11 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 def test_sample() -> None:
     """Of `python -m tests.checks.cards`: proof and model say the same."""
-    wrong, counts = check_many(7)
+    wrong, counts = check_many(3)
     assert not wrong, "\n".join(wrong)
     for path in ("strictest", "today", "one communicator", "overlapped, one send under way"):
         ran = Counter()
         for name, number in counts.items():
             if f", {path}: " in name:
                 ran[name.endswith(": runs")] += number
-        assert min(ran[True], ran[False]) > (0 if path.startswith("overlapped") else 5), (path, ran)
+        assert min(ran[True], ran[False]) > (0 if path.startswith("overlapped") else 1), (path, ran)

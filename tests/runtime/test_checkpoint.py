@@ -38,7 +38,6 @@ from gpp.serialization import from_json
 from tests.support import inprocess
 from tests.support.checkpoints import STEPS, Rank, made, random_job
 from tests.support.fake_transport import FakeNetwork, FakeTransport
-from tests.support.long import long
 
 RATE = LearningRate(shape="cosine", warmup_steps=2)
 
@@ -70,9 +69,9 @@ def train(
     [
         ("digits", 0, ()),
         ("gpt_small", 2, ("model.dropout=0.1",)),
-        pytest.param("dlrm_small", 3, (), marks=long),
+        pytest.param("dlrm_small", 3, (), marks=pytest.mark.long),
         ("vgg_small", 5, ("model.norm=batch",)),
-        ("llava_small", 6, ("model.frozen=towers",)),
+        pytest.param("llava_small", 6, ("model.frozen=towers",), marks=pytest.mark.long),
     ],
 )
 def test_goes_on_under_the_same_plan_and_under_others(name: str, seed: int, overrides: tuple[str, ...], tmp_path: Path) -> None:

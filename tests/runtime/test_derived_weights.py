@@ -20,6 +20,7 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
 from tests.support.asynchronous import captured, make_job
+from tests.support.long import thinned
 from tests.support.weight_uses import CURRENT, DERIVED
 
 SGDM = SGD(lr=0.05, momentum=0.9)
@@ -35,7 +36,7 @@ def both(network: str, policy: AbstractWeights, folder: Path) -> tuple[bool, lis
     return losses == expected, [name for name, tensor in state.items() if not torch.equal(tensor, theirs[name])]
 
 
-@pytest.mark.parametrize("use", CURRENT)
+@pytest.mark.parametrize("use", thinned(CURRENT))
 def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_themselves(use: str, tmp_path: Path) -> None:
     _, found, _ = captured(f"uses: {use}")
     assert found.derived == ()
@@ -43,7 +44,7 @@ def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_th
     assert both(f"uses: {use}", Naive(), tmp_path) == (True, [])
 
 
-@pytest.mark.parametrize("use", DERIVED)
+@pytest.mark.parametrize("use", thinned(DERIVED))
 def test_what_is_refused_would_be_another_training(use: str, tmp_path: Path) -> None:
     network = f"uses: {use}"
     with pytest.raises(InvalidConfig, match="stage 1") as caught:

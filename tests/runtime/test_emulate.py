@@ -51,6 +51,7 @@ from tests.support.cli import run, start
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import in_halves
 from tests.support.host import on_host
+from tests.support.long import thinned
 from tests.support.problems import random_partition, random_problem, split_plan, split_problem, uneven
 from tests.support.published import GIB, profile
 
@@ -162,7 +163,7 @@ def step(workers: list[EmulatedWorker], time_scale: float) -> tuple[list[dict[st
     return [record for record, _ in found], found[0][1]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", thinned(range(15)))
 def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> None:
     job, predicted = job_of(*random_plan(seed))
     job.save(tmp_path)
@@ -281,6 +282,7 @@ def test_eight_unequal_devices_on_this_machine(tmp_path: Path) -> None:
     assert "virtual" in done.out
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
     process = start(tmp_path, *COMMON, "engine.time_scale=50000")

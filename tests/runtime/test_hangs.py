@@ -20,9 +20,10 @@ from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import read_state
 from gpp.runtime.job import Job
-from tests.support.cli import ROOT, start, workers_of
+from tests.support.cli import ROOT, environment, start, workers_of
 from tests.support.machines import Machine, two_machines, why_not
 from tests.support.traces import check_trace
+from tests.support.warm import warm
 
 pytestmark = pytest.mark.dist
 
@@ -167,6 +168,7 @@ def external(pair: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFac
     return External(process.returncode, "".join(said) + out, run_dir, commands)
 
 
+@pytest.mark.long
 def test_two_machines_train_to_the_losses_of_one(external: External, stopped: Stopped) -> None:
     assert external.code == 0, external.out
     assert len(external.commands) == 2
@@ -180,23 +182,24 @@ def test_two_machines_train_to_the_losses_of_one(external: External, stopped: St
     assert (external.run_dir / "checkpoints" / "final" / "stage_0.safetensors").exists()
 
 
-def again(external: External, run_dir: Path, **settings: object) -> Job:
-    """The same job once more in another folder, under other settings."""
+def again(other: Path, run_dir: Path, **settings: object) -> Job:
+    """The job of another run once more in a folder, under other settings."""
     (run_dir / "ranks").mkdir(parents=True)
-    (run_dir / "job").symlink_to(external.run_dir / "job") if not settings else (run_dir / "job").mkdir()
+    (run_dir / "job").symlink_to(other / "job") if not settings else (run_dir / "job").mkdir()
     if settings:
-        for path in (external.run_dir / "job").iterdir():
+        for path in (other / "job").iterdir():
             if path.name != "settings.json":
                 (run_dir / "job" / path.name).symlink_to(path)
-        values = json.loads((external.run_dir / "job" / "settings.json").read_text())
+        values = json.loads((other / "job" / "settings.json").read_text())
         (run_dir / "job" / "settings.json").write_text(json.dumps({**values, **settings}))
     return Job.load(run_dir)
 
 
+@pytest.mark.long
 def test_a_link_that_goes_down_ends_the_run_on_both_sides(
     pair: tuple[Machine, Machine], external: External, tmp_path: Path
 ) -> None:
-    job = again(external, tmp_path / "cut", steps=FOR_EVER, timeout_s=TIMEOUT_S)
+    job = again(external.run_dir, tmp_path / "cut", steps=FOR_EVER, timeout_s=TIMEOUT_S)
     commands = [command.replace(str(external.run_dir), str(tmp_path / "cut")) for command in external.commands]
     launchers = start_on(pair, commands)
     wait_for_steps(tmp_path / "cut", 2)
@@ -215,22 +218,21 @@ def test_a_link_that_goes_down_ends_the_run_on_both_sides(
     assert not workers_of(tmp_path / "cut")
 
 
-def test_a_wrong_number_of_workers_is_refused_with_the_reason(external: External, tmp_path: Path) -> None:
-    again(external, tmp_path / "two")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "3"}
-    words = [sys.executable, "-m", "gpp.runtime.worker", str(tmp_path / "two")]
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "error: WORLD_SIZE=3: the plan has 2 devices, and every one is a worker. "
-        "Fix: start 2 workers in all (torchrun: --nnodes, --nproc-per-node)."
+def test_a_wrong_number_of_workers_is_refused_with_the_reason(stopped: Stopped, tmp_path: Path) -> None:
+    again(stopped.run_dir, tmp_path / "run")
+    script, out = str(ROOT / "gpp" / "runtime" / "worker" / "__main__.py"), tmp_path / "out"
+    assert warm().run([str(tmp_path / "run")], environment(RANK="0", WORLD_SIZE="4"), out, script=script) == 1
+    assert out.read_text().strip() == (
+        "error: WORLD_SIZE=4: the plan has 3 devices, and every one is a worker. "
+        "Fix: start 3 workers in all (torchrun: --nnodes, --nproc-per-node)."
     )
 
 
+@pytest.mark.long
 def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(external: External, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     slurm = Slurm(executor="local", time_min=5)
-    job = again(external, tmp_path / "slurm", interface="lo")
+    job = again(external.run_dir, tmp_path / "slurm", interface="lo")
     logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (2,))
     one = json.loads((external.run_dir / "result.json").read_text())
     assert [logs.losses[step]["loss"] for step in range(STEPS)] == one["loss"]

@@ -50,7 +50,7 @@ def job_of(model: AbstractModel, cap: Captured, **settings: object) -> Job:
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
-    model, _, _ = inprocess.captured_named("mmt_small")
+    model, _, _ = inprocess.captured_named("mmt_small", "model.num_branches=2", "model.num_layers=1")
     return model, *inprocess.capture(model, "float32")
 
 

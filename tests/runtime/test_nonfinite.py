@@ -30,7 +30,6 @@ from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
 from tests.support.cli import run
 from tests.support.fake_transport import FakeNetwork, FakeTransport
-from tests.support.long import long
 
 NAN = float("nan")
 
@@ -105,7 +104,7 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("engine", ["distributed", "reference"])
 @pytest.mark.parametrize("kind", ["forward", "gradient"])
-@pytest.mark.parametrize(("seed", "discards"), [(0, False), (1, False), (0, True)])
+@pytest.mark.parametrize(("seed", "discards"), [(0, False), pytest.param(1, False, marks=pytest.mark.long), (0, True)])
 def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, tmp_path: Path) -> None:
     rng = random.Random(f"{kind}{seed}")
     job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
@@ -249,7 +248,7 @@ def test_an_engine_of_others_says_step_and_micro_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("engine", ["distributed", pytest.param("reference", marks=long)])
+@pytest.mark.parametrize("engine", ["distributed", pytest.param("reference", marks=pytest.mark.long)])
 def test_a_run_that_diverges_has_failed(engine: str, tmp_path: Path) -> None:
     words = ["model=digits", "logger=none", "cost=analytical", "minibatch_size=48", "microbatch_size=8", "cluster.num_devices=2"]
     words += ["strategy.planner.replication=false", "steps=9", "optimizer.lr=1e30", f"engine={engine}"]

@@ -18,7 +18,6 @@ from gpp.serialization import read_json
 from tests.support import inprocess
 from tests.support.cli import Finished, run
 from tests.support.conf import model_named
-from tests.support.long import long
 
 STEPS, MINIBATCH = 10, 48
 COMMON = [
@@ -59,10 +58,10 @@ def check_against_one_device(done: Finished, name: str, *overrides: str) -> None
 @pytest.mark.parametrize(
     ("name", "strategy", "workers", "replication"),
     [
-        pytest.param("digits", "graphpipe", 4, False, marks=long),
-        pytest.param("mmt_small", "sequential", 2, True, marks=long),
+        pytest.param("digits", "graphpipe", 4, False, marks=pytest.mark.long),
+        pytest.param("mmt_small", "sequential", 2, True, marks=pytest.mark.long),
         ("dlrm_small", "graphpipe", 4, True),
-        pytest.param("candle_uno_small", "gpipe", 2, False, marks=long),
+        pytest.param("candle_uno_small", "gpipe", 2, False, marks=pytest.mark.long),
         ("digits_tasks", "graphpipe", 2, False),
     ],
 )
@@ -79,7 +78,7 @@ def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: s
     check_against_one_device(done, name)
 
 
-@long
+@pytest.mark.long
 def test_imported_towers_run_at_the_same_time(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     name, towers = "clip_imported", ("text_model", "vision_model")

@@ -280,7 +280,15 @@ def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> 
 
 @pytest.mark.dist
 def test_real_workers_rehearse(tmp_path: Path) -> None:
-    words = ["model=mlp", "model.width=32", "cluster.num_devices=2", "microbatch_size=16", "logger=none", "final_weights=false"]
+    words = [
+        "model=mlp",
+        "model.width=32",
+        "cluster.num_devices=2",
+        "microbatch_size=16",
+        "logger=none",
+        "final_weights=false",
+        "baselines_s=0",
+    ]
     env = {"GPP_REHEARSALS": "2", "GPP_CACHE": str(tmp_path / "cache")}
     profiled = cli.run(tmp_path / "profile", *words, "mode=profile", **env)
     assert profiled.code == 0, profiled.out

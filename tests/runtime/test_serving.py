@@ -17,7 +17,6 @@ from gpp.runtime.serve import answers
 from gpp.runtime.serve.worker import stay
 from tests.support.cli import run
 from tests.support.conf import option
-from tests.support.long import long
 from tests.support.one_process import answered, check_only
 
 COMMON = ("mode=inference", "cost=analytical", "logger=none", "minibatch_size=8", "microbatch_size=4")
@@ -86,7 +85,7 @@ def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Pat
     assert {event[1] for event in timelines["measured"]["events"]} <= {"F", "SF"}
 
 
-@long
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize("strategy", ["graphpipe", "sequential"])
 @pytest.mark.parametrize("model", ["mmt_small", "clip_small", "gpt_small"])

@@ -129,7 +129,11 @@ def test_a_pass_of_any_length_is_the_program_lowered_for_it(count: int) -> None:
     "policy", [p for p in POLICIES if p.repeats], ids=[n for p, n in zip(POLICIES, NAMES, strict=True) if p.repeats]
 )
 @pytest.mark.parametrize(
-    "optimizer", [SGD(lr=0.05, momentum=0.9), Adam(lr=0.002, weight_decay=0.1, decoupled=True)], ids=["sgd", "adamw"]
+    "optimizer",
+    [
+        pytest.param(SGD(lr=0.05, momentum=0.9), marks=pytest.mark.long, id="sgd"),
+        pytest.param(Adam(lr=0.002, weight_decay=0.1, decoupled=True), id="adamw"),
+    ],
 )
 def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_of_a_full_pipeline(
     policy: AbstractWeights, optimizer: AbstractOptimizer, tmp_path: Path

@@ -30,7 +30,6 @@ from gpp.runtime.run_dir import RUN, RunDir
 from gpp.runtime.transport.network import client, serve
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
-from tests.support.long import long
 from tests.support.machines import Machine, two_machines, why_not
 
 TORCHRUN = {
@@ -405,8 +404,7 @@ def listening(pid: int) -> set[str]:
 HERE = ["engine.launch=env", "engine.interface=gpp0", "strategy.planner.replication=false"]
 
 
-@long
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.dist
 def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one(
     pair: tuple[Machine, Machine], tmp_path: Path
@@ -444,7 +442,7 @@ def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one
     assert not (theirs / ".lock").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.dist
 def test_the_end_of_one_machines_launcher_ends_both_with_the_cause(pair: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Plain torchrun with the same command on both; the second one's agent is killed."""

@@ -25,9 +25,9 @@ from tests.support import switches
     ("network", "policy", "dtype", "seed"),
     [
         ("NormedBatch", Flush(), "float32", 11),  # buffers that replicas hold differently, shared state
-        ("Dropping", Flush(), "float64", 2),
+        pytest.param("Dropping", Flush(), "float64", 2, marks=pytest.mark.long),
         ("Tied", DoubleBuffer(), "float64", 2),
-        ("Skip", PipeOptim(), "float32", 2),
+        pytest.param("Skip", PipeOptim(), "float32", 2, marks=pytest.mark.long),
     ],
 )
 def test_a_training_that_moves_layers_is_equal_to_a_resumed_one(

@@ -27,7 +27,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json, to_json
 from tests.support import inprocess
 from tests.support.cli import TOWERS, run
-from tests.support.long import long
 from tests.support.split import halves, named, split_stages
 
 SGD_ = SGD(lr=0.1, momentum=0.9)
@@ -91,7 +90,7 @@ def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, 
 SLOW = ("mlp, 4", "attention and embedding, 2", "a chain, 2 to 1", "two replicas of 2", "towers", "towers, replicas")
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=long) if case in SLOW else case for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long) if case in SLOW else case for case in CASES])
 def test_split_stages_equal_one_device(case: str, tmp_path: Path) -> None:
     """Losses, and the gradients of every step: the shares of each parameter are cut from the plain module's."""
     job, weights, plain = prepared(*CASES[case])
@@ -173,10 +172,10 @@ PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd",
     "case",
     [
         "towers, replicas",
-        pytest.param("attention and embedding, 4", marks=long),
-        pytest.param("attention and embedding, 2", marks=long),
-        pytest.param("mlp, 2", marks=long),
-        pytest.param("two replicas of 2", marks=long),
+        pytest.param("attention and embedding, 4", marks=pytest.mark.long),
+        pytest.param("attention and embedding, 2", marks=pytest.mark.long),
+        pytest.param("mlp, 2", marks=pytest.mark.long),
+        pytest.param("two replicas of 2", marks=pytest.mark.long),
     ],
 )
 def test_processes_equal_one_device(case: str, tmp_path: Path) -> None:

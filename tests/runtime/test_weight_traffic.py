@@ -25,6 +25,7 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
+from tests.support.long import thinned
 from tests.support.moved import Moved
 
 SGDM = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -101,7 +102,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
 
 
 @pytest.mark.parametrize("accumulation", [1, 8])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES))
 def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
     name: str, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support import inprocess
 from tests.support.small import Small
 from tests.support.staged import parts_of
 
-MINIBATCH, HELD_OUT, STEPS = 8, 12, 60
+MINIBATCH, HELD_OUT, STEPS = 8, 12, 24
 DATA = Synthetic(num_samples=48, num_test_samples=HELD_OUT)
 
 

@@ -10,7 +10,6 @@ from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.planners.chains.piper import Piper
-from tests.support.long import long
 from tests.support.problems import run, towers
 from tests.support.published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
 
@@ -18,7 +17,7 @@ BERT = {"memory_bytes": 8 * GIB, "bandwidth": 25 * GIB, "num_microbatches": 1920
 BRANCHES = {"memory_bytes": 16e9, "bandwidth": 25e9, "num_microbatches": 64}
 
 
-@pytest.mark.parametrize("devices", [pytest.param(k, marks=long) if k > 256 else k for k in PIPER_BERT])
+@pytest.mark.parametrize("devices", [pytest.param(k, marks=pytest.mark.long) if k > 256 else k for k in PIPER_BERT])
 def test_values_of_the_released_planner_on_bert(devices):
     """Recomputation, tensor-parallel degrees 1 to 8, memory that binds."""
     plan = published_plan(profile("piper_bert32a100.json"), devices, **BERT)
@@ -38,7 +37,7 @@ def test_values_on_four_branches_with_all_downsets():
     check_branches("b4x8", False, ".json", (4,))
 
 
-@long
+@pytest.mark.long
 def test_values_on_four_branches_with_all_downsets_and_more_devices():
     check_branches("b4x8", False, ".json", (8, 16, 32))
 

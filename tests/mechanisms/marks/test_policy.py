@@ -26,7 +26,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
-from tests.support.long import long
+from tests.support.long import thinned
 from tests.support.problems import cluster, random_partition, random_problem
 
 SPARING: tuple[AbstractMemory, ...] = (Recompute(), Offload(), Auto(), Auto(selection="capuchin"), Recompute(selection="all"))
@@ -65,8 +65,8 @@ def planned(strategy: Strategy, problem: Problem) -> tuple[Plan, float] | None:
     return plan, strategy.predict(plan, problem, record=False).metrics.iteration_s
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=long)])
-@pytest.mark.parametrize("memory", SPARING, ids=lambda memory: f"{memory.name} {memory.selection}")
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("memory", thinned(SPARING), ids=lambda memory: f"{memory.name} {memory.selection}")
 def test_any_planner_takes_any_policy(memory: AbstractMemory, seed: int) -> None:
     """A plan fits, is never slower than one that keeps everything, and never faster than the bound."""
     problem = tight(seed)

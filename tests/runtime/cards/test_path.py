@@ -30,7 +30,7 @@ from tests.runtime.test_async_equality import POLICIES, followed
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
 from tests.support.cards.machine import Machine, Policy, Rule
-from tests.support.long import long
+from tests.support.long import thinned
 from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
 
 WAYS: list[tuple[Rule, Policy]] = [(rule, policy) for rule in ("streams", "one_queue") for policy in ("random", "lazy", "eager")]
@@ -90,12 +90,8 @@ def _rotated(names: Iterable[str], others: Iterable[str]) -> list[tuple[str, str
     return [(name, other, *way) for name, other, way in zip(names, cycle(others), cycle(WAYS), strict=False)]
 
 
-def _thinned(cases: list[tuple[str, ...]]) -> list[object]:
-    """Two in three: the others differ in what the two beside them have, too."""
-    return [pytest.param(*case, marks=long) if n % 3 == 2 else case for n, case in enumerate(cases)]
-
-
-@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), _thinned(_rotated(equality.CASES, SCHEDULES)))
+# One in three: the others differ in what the two beside them have, too.
+@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), thinned(_rotated(equality.CASES, SCHEDULES), 3))
 def test_pipelines_that_drain_equal_one_device(name: str, schedule: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
     check_drained(name, schedule, Machine(rule=rule, policy=policy), tmp_path)
 
@@ -109,7 +105,7 @@ def test_clipping_by_the_norm_of_all_stages_equals_one_device(name: str, rule: R
 SHAPES = {"chain": ("Chain4", None), "fork": ("Fork", None), "replicas": ("Chain", (1, 2, 1))}
 
 
-@pytest.mark.parametrize(("name", "shape", "rule", "policy"), _thinned(_rotated(POLICIES, SHAPES)))
+@pytest.mark.parametrize(("name", "shape", "rule", "policy"), thinned(_rotated(POLICIES, SHAPES), 3))
 def test_pipelines_that_do_not_drain_equal_the_loop(name: str, shape: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
     network, replicas = SHAPES[shape]
     check_continuous(network, POLICIES[name], replicas, Machine(rule=rule, policy=policy), tmp_path)
