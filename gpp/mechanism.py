@@ -9,9 +9,11 @@ core that it adds something to, and each such file has one name that the room as
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
     schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
+    planning.py    PLANNING   plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
+    variants.py    VARIANTS   other ways to run the operators of a captured model (`gpp.capture.added.AbstractVariants`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)
     job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)
-    worker.py      WORKER     hooks of a worker around passes, messages and updates (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
+    worker.py      WORKER     stages on shards, hooks around passes and messages (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
 
 The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when
 its room first asks for it. So planning never reads the files for workers, and a mechanism that is not there costs nothing.

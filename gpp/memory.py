@@ -111,7 +111,7 @@ class AbstractMemory(ABC):
         stage = plan.stages[s]
         if peak <= limit:
             return stage
-        if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
+        if stage.devices_per_replica > 1 or not plan.runs_backward(s, problem.graph):
             return None
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
         late, position = plan.late(s, problem.regime.holds), plan.position(s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +51,15 @@ class AbstractStageValue(ABC):
     """Whether the stage's messages forwards are other than its tensors are; the mechanism's bill then says what they take."""
     backward: ClassVar[tuple[str, ...]] = ()
     """Kinds of which the stage's backward consists, whatever the schedule; none: the schedule says."""
-    earlier: ClassVar[tuple[str, ...]] = ()
-    """Fields of the value that earlier plan.json files have in the stage itself."""
+    earlier: ClassVar[Mapping[str, str]] = {}
+    """Fields that earlier plan.json files have in the stage itself, with their names in the value, where each has a default."""
+    without: ClassVar[str] = ""
+    """The setting under which no stage has the value, for messages."""
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that share one replica of the stage."""
+        return 1
 
     @property
     def acts(self) -> bool:
@@ -126,6 +134,12 @@ class AbstractStageValue(ABC):
 V = TypeVar("V", bound=AbstractStageValue)
 
 
+def value_of(name: str, **values: Any) -> AbstractStageValue:
+    """The value of the mechanism of that name with these fields, for planners that know the name alone."""
+    known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
+    return known[name](**values)
+
+
 def _by_name(given: Any) -> tuple[AbstractStageValue, ...]:
     """The values of a stage, from a file (name -> fields) or as they are."""
     if isinstance(given, tuple):
@@ -153,23 +167,24 @@ def with_earlier(content: Any) -> Any:
     if not isinstance(stages, list):
         return content
     known: dict[str, type[AbstractStageValue]] = found("stage", "Value", type)
-    moving = {field: name for name, kind in known.items() for field in kind.earlier}
+    moving = {field: (name, kind) for name, kind in known.items() for field in kind.earlier}
     content = {**content, "stages": [_nested(stage, moving) for stage in stages]}
     for kind in known.values():
         content = kind.upgraded(content)
     return content
 
 
-def _nested(stage: Any, moving: Mapping[str, str]) -> Any:
+def _nested(stage: Any, moving: Mapping[str, tuple[str, type[AbstractStageValue]]]) -> Any:
     values = stage.get("mechanisms", {}) if isinstance(stage, dict) else None
     if not isinstance(values, dict) or moving.keys().isdisjoint(stage):
         return stage
-    for field, name in moving.items():
-        if stage.get(field) not in (None, []):
+    for field, (name, kind) in moving.items():
+        own = kind.earlier[field]
+        if stage.get(field) not in (None, [], getattr(kind(), own)):
             inner = values.get(name, {})
             if not isinstance(inner, dict):
                 return stage
-            values = {**values, name: {**inner, field: stage[field]}}
+            values = {**values, name: {**inner, own: stage[field]}}
     return {**{field: value for field, value in stage.items() if field not in moving}, "mechanisms": values}
 
 
@@ -197,7 +212,6 @@ class Stage:
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
             `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
-        tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
         mechanisms: what mechanisms say of the stage, in the order of their names.
@@ -208,7 +222,6 @@ class Stage:
     microbatch_size: Count
     in_flight: Count
     k: Count = 1
-    tensor_parallel: Count = 1
     round_robin: bool = False
     mechanisms: Values = ()
 
@@ -254,20 +267,31 @@ class Stage:
         return replace(self, mechanisms=tuple(value for value in self.mechanisms if not value.spares))
 
     @property
+    def devices_per_replica(self) -> int:
+        """Devices that share one replica (t), 1 without a mechanism that says so; replica r is devices r t .. r t + t - 1."""
+        return math.prod(value.devices_per_replica for value in self.mechanisms) if self.mechanisms else 1
+
+    @property
+    def unshared(self) -> str:
+        """The setting under which each replica has one device, for messages; empty where it has."""
+        return next((value.without for value in self.mechanisms if value.devices_per_replica > 1), "")
+
+    @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each replica."""
-        t = self.tensor_parallel
+        t = self.devices_per_replica
         return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
 
     def replica_of(self, device: int) -> tuple[int, ...]:
         """The devices of the replica that one of them belongs to; the first one leads it."""
-        at = self.devices.index(device) // self.tensor_parallel * self.tensor_parallel
-        return self.devices[at : at + self.tensor_parallel]
+        t = self.devices_per_replica
+        at = self.devices.index(device) // t * t
+        return self.devices[at : at + t]
 
     @property
     def round_robin_degree(self) -> int:
         """Replicas that take micro-batches in turn: R with `round_robin`, else 1."""
-        return len(self.devices) // self.tensor_parallel if self.round_robin else 1
+        return len(self.devices) // self.devices_per_replica if self.round_robin else 1
 
     @property
     def samples(self) -> int:
@@ -276,7 +300,7 @@ class Stage:
 
     def share(self, num_samples: int) -> int:
         """Samples on each device of a micro-batch of so many, at most."""
-        return -(-num_samples * self.tensor_parallel * self.round_robin_degree // len(self.devices))
+        return -(-num_samples * self.devices_per_replica * self.round_robin_degree // len(self.devices))
 
     @property
     def ahead(self) -> int:
@@ -289,5 +313,5 @@ class Stage:
         >>> [tuple(piece) for piece in plan.stages[1].pieces(2)]
         [(1, 0, 0, 1), (1, 1, 1, 2)]
         """
-        leaders = self.devices[:: self.tensor_parallel]
+        leaders = self.devices[:: self.devices_per_replica]
         return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)

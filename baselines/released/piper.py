@@ -29,6 +29,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.mechanisms.marks.stage import Marks
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
@@ -64,8 +65,10 @@ class PiperPlanner(AbstractReleased[Piper]):
             Part(
                 mask_of(stage.ops),
                 stage.replicas,
-                stage.degree,
-                mechanisms=(Marks(recompute=stage.recompute),) if stage.recompute else (),
+                mechanisms=(
+                    *((Marks(recompute=stage.recompute),) if stage.recompute else ()),
+                    *((TensorParallel(degree=stage.degree),) if stage.degree > 1 else ()),
+                ),
             )
             for stage in found.stages
         ]

@@ -141,7 +141,7 @@ class Forms:
                 f"is of other lengths than the {self._most} that the model has been captured at",
                 f"{PAD}; or say lengths={2 * self._most}",
             )
-        if any(stage.tensor_parallel > 1 or stage.beside for stage in self._job.plan.stages):
+        if any(stage.devices_per_replica > 1 or stage.beside for stage in self._job.plan.stages):
             rule = "has other lengths than the examples, and the plan splits operators over devices"
             raise InvalidConfig("batch", shown, rule, "pad it, or use a planner that gives each stage one device for a replica")
         try:

@@ -272,4 +272,4 @@ def _on(problem: Problem, costs: MachineCosts, profile: GraphProfile) -> Problem
 
 def _timed(profile: GraphProfile, plan: Plan) -> bool:
     """Whether a profile has times in place for all stages of a plan."""
-    return all(stage.tensor_parallel > 1 or profile.knows(stage.ops, stage.samples) for stage in plan.stages)
+    return all(stage.devices_per_replica > 1 or profile.knows(stage.ops, stage.samples) for stage in plan.stages)

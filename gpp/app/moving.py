@@ -154,9 +154,10 @@ def check_movable(plan: Plan, captured: Captured, every: int) -> None:
     Raises:
         InvalidConfig: a stage splits its operators; the model has hand-written blocks.
     """
-    if split := [s for s, stage in enumerate(plan.stages) if stage.tensor_parallel > 1]:
-        rule = f"moves whole operators, and stage {split[0]} splits its own over {plan.stages[split[0]].tensor_parallel} devices"
-        raise InvalidConfig(FIELD, every, rule, f"set {FIELD}=0, or strategy.planner.tensor_parallel=false")
+    for s, stage in enumerate(plan.stages):
+        if (t := stage.devices_per_replica) > 1:
+            rule = f"moves whole operators, and stage {s} splits its own over {t} devices"
+            raise InvalidConfig(FIELD, every, rule, f"set {FIELD}=0, or {stage.unshared}")
     if block := next((node for node in captured.nodes if node.kind == "block"), None):
         rule = f"moves tensors that the captured model names, and block {block.target} may hold others"
         raise InvalidConfig(FIELD, every, rule, f"set {FIELD}=0")

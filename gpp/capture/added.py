@@ -1,4 +1,4 @@
-"""What a mechanism can leave of a backward for later, as it is found when a model is captured and timed."""
+"""What mechanisms add to a captured model: what can be left of a backward for later, and other ways to run operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpp.mechanism import found
 if TYPE_CHECKING:
     from gpp.capture.measure import Facts
     from gpp.capture.stage import StageModule
-    from gpp.graph.captured import Node
+    from gpp.graph.captured import Captured, Node
 
 
 class MeasuredModel(NamedTuple):
@@ -50,3 +50,18 @@ class AbstractCapturePart(ABC):
 def capture_part() -> AbstractCapturePart | None:
     """The first mechanism's that has one."""
     return next(iter(found("capture", "CAPTURE", AbstractCapturePart).values()), None)
+
+
+class AbstractVariants(ABC):
+    """Other ways to run operators."""
+
+    @abstractmethod
+    def declared(self, captured: Captured) -> Captured:
+        """A captured model whose operators declare them (`gpp.graph.op_graph.Variant`)."""
+
+
+def declaring(captured: Captured) -> Captured:
+    """A captured model with what all mechanisms let its operators declare."""
+    for part in found("variants", "VARIANTS", AbstractVariants).values():
+        captured = part.declared(captured)
+    return captured

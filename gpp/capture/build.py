@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from gpp.capture.added import MeasuredModel, capture_part
+from gpp.capture.added import MeasuredModel, capture_part, declaring
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
@@ -32,7 +32,6 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
-from gpp.graph.sharding.declare import with_variants
 from gpp.models.losses import Loss, Measure, module_of, untrained
 
 MEASURED_BATCH = 8
@@ -144,7 +143,7 @@ def assemble(
         ),
         items=drafts.items,
     )
-    return with_variants(replace(captured, **cut_loss(captured)._asdict()))
+    return declaring(replace(captured, **cut_loss(captured)._asdict()))
 
 
 def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
-from gpp.capture.sharded import ShardedCode, Shards
+from gpp.capture.shards import AbstractShards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, is_row, node_references
 
@@ -45,7 +45,7 @@ class Cut:
         nodes: Iterable[str],
         device: torch.device,
         dtypes: dict[torch.dtype, torch.dtype],
-        shards: Shards | None = None,
+        shards: AbstractShards | None = None,
     ) -> None:
         self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
         self.calls_through: dict[str, Callable[..., Any]] = {}
@@ -140,17 +140,17 @@ class Cut:
         leaves = [node for node in ordered if node.kind in LEAVES]
         for node in leaves:
             emitter.placeholder(node.name)
-        sharded = ShardedCode(emitter, self.shards, frozenset(placed)) if self.shards else None
+        call, whole = self.shards.code(emitter, frozenset(placed)) if self.shards else (emitter.call, None)
         for node in ordered:
             if node.kind in ("call", "block") and not self._foreign(node):
                 if not training and self.dropped(node):
                     emitter.skip(node)
                 elif draws is None:
-                    (sharded or emitter).call(node)
+                    call(node)
                 else:
-                    self._tell(emitter, (sharded or emitter).call, node.name, self.place[node.name] + 1, draws)
-        if sharded:
-            sharded.outputs(list(self.sends))
+                    self._tell(emitter, call, node.name, self.place[node.name] + 1, draws)
+        if whole:
+            whole(self.sends)
         results = [name for name in self.results if is_loss(name) or not training]
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)

@@ -18,7 +18,7 @@ from gpp.capture.codec import dtype_of
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
-from gpp.capture.sharded import Shards
+from gpp.capture.shards import AbstractShards
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
 from gpp.models.losses import named_tensors
@@ -204,7 +204,7 @@ def build_stage(
     device: torch.device | str,
     dtype_of_floats: torch.dtype | None = None,
     blocks: Mapping[str, Callable[[], nn.Module]] | None = None,
-    shards: Shards | None = None,
+    shards: AbstractShards | None = None,
 ) -> StageModule:
     """The module of the stage that holds `nodes`: the node names of all of its operators.
 
@@ -214,8 +214,7 @@ def build_stage(
         device: where parameters, buffers and tensors made by the stage live.
         dtype_of_floats: the type that replaces every floating-point type (a mix would be promoted to the widest).
         blocks: makers of hand-written blocks by block name; default: each block's factory is imported.
-        shards: the device's part of a tensor-parallel replica; its parameters are then shares (`Shards.share`). None for a whole
-            stage.
+        shards: the device's part of a replica of several devices; its parameters are then shares. None for a whole stage.
 
     Raises:
         CaptureError: a node is unknown, or an operator is not registered in this process.
@@ -227,7 +226,10 @@ def build_stage(
     for name in cut.blocks:
         root.add_block(captured.node_of[name], (blocks or {}).get(name), device, dtypes)
     for node in cut.leaves:
-        root.add(replace(node, shape=shards.shape(node)) if shards else node, device, dtypes)
+        if shards and node.kind == "param" and (part := shards.split.get(node.target)):
+            held = sum(hi - lo for lo, hi in part.ranges)
+            node = replace(node, shape=(*part.shape[: part.dim], held, *part.shape[part.dim + 1 :]))
+        root.add(node, device, dtypes)
         data = captured.constants.get(node.target) if node.kind == "constant" else None
         if data is not None:
             _fill(root.get(node.target), node, data)

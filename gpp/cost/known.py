@@ -32,7 +32,7 @@ def known(problem: Problem, stage: Stage, memory: StageBytes, first: FirstBackwa
         first: of a mechanism that makes the stage hold less; None: it holds what plain passes do.
     """
     mask = mask_of(stage.ops)
-    if not mask & problem.graph.differentiated or stage.tensor_parallel > 1:
+    if not mask & problem.graph.differentiated or stage.devices_per_replica > 1:
         return memory
     if first is None:
         memory = memory._replace(transient=min(memory.transient, problem.transient_bytes(mask, stage.samples)))

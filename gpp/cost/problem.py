@@ -6,7 +6,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, final
@@ -20,7 +20,7 @@ from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
 from gpp.cost.shares import largest_share
 from gpp.cost.tensors import StageTensors
-from gpp.cost.variants import NOTHING_AGAIN, Repeats, boundary_bytes, held, passes, sums_inside, sums_s
+from gpp.cost.variants import NOTHING_AGAIN, Repeats, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import OpSums, SetSums
@@ -179,7 +179,6 @@ class Problem:
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        tensor_parallel: int = 1,
         round_robin_degree: int = 1,
         repeats: Repeats | None = None,
     ) -> tuple[float, float]:
@@ -191,27 +190,31 @@ class Problem:
             round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
             repeats: what is done again; None: nothing.
         """
-        return self.split_times(ops, microbatch_size, devices, tensor_parallel, round_robin_degree, repeats)[:2]
+        return self.split_times(ops, microbatch_size, devices, round_robin_degree, repeats)[:2]
 
     def split_times(
         self,
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        tensor_parallel: int = 1,
         round_robin_degree: int = 1,
         repeats: Repeats | None = None,
+        degree: int = 1,
+        exchange: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[float, float, float]:
-        """As `stage_times`, with the backward's seconds for the gradients of the weights as the last value."""
-        samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
+        """As `stage_times`, with the backward's seconds for the gradients of the weights as the last value.
+
+        Args:
+            degree: devices of each replica.
+            exchange: seconds that these exchange tensors in a forward and in a backward.
+        """
+        samples = -(-microbatch_size * degree * round_robin_degree // len(devices))
         index = list(ops)
-        found, exchange = list[tuple[float, float, float]](), (0.0, 0.0)
-        if tensor_parallel > 1:
-            exchange = self.exchange_s(ops, samples, devices, (repeats or NOTHING_AGAIN).declared, tensor_parallel)
+        found = list[tuple[float, float, float]]()
         for device in {self.type_of_device[d] for d in devices}:
-            times = self.op_times(samples, device, tensor_parallel)
-            if repeats is not None or tensor_parallel > 1:
-                forward, backward, weight = passes(self.graph, times, ops, repeats or NOTHING_AGAIN, tensor_parallel)
+            times = self.op_times(samples, device, degree)
+            if repeats is not None or degree > 1:
+                forward, backward, weight = passes(self.graph, times, ops, repeats or NOTHING_AGAIN, degree)
                 found.append((backward + exchange[1], weight, forward + exchange[0]))
                 continue
             found.append(
@@ -221,23 +224,6 @@ class Problem:
         returns = mask_of(ops) & self.graph.differentiated
         backward, weight, _ = max(found)
         return max(f for *_, f in found) + fixed.forward_s, backward + (fixed.backward_s if returns else 0.0), weight
-
-    def exchange_s(
-        self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], declared: Collection[int], tensor_parallel: int
-    ) -> tuple[float, float]:
-        """Seconds that the devices of a replica exchange shards in a forward and in a backward, for so many samples each.
-
-        What a profile declares at the stage's boundary moves over the link between a replica's first and last device; sums are
-        rings over its devices. The slowest replica decides.
-        """
-        replicas = [devices[i : i + tensor_parallel] for i in range(0, len(devices), tensor_parallel)]
-        boundary = boundary_bytes(self.graph, ops, declared, tensor_parallel) * samples
-        boundary_s = max(boundary / self.cluster.link(own[0], own[-1]).bandwidth_bytes_per_s for own in replicas)
-        forward, backward = (
-            max(sums_s(self.cluster, sums, samples, replica) for replica in replicas)
-            for sums in sums_inside(self.graph, ops, declared, tensor_parallel)
-        )
-        return boundary_s + forward, boundary_s + backward
 
     def tensors_of(self, ops: tuple[int, ...]) -> StageTensors:
         """A stage's operators and the tensors between them; none is split over devices."""
@@ -293,11 +279,11 @@ class Problem:
             return amounts.served(self.regime.buffers, rows)
         return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
 
-    def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:
-        """Bytes of trainable parameters on one device of a stage."""
-        if tensor_parallel == 1:
+    def trainable_bytes(self, ops: tuple[int, ...], degree: int = 1) -> float:
+        """Bytes of trainable parameters on one device of a stage; `degree` as in `split_times`."""
+        if degree == 1:
             return self.param_bytes(mask_of(ops))[0]
-        return held(self.graph, ops, (), tensor_parallel).trainable
+        return held(self.graph, ops, (), degree).trainable
 
     def state_share(self, ops: tuple[int, ...], replicas: int) -> float:
         """Part of a stage's trainable parameters whose state the fullest of its replicas keeps, and applies."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem, Remembered
-from gpp.cost.variants import Repeats, held
+from gpp.cost.variants import NOTHING_AGAIN, Repeats, held
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.mechanism import parts
 from gpp.stage import AbstractStageValue, Stage
@@ -42,6 +42,14 @@ class AbstractBill:
     def repeats(self, problem: Problem, stage: Stage, value: Any) -> Repeats | None:
         """What the stage's backwards do again; None: nothing."""
         return None
+
+    def exchange_s(self, problem: Problem, stage: Stage, value: Any, samples: int, repeats: Repeats) -> tuple[float, float]:
+        """Seconds that devices exchange tensors in a forward and in a backward, of a mechanism that lets several share a replica.
+
+        Args:
+            samples: of a micro-batch, over all replicas.
+        """
+        return 0.0, 0.0
 
     def amounts(self, problem: Problem, stage: Stage, value: Any) -> Amounts | None:
         """What the bytes of the stage are made of, of a mechanism that makes it hold less (`spares`); None: as of any stage."""
@@ -207,11 +215,11 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     changed = (added.amounts(problem, stage, value) for added, value in bills_of(stage) if value.spares)
     if (amounts := next(changed, None)) is not None:
         return amounts
-    return problem.amounts(mask_of(stage.ops)) if stage.tensor_parallel == 1 else split_amounts(problem, stage)[0]
+    return problem.amounts(mask_of(stage.ops)) if stage.devices_per_replica == 1 else split_amounts(problem, stage)[0]
 
 
 def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()) -> tuple[Amounts, float]:
-    """The amounts of a stage whose operators run as they declare for its degree of tensor parallelism.
+    """The amounts of a stage whose operators run as they declare for the devices of its replicas.
 
     Args:
         declared: operators that run as they declare for being computed again.
@@ -220,7 +228,7 @@ def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()
         The amounts; of them the bytes per sample that operators hold for one micro-batch alone.
     """
     whole, sums = problem.amounts(mask_of(stage.ops)), problem.sums(mask_of(stage.ops))
-    own = held(problem.graph, stage.ops, declared, stage.tensor_parallel)
+    own = held(problem.graph, stage.ops, declared, stage.devices_per_replica)
     split = Amounts(
         trainable=own.trainable,
         static=static_bytes(own.trainable, own.frozen, problem.state_factor),
@@ -235,10 +243,12 @@ def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()
 def pass_times(problem: Problem, stage: Stage, samples: int) -> tuple[float, float, float]:
     """Seconds of a forward and of a backward on a micro-batch of so many samples, and of the latter those of the weights'
     gradients; without what the weight policy adds."""
-    repeats = (found for added, value in bills_of(stage) if (found := added.repeats(problem, stage, value)) is not None)
-    return problem.split_times(
-        stage.ops, samples, stage.devices, stage.tensor_parallel, stage.round_robin_degree, next(repeats, None)
-    )
+    found = (again for added, value in bills_of(stage) if (again := added.repeats(problem, stage, value)) is not None)
+    repeats, degree = next(found, None), stage.devices_per_replica
+    sharing = ((added, value) for added, value in bills_of(stage) if value.devices_per_replica > 1)
+    each = (added.exchange_s(problem, stage, value, samples, repeats or NOTHING_AGAIN) for added, value in sharing)
+    exchange = next(each, (0.0, 0.0))
+    return problem.split_times(stage.ops, samples, stage.devices, stage.round_robin_degree, repeats, degree, exchange)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:
@@ -272,7 +282,7 @@ def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosi
 
 
 def _update_s(problem: Problem, stage: Stage, position: PipelinePosition) -> float:
-    trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
+    trainable = problem.trainable_bytes(stage.ops, stage.devices_per_replica)
     share = problem.state_share(stage.ops, len(stage.replicas))
     update_s = problem.cost.update_s(trainable * share, problem.cluster.devices[stage.devices[0]])
     return update_s + _weights_s(problem, stage, position)[2]
@@ -282,7 +292,7 @@ def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tu
     """Seconds that the weight policy adds to a forward, to a backward and to an update: means over a mini-batch."""
     if problem.regime.weights.flushes:
         return 0.0, 0.0, 0.0
-    trainable, device = problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
+    trainable, device = problem.trainable_bytes(stage.ops, stage.devices_per_replica), problem.cluster.devices[stage.devices[0]]
     if not trainable:
         return 0.0, 0.0, 0.0
     traffic, launch_s = problem.regime.weights.traffic(position, problem.prediction), problem.cost.launch_s(device)

@@ -1,4 +1,4 @@
-"""Stages whose operators are recomputed in the backward pass or split over several devices (tensor parallelism).
+"""Stages whose operators are recomputed in the backward pass or split over several devices, which share one replica.
 
 What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: operators
 that declare nothing are let go of together with their neighbours; what they cost is an amount of the stage. Planners that add up
@@ -47,7 +47,7 @@ class Running(NamedTuple):
 
 
 def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recompute: bool, degree: int) -> Running:
-    """An operator at a tensor-parallel degree, kept or recomputed.
+    """An operator at a degree, the number of devices that share it, kept or recomputed.
 
     Args:
         forward_s, backward_s: its own seconds on one device, nothing recomputed, as `Problem.op_times` gives them at this degree.
@@ -68,7 +68,7 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
         )
     if degree > 1:
         known = sorted({v.degree for v in own.variants} | {1})
-        raise InvalidPlan(f"operator {own.name} declares tensor-parallel degrees {known}, not {degree}")
+        raise InvalidPlan(f"operator {own.name} declares degrees {known}, not {degree}")
     saved = recomputed_bytes(graph, op)
     return Running(forward_s, backward_s + forward_s, 1.0, saved, own.saved_bytes - saved, None)
 
@@ -92,27 +92,6 @@ def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], repeats: Repeats,
             # What is computed again comes before the gradients of the inputs, so none of it is left for later.
             weight += weight_s * min(way.backward_s / backward_s, 1.0)
     return forward, backward, weight
-
-
-def boundary_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> float:
-    """Bytes per sample that the devices of one replica exchange over the tensors on the stage's boundary, each way."""
-    mask, total = mask_of(ops), 0.0
-    for op in ops:
-        variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
-        if variant is not None:
-            total += sum(size for peer, size in (*variant.receive, *variant.send) if not mask >> peer & 1)
-    return total
-
-
-def sums_inside(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[ReplicaSums, ReplicaSums]:
-    """Sums over the devices of one replica that a forward and a backward of a stage wait for."""
-    forward, backward = ReplicaSums(), ReplicaSums()
-    for op in ops:
-        variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
-        if variant is not None:
-            forward = forward.plus(variant.forward_sums.num_bytes, variant.forward_sums.count)
-            backward = backward.plus(variant.backward_sums.num_bytes, variant.backward_sums.count)
-    return forward, backward
 
 
 def sums_s(cluster: Cluster, sums: ReplicaSums, samples: float, devices: tuple[int, ...]) -> float:

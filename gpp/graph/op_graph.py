@@ -67,10 +67,10 @@ class ReplicaSums:
 class Variant:
     """Another way to run an operator; amounts per sample, on one device.
 
-    A profile declares times as measured, and captures declare shares (`gpp.graph.sharding`).
+    A profile declares times as measured, and captures declare shares.
 
     Args:
-        degree: devices that share one replica (tensor parallelism); 1 for a way to recompute.
+        degree: devices that share one replica; 1 for a way to recompute.
         recompute: whether the activations are computed again in the backward pass.
         forward, backward: times, as multiples of the forward plus backward time of the operator as it stands.
         share: of the operator's arithmetic and traffic, from which the cost model makes both times instead.

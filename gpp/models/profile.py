@@ -73,7 +73,7 @@ class Profile(AbstractProfile):
         name: the model's name; `profile` stands for the file's name, up to its first dot.
         path: path of the file.
         coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own. Grouped
-            operators lose their declarations (tensor parallelism, recomputation).
+            operators lose their declarations (operators split over devices, or recomputed).
         seconds: length of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
     """
 

@@ -14,7 +14,6 @@ from gpp.cost.stage import StageCost, beside_bytes, bills_of, messages_of
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.handling import HANDLING, Edge, MessageBytes, handling_s, sending_s
-from gpp.plan.sharding import check_sharding
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.stage import Stage, neighbours, with_earlier
@@ -259,11 +258,10 @@ class Plan:
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
-        check_sharding(self.stages, problem)
-        self._check_memory(problem, peaks)
         for s, stage in enumerate(self.stages):
             for added, value in bills_of(stage):
                 added.check(problem, s, stage, value, self.position(s))
+        self._check_memory(problem, peaks)
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
         """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.
@@ -282,9 +280,6 @@ class Plan:
         for s, stage in enumerate(self.stages):
             if not graph.is_convex(mask_of(stage.ops)):
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
-            t = stage.tensor_parallel
-            if t < 1 or len(stage.devices) % t:
-                raise InvalidPlan(f"stage {s}: tensor_parallel={t} must divide its {len(stage.devices)} devices")
             self._check_sizes(s)
             for value in stage.mechanisms:
                 value.check(s, stage, self.stages, backward=self.runs_backward(s, graph))

@@ -120,6 +120,18 @@ class AbstractReleased(ABC, Generic[P]):
         """
 
 
+class AbstractSearch(ABC):
+    """What a mechanism adds to the search of a planner that knows its name."""
+
+    @abstractmethod
+    def plan(self, planner: AbstractPlanner, problem: Problem, predict: Predict) -> Plan:
+        """The best of a planner's plans as they are, and with the mechanism's values.
+
+        Raises:
+            Infeasible: none fits.
+        """
+
+
 def check_released(compatible: bool, released: AbstractReleased | None) -> None:
     """Refuse `compatible` without the planner that was released.
 

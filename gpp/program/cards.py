@@ -141,7 +141,7 @@ class _Operations:
         self._teams = {
             (s, device): replica
             for s, stage in enumerate(plan.stages)
-            if stage.tensor_parallel > 1
+            if stage.devices_per_replica > 1
             for replica in stage.replicas
             for device in replica
         }

@@ -28,7 +28,7 @@ class Communicator(NamedTuple):
         devices: its members, ascending.
         pairs: who sends to whom on it. No device is in two of them.
         groups: the gradient groups whose sums it carries; `EVERYONE` for the norm.
-        replica: whether the group carries the sums within passes of one replica (tensor parallelism).
+        replica: whether the group carries the sums within passes of one replica that is several devices.
     """
 
     name: str

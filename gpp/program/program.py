@@ -131,7 +131,7 @@ class ReduceGroup(NamedTuple):
     devices: tuple[int, ...]
     params: tuple[str, ...]
     share: float = 1.0
-    """The share of the parameters' bytes that a member holds: below 1 where a tensor-parallel stage splits them."""
+    """The share of the parameters' bytes that a member holds: below 1 where the devices of a replica split them."""
 
     def num_bytes(self, graph: OpGraph) -> float:
         """Bytes that each member holds."""
@@ -150,7 +150,7 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     holders: dict[str, set[int]] = defaultdict(set)
     split: list[ReduceGroup] = []
     for stage in plan.stages:
-        if stage.tensor_parallel > 1:
+        if stage.devices_per_replica > 1:
             split += _split_groups(stage, graph)
             continue
         for op in stage.ops:
@@ -185,13 +185,13 @@ def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -
 
 
 def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
-    """The groups of a tensor-parallel stage: the n-th devices of all replicas sum the n-th part of each gradient."""
+    """The groups of a stage whose replicas are teams: the n-th devices of all replicas sum the n-th part of each gradient."""
     if len(stage.replicas) < 2:
         return []
     held: dict[str, float] = {}
     for op in stage.ops:
         variants = graph.ops[op].variants
-        share = next((v.params for v in variants if v.degree == stage.tensor_parallel), 1.0)
+        share = next((v.params for v in variants if v.degree == stage.devices_per_replica), 1.0)
         held |= {name: graph.param_of[name].num_bytes * share for name in graph.trained_by[op] if name not in held}
     whole = sum(graph.param_of[name].num_bytes for name in held)
     share = sum(held.values()) / whole if whole else 1.0
@@ -200,7 +200,7 @@ def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
 
 def teams(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The devices of each replica that is several devices, in one order on all devices."""
-    return tuple(sorted({replica for stage in plan.stages if stage.tensor_parallel > 1 for replica in stage.replicas}))
+    return tuple(sorted({replica for stage in plan.stages if stage.devices_per_replica > 1 for replica in stage.replicas}))
 
 
 def channel_of(action: Action, device: int) -> Channel:

@@ -85,10 +85,5 @@ def check_served(plan: Plan) -> None:
             )
         for value in stage.mechanisms:
             value.check_pipeline(s, serves=True)
-        if stage.tensor_parallel > 1:
-            raise InvalidPlan(
-                f"stage {s} splits its operators over devices, which mode=inference does not. Fix: one device for each replica "
-                "(strategy.planner.tensor_parallel=false)"
-            )
     if plan.shares_devices:
         raise InvalidPlan("a device holds several stages, which mode=inference would have to interleave. Fix: one stage a device")

@@ -117,16 +117,16 @@ def refuse_policies(plan: Plan) -> None:
 
 
 def refuse_split_operators(plan: Plan, engine: str) -> None:
-    """Refuse tensor parallelism, for an engine that runs every operator whole.
+    """Refuse replicas that are several devices, for an engine that runs every operator whole.
 
     Raises:
         UnsupportedPlan: the plan asks for it; names the stage.
     """
     for s, stage in enumerate(plan.stages):
-        if stage.tensor_parallel > 1:
+        if (t := stage.devices_per_replica) > 1:
             raise UnsupportedPlan(
-                f"stage {s} splits its operators over {stage.tensor_parallel} devices (tensor parallelism), and {engine} runs "
-                "every operator whole. Fix: plan without it (strategy.planner.tensor_parallel=false), or engine=distributed"
+                f"stage {s} splits its operators over {t} devices, and {engine} runs every operator whole. Fix: plan without it "
+                f"({stage.unshared}), or engine=distributed"
             )
 
 

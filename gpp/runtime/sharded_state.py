@@ -40,9 +40,8 @@ def check_shares(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph, weigh
     for s, stage in enumerate(plan.stages):
         if len(stage.replicas) == 1:
             continue
-        if stage.tensor_parallel > 1:
-            fix = "strategy.planner.tensor_parallel=false"
-            refuse(f"stage {s} splits its operators over {stage.tensor_parallel} devices, whose weights are shares already", fix)
+        if (t := stage.devices_per_replica) > 1:
+            refuse(f"stage {s} splits its operators over {t} devices, whose weights are shares already", stage.unshared)
         if tied := next((name for name, stages in shared if s in stages), None):
             fix = "a plan in which one stage reads it (strategy=data_parallel)"
             refuse(f"stage {s} shares {tied} with another stage, whose devices need its gradient, too", fix)

@@ -280,7 +280,7 @@ def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], di
 def _turn(plan: Plan, s: int, device: int) -> int:
     """The turn of a device's replica, where replicas take turns; 0 where they split micro-batches."""
     stage = plan.stages[s]
-    return stage.devices.index(device) // stage.tensor_parallel if stage.round_robin_degree > 1 else 0
+    return stage.devices.index(device) // stage.devices_per_replica if stage.round_robin_degree > 1 else 0
 
 
 def _tasks(

@@ -13,6 +13,7 @@ from gpp.app import replanning
 from gpp.app.moving import better, changes, check_movable, check_unreplanned, transfer_s
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
@@ -101,7 +102,7 @@ def test_what_links_take() -> None:
 def test_split_operators_and_blocks_do_not_move() -> None:
     plan = cut(posed(4, 2), (2,))
     check_movable(plan, SimpleNamespace(nodes=[SimpleNamespace(kind="call")]), 5)  # type: ignore[arg-type]
-    split = replace(plan, stages=(replace(plan.stages[0], devices=(0, 2), tensor_parallel=2), plan.stages[1]))
+    split = replace(plan, stages=(replace(plan.stages[0], devices=(0, 2)).having(TensorParallel(degree=2)), plan.stages[1]))
     with pytest.raises(InvalidConfig, match=r"strategy.replan.every=5.*stage 0 splits.*Fix: .*tensor_parallel=false"):
         check_movable(split, SimpleNamespace(nodes=[]), 5)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match=r"block mine may hold others"):

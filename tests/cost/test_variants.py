@@ -11,9 +11,11 @@ from gpp.cluster import Link, flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
+from gpp.cost.stage import pass_times
 from gpp.cost.variants import Repeats
 from gpp.errors import InvalidPlan, UnsupportedPlan
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -46,7 +48,7 @@ def test_recomputation_by_the_general_rule():
 
 def test_a_declared_degree_sets_time_memory_and_boundary():
     problem = split_problem()
-    forward, backward = problem.stage_times((1,), 2, (1, 2), 2)
+    forward, backward, _ = pass_times(problem, split_plan(problem).stages[1], 2)
     boundary = 3.0 * 2 / 10.0
     assert forward == pytest.approx(0.2 * 3 * 2 + boundary) and backward == pytest.approx(0.4 * 3 * 2 + boundary)
     # Half of the weights and gradients, the declared activations, the boundary's tensors and their gradients.
@@ -90,11 +92,11 @@ def test_every_device_of_a_replica_gets_one_copy():
 def test_plans_that_split_what_declares_nothing_are_refused():
     problem = split_problem()
     plan = make_plan(problem, "x", [(3, 2), (4, 1)], 2, chain=True, ordered=True)
-    split = replace(plan, stages=(replace(plan.stages[0], tensor_parallel=2), plan.stages[1]))
-    with pytest.raises(InvalidPlan, match=r"op0 declares tensor-parallel degrees \[1\], not 2"):
+    split = replace(plan, stages=(plan.stages[0].having(TensorParallel(degree=2)), plan.stages[1]))
+    with pytest.raises(InvalidPlan, match=r"op0 declares degrees \[1\], not 2"):
         split.validate(problem)
     with pytest.raises(InvalidPlan, match="must divide its 2 devices"):
-        replace(plan, stages=(replace(plan.stages[0], tensor_parallel=3), plan.stages[1])).validate(problem)
+        replace(plan, stages=(plan.stages[0].having(TensorParallel(degree=3)), plan.stages[1])).validate(problem)
     with pytest.raises(InvalidPlan, match=r"recompute=\[2\] names operators that are not its own"):
         replace(plan, stages=(marked(plan.stages[0], recompute=(2,)), plan.stages[1])).validate(problem)
     with pytest.raises(InvalidPlan, match=r"operators \[1\] are in boundaries, .* not in recompute"):
@@ -110,7 +112,7 @@ def test_engines_that_run_refuse_what_they_cannot():
     again = replace(plan, stages=(plan.stages[0], marked(plan.stages[1], recompute=(1,)), *plan.stages[2:]))
     with pytest.raises(UnsupportedPlan, match=r"stage 1 computes operators .* again and splits its operators over 2 devices"):
         Distributed().check(again)
-    with pytest.raises(UnsupportedPlan, match=r"stage 1 splits its operators over 2 devices .*tensor_parallel=false"):
+    with pytest.raises(UnsupportedPlan, match=r"stage 1 splits its operators over 2 devices,.*tensor_parallel=false"):
         Reference().check(plan)
 
 

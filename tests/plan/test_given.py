@@ -13,6 +13,7 @@ from gpp.mechanisms.helpers.stage import Helpers
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -34,7 +35,11 @@ def of_first(**fields: Any) -> Plan:
     [
         (replace(PLAN, minibatch_size=4), OneFOneB(), r"minibatch_size=4, the run asks for 8. Fix: set minibatch_size=4"),
         (replace(PLAN, edges=((1, 0),)), OneFOneB(), r"edge 1->0 does not go forward.*Fix: correct the file"),
-        (of_first(tensor_parallel=2), OneFOneB(), r"stage 0: tensor_parallel=2 must divide its 1 devices. Fix: correct"),
+        (
+            of_first(mechanisms=(TensorParallel(degree=2),)),
+            OneFOneB(),
+            r"stage 0: tensor_parallel=2 must divide its 1 devices. Fix: correct",
+        ),
         (
             of_first(mechanisms=(Marks(recompute=(2,)),)),
             OneFOneB(),

@@ -97,9 +97,9 @@ def test_tensor_parallel_degrees_are_used_where_they_are_declared():
         optimizer_state_factor=2.0,
     )
     without, _ = run(Piper(tensor_parallel=False), problem)
-    assert all(stage.tensor_parallel == 1 for stage in without.stages)
+    assert all(stage.devices_per_replica == 1 for stage in without.stages)
     plan, seconds = run(Piper(), problem)
-    assert any(stage.tensor_parallel > 1 for stage in plan.stages)
+    assert any(stage.devices_per_replica > 1 for stage in plan.stages)
     strategy = Strategy(name="test", planner=Piper(), schedule=OneFOneB())
     assert strategy.predict(plan, problem).metrics.iteration_s == pytest.approx(seconds)
 

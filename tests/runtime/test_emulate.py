@@ -216,7 +216,7 @@ def test_pipers_plan_of_bert_with_split_operators_runs_as_predicted() -> None:
     graph = profile("piper_bert32a100.json")
     problem = Problem(graph=graph, cluster=flat_cluster, cost=Tabulated(), minibatch_size=16)
     plan = Strategy(name="piper", planner=Piper(), schedule=OneFOneB()).plan(problem)
-    assert {stage.tensor_parallel for stage in plan.stages} == {4} and plan.num_devices == 8
+    assert {stage.devices_per_replica for stage in plan.stages} == {4} and plan.num_devices == 8
     job, predicted = job_of(problem, plan, OneFOneB())
     _, period = rehearse(workers_of(job))
     assert period == pytest.approx(predicted.metrics.iteration_s, rel=1e-9)

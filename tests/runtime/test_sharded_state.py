@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from gpp.cost.shares import largest_share, share_out
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.final import load_final
@@ -174,7 +175,7 @@ def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
     crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages))
     with pytest.raises(InvalidConfig, match=r"stage 0 is on a device with other stages.*colocate=never"):
         check_shares(sharing, crowded, job.graph, job_weights(), cards=False)
-    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8), tensor_parallel=2)
+    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2))
     with pytest.raises(InvalidConfig, match=r"stage 0 splits its operators over 2 devices.*tensor_parallel=false"):
         check_shares(sharing, replace(job.plan, stages=(split, *job.plan.stages[1:])), job.graph, job_weights(), cards=False)
 

@@ -11,6 +11,7 @@ from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.marks.stage import marks_of
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.global_order import in_global_order
@@ -72,7 +73,7 @@ def case(seed: int) -> Case:
     words = [type(schedule).__name__, *("norm" for _ in range(norm)), *("shared devices" for _ in range(plan.shares_devices))]
     words += ["round robin"] if any(s.round_robin_degree > 1 for s in plan.stages) else []
     words += ["split"] if any(s.round_robin_degree == 1 and len(s.devices) > 1 for s in plan.stages) else []
-    words += ["tensor parallel"] if any(s.tensor_parallel > 1 for s in plan.stages) else []
+    words += ["tensor parallel"] if any(s.devices_per_replica > 1 for s in plan.stages) else []
     words += ["unequal"] if len({s.microbatch_size for s in plan.stages}) > 1 else []
     words += ["skips"] if any(t - s > 1 for s, t in plan.edges) else []
     words += ["frozen"] if any(not plan.runs_backward(s, net) for s in range(count)) else []
@@ -145,7 +146,8 @@ def _split(plan: Plan, rng: random.Random) -> Plan:
     for stage in plan.stages:
         degree = 2 if rng.random() < 0.7 else 1
         devices = stage.devices if degree == 2 or len(stage.devices) <= stage.microbatch_size else stage.devices[:1]
-        stages.append(replace(stage, tensor_parallel=degree, devices=devices))
+        placed = replace(stage, devices=devices)
+        stages.append(placed.having(TensorParallel(degree=degree)) if degree > 1 else placed)
     used = sorted({device for stage in stages for device in stage.devices})
     stages = [replace(stage, devices=tuple(used.index(device) for device in stage.devices)) for stage in stages]
     return replace(plan, stages=tuple(stages))

@@ -14,6 +14,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, Variant, bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -209,5 +210,5 @@ def split_problem(num_devices: int = 5, link: Link | None = None) -> Problem:
 def split_plan(problem: Problem, replicas: int = 1) -> Plan:
     plan = make_plan(problem, "x", [(1, 1), (2, 2 * replicas), (4, 1)], 2, chain=True, ordered=True)
     stages = list(plan.stages)
-    stages[1] = replace(stages[1], tensor_parallel=2)
+    stages[1] = stages[1].having(TensorParallel(degree=2))
     return replace(plan, stages=tuple(stages))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 
@@ -14,7 +15,9 @@ from gpp.plan.plan import Plan
 def split_stages(problem: Problem, parts: Sequence[tuple[int, int, int]], microbatch_size: int) -> Plan:
     """A plan of stages (operator mask, replicas, devices of each replica), in a topological order."""
     plan = make_plan(problem, "test", [(mask, r * t) for mask, r, t in parts], microbatch_size, ordered=True)
-    stages = [replace(stage, tensor_parallel=t) for stage, (_, _, t) in zip(plan.stages, parts, strict=True)]
+    stages = [
+        stage.having(TensorParallel(degree=t)) if t > 1 else stage for stage, (_, _, t) in zip(plan.stages, parts, strict=True)
+    ]
     return replace(plan, stages=tuple(stages))
 
 

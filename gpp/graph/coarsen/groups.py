@@ -58,7 +58,7 @@ def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
 
 
 def with_variants(fine: OpGraph, group: Sequence[int] | Mapping[int, int], ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Groups with the tensor-parallel degrees that all of their members declare by shares.
+    """Groups with the degrees that all of their members declare by shares.
 
     Times that a profile declares are times of its own operators, and of no group.
 

@@ -14,7 +14,7 @@ retiming; what helpers add is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -43,7 +43,7 @@ class Helpers(AbstractStageValue):
     name: ClassVar[str] = "helpers"
     periodic: ClassVar[bool] = True
     backward: ClassVar[tuple[str, ...]] = HALVES
-    earlier: ClassVar[tuple[str, ...]] = ("weight_device", "input_share")
+    earlier: ClassVar[Mapping[str, str]] = {"weight_device": "weight_device", "input_share": "input_share"}
 
     weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
     input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()

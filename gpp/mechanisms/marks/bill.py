@@ -1,7 +1,7 @@
 """What a stage costs some of whose operators are computed again, or on the host meanwhile.
 
-This is also where tensor parallelism meets marks: an operator that is split is computed again only as its profile declares for its
-degree, so a split stage has no runs, and what its operators hold is what they declare.
+This is also where marks meet replicas of several devices: an operator that is split is computed again only as its profile declares
+for its degree, so a split stage has no runs, and what its operators hold is what they declare.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class MarksBill(AbstractBill):
     def repeats(self, problem: Problem, stage: Stage, value: Marks) -> Repeats | None:
         if not value.recompute:
             return None
-        alone = discarded(problem.graph, value.recompute, stage.tensor_parallel)
+        alone = discarded(problem.graph, value.recompute, stage.devices_per_replica)
         again = runs_of(problem, stage.ops).again(alone, value.boundaries) if alone else ()
         return Repeats({*value.recompute} - {*alone}, again)
 
     def amounts(self, problem: Problem, stage: Stage, value: Marks) -> Amounts | None:
-        alone = discarded(problem.graph, value.recompute, stage.tensor_parallel)
+        alone = discarded(problem.graph, value.recompute, stage.devices_per_replica)
         declared = tuple(op for op in value.recompute if op not in alone)
         split, extra = split_amounts(problem, stage, declared)
         if not (alone or value.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
             return split
         # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-        runs = runs_of(problem, stage.ops, declared, stage.tensor_parallel)
+        runs = runs_of(problem, stage.ops, declared, stage.devices_per_replica)
         found = runs.discard(alone, stage.samples, value.boundaries)
         kept, moved = found.kept_and_moved([runs.tensors.at[op] for op in value.offload])
         return split._replace(kept=kept, once=found.once + extra, fixed=found.fixed, moved=moved)

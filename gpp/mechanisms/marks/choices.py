@@ -153,7 +153,7 @@ class Choices:
     def in_runs(self) -> bool:
         """Whether whatever is recomputed forms runs: nothing is split, and no operator declares another rule."""
         ops = self.problem.graph.ops
-        return self.stage.tensor_parallel == 1 and not any(v.recompute for op in self.stage.ops for v in ops[op].variants)
+        return self.stage.devices_per_replica == 1 and not any(v.recompute for op in self.stage.ops for v in ops[op].variants)
 
     @cached_property
     def tensors(self) -> StageTensors:
@@ -166,7 +166,7 @@ class Choices:
     @cached_property
     def again_s(self) -> np.ndarray:
         """[kinds of devices, operators] seconds of computing each operator of the stage again."""
-        kinds, t = self.problem.first_of_each_type(self.stage.devices), self.stage.tensor_parallel
+        kinds, t = self.problem.first_of_each_type(self.stage.devices), self.stage.devices_per_replica
         index = list(self.stage.ops)
         return np.array([self.problem.op_times(self.samples, d, t).forward_s[index] for d in kinds])
 

@@ -19,11 +19,10 @@ class MarksJobPart(AbstractJobPart):
         """Refuse to compute split operators again, whose sums the other devices would have to repeat at the same moment."""
         for s, stage in enumerate(plan.stages):
             recompute = marks_of(stage).recompute
-            if recompute and stage.tensor_parallel > 1:
+            if recompute and (t := stage.devices_per_replica) > 1:
                 raise UnsupportedPlan(
-                    f"stage {s} computes operators {list(recompute[:8])} again and splits its operators over "
-                    f"{stage.tensor_parallel} devices, whose sums cannot be repeated. Fix: plan without one of the two "
-                    f"({KEEP}, or strategy.planner.tensor_parallel=false)"
+                    f"stage {s} computes operators {list(recompute[:8])} again and splits its operators over {t} devices, whose "
+                    f"sums cannot be repeated. Fix: plan without one of the two ({KEEP}, or {stage.unshared})"
                 )
 
     def refuse(self, job: Job) -> None:

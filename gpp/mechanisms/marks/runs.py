@@ -221,13 +221,13 @@ def discarded(graph: OpGraph, recompute: Collection[int], degree: int) -> tuple[
     return found
 
 
-def runs_of(problem: Problem, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> Runs:
+def runs_of(problem: Problem, ops: tuple[int, ...], declared: tuple[int, ...] = (), degree: int = 1) -> Runs:
     """The runs of a stage's operators; some are recomputed as they declare."""
-    key, made = (ops, declared, tensor_parallel), _RUNS.of(problem)
+    key, made = (ops, declared, degree), _RUNS.of(problem)
     if key not in made:
         tensors = problem.tensors_of(ops)
-        if declared or tensor_parallel > 1:
-            saved = {op: running(problem.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
+        if declared or degree > 1:
+            saved = {op: running(problem.graph, op, 0.0, 0.0, op in declared, degree).saved_bytes for op in ops}
             tensors = StageTensors(problem.graph, ops, saved, problem.sums(mask_of(ops)))
         made[key] = Runs(tensors)
     return made[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ class Marks(AbstractStageValue):
 
     name: ClassVar[str] = "marks"
     spares: ClassVar[bool] = True
-    earlier: ClassVar[tuple[str, ...]] = ("recompute", "boundaries", "offload")
+    earlier: ClassVar[Mapping[str, str]] = {field: field for field in ("recompute", "boundaries", "offload")}
     recompute: tuple[Natural, ...] = ()
     boundaries: tuple[Natural, ...] = ()
     offload: tuple[Natural, ...] = ()

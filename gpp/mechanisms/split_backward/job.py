@@ -25,10 +25,10 @@ class SplitJobPart(AbstractJobPart):
             )
             raise InvalidConfig("engine.compile", job.settings.compile, rule, f"set engine.compile=null, or {WHOLE}")
         for s in found:
-            if (degree := job.plan.stages[s].tensor_parallel) > 1:
+            if (stage := job.plan.stages[s]).devices_per_replica > 1:
                 raise UnsupportedPlan(
-                    f"the schedule splits the backward of stage {s}, whose operators are split over {degree} devices: they add up "
-                    f"the gradients of their inputs within it. Fix: plan with strategy.planner.tensor_parallel=false, or {WHOLE}"
+                    f"the schedule splits the backward of stage {s}, whose operators are split over {stage.devices_per_replica} "
+                    f"devices: they add up the gradients of their inputs within it. Fix: plan with {stage.unshared}, or {WHOLE}"
                 )
 
 

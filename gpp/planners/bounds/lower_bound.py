@@ -148,7 +148,7 @@ class Bound:
     def _covers(self, plan: Plan) -> bool:
         return all(
             (self.spares or not stage.spares)
-            and stage.tensor_parallel == 1
+            and stage.devices_per_replica == 1
             and stage.round_robin_degree == 1
             and plan.minibatch_size % stage.microbatch_size == 0
             and stage.microbatch_size % len(stage.devices) == 0

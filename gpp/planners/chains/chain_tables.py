@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -178,22 +179,25 @@ def choose_cuts(graph: OpGraph, form: str, limit: int, weights: np.ndarray, budg
 
 
 class Part(NamedTuple):
-    """A stage of a chain: its operators, its replicas, how each is run, its devices where they matter, and what mechanisms say."""
+    """A stage of a chain: its operators, its replicas, its devices where they matter, and what mechanisms say."""
 
     mask: int
     replicas: int
-    degree: int = 1
     devices: tuple[int, ...] | None = None
     mechanisms: tuple[AbstractStageValue, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * math.prod(value.devices_per_replica for value in self.mechanisms)
 
 
 def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch_size: int) -> Plan:
     """The plan of a chain, its stages in order."""
     parts = list(parts)
-    sized = [(part.mask, part.replicas * part.degree) for part in parts]
+    sized = [(part.mask, part.num_devices) for part in parts]
     plan = make_plan(problem, planner, sized, microbatch_size, chain=True, ordered=True)
     stages = tuple(
-        replace(stage, tensor_parallel=part.degree, devices=part.devices or stage.devices, mechanisms=part.mechanisms)
+        replace(stage, devices=part.devices or stage.devices, mechanisms=part.mechanisms)
         for stage, part in zip(plan.stages, parts, strict=True)
     )
     return replace(plan, stages=stages)
@@ -204,10 +208,9 @@ def fits(problem: Problem, parts: Sequence[Part], microbatch_size: int) -> bool:
     for depth, part in enumerate(reversed(parts), 1):
         stage = Stage(
             ops=tuple(bits(part.mask)),
-            devices=part.devices or tuple(range(part.replicas * part.degree)),
+            devices=part.devices or tuple(range(part.num_devices)),
             microbatch_size=microbatch_size,
             in_flight=problem.regime.held(depth, problem.minibatch_size // microbatch_size) * microbatch_size,
-            tensor_parallel=part.degree,
             mechanisms=part.mechanisms,
         )
         if stage_bytes(problem, stage).peak(stage.ahead) > problem.memory_limit_bytes:
@@ -225,7 +228,7 @@ def first_that_fits(problem: Problem, find: Callable[[int], tuple[float, list[Pa
 
 
 def _candidate(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
-    sized = tuple((part.mask, part.replicas * part.degree) for part in parts)
+    sized = tuple((part.mask, part.num_devices) for part in parts)
     ends = list(accumulate(count for _, count in sized))
     placement = tuple(
         part.devices or tuple(range(end - count, end)) for part, (_, count), end in zip(parts, sized, ends, strict=True)

@@ -13,7 +13,7 @@ link's. For every micro-batch size the best chain is found so; the best predicti
 Constraints:
 1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
 2. Memory: the stage at position p from the end keeps min(p, N) micro-batches.
-3. Tensor-parallel degrees are those that every operator of the stage declares (a profile, or `gpp.graph.sharding`); one t
+3. Tensor-parallel degrees are those that every operator of the stage declares (a profile's, or as captured); one t
    and one r for a stage. The sums inside its passes count as its operators' time.
 4. r divides b. All stages use the same b; b is swept.
 
@@ -63,6 +63,7 @@ from gpp.planners.chains.downsets import Budget, Stages
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
+from gpp.stage import value_of
 
 MOST_STATES = 40_000
 """What the released tool refuses to exceed."""
@@ -111,7 +112,7 @@ class Piper(AbstractPlanner):
         best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
-        degrees = sorted({stage.tensor_parallel for stage in best.plan.stages} - {1})
+        degrees = sorted({stage.devices_per_replica for stage in best.plan.stages} - {1})
         split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
         objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
         lines = (
@@ -327,7 +328,8 @@ class _PiperSearch:
     def _part(self, cut: StageCut) -> Part:
         t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
         family = self.family
-        return Part(family.masks[int(family.start[cut.pair])] & ~family.masks[int(family.end[cut.pair])], r, t)
+        mask = family.masks[int(family.start[cut.pair])] & ~family.masks[int(family.end[cut.pair])]
+        return Part(mask, r, mechanisms=(value_of("tensor_parallel", degree=t),) if t > 1 else ())
 
 
 def stages_sum(stages: Stages, values: np.ndarray) -> np.ndarray:

@@ -56,8 +56,9 @@ from typing import final
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
+from gpp.mechanism import found
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.base import AbstractPlanner, AbstractSearch, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
 from gpp.planners.chains.sequential import best_chains, chain_candidates
@@ -158,7 +159,8 @@ class GraphPipe(AbstractPlanner):
             rule = "a pipeline that does not drain before its updates has one stage a device"
             raise InvalidConfig("strategy.planner.colocate", "always", rule, "set strategy.planner.colocate=auto")
         if self.tensor_parallel:
-            return self._split(problem, predict)
+            search = found("planning", "PLANNING", AbstractSearch)["tensor_parallel"]
+            return search.plan(replace(self, tensor_parallel=False), problem, predict)
         costs = StageCosts(problem, replication=self.replication)
         shape = _GraphShape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
@@ -221,33 +223,6 @@ class GraphPipe(AbstractPlanner):
             from gpp.planners.graphpipe.unequal import simulate_unequal
 
             simulate_unequal(incumbent, shape.orders, shape.lines)
-
-    def _split(self, problem: Problem, predict: Predict) -> Plan:
-        """The best of the plans with whole operators, and with all operators split over each number of devices that is declared."""
-        from gpp.planners.graphpipe.tensor_parallel import splits
-
-        own = replace(self, tensor_parallel=False)
-        found: dict[int, tuple[Plan, float]] = {}
-        lacking: Infeasible | None = None
-        try:
-            plan = own.plan(problem, predict)
-            found[1] = plan, predict(plan).metrics.iteration_s
-        except Infeasible as error:
-            lacking = error
-        for split in splits(problem):
-            with contextlib.suppress(Infeasible):
-                plan = split.expand(own.plan(split.view, split.predicted(predict)))
-                plan.validate(problem)
-                found[split.degree] = plan, predict(plan).metrics.iteration_s
-        if not found:
-            raise lacking or Infeasible("no plan fits", "more devices or memory")
-        best = min(found, key=lambda degree: (found[degree][1], degree))
-        tried = ", ".join(f"{seconds:.6g} s with {degree}" for degree, (_, seconds) in sorted(found.items()))
-        plan = found[best][0]
-        if len(found) == 1:
-            return plan
-        line = f"tensor parallelism: devices for each operator, {tried}; {best} is best"
-        return replace(plan, explanation=(*plan.explanation, line))
 
     def _start_from_chains(self, incumbent: Incumbent, searched: Sequence[tuple[Incumbent, list[Candidate]]]) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""

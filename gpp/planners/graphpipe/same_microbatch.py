@@ -55,7 +55,7 @@ class SameMicrobatch(AbstractPlanner):
     @staticmethod
     def _unchained(problem: Problem, chain: Plan, size: int) -> Plan | None:
         """The reference's own stages with the data's edges only: never deeper than its chain, so they fit as it does."""
-        if any(stage.spares or stage.tensor_parallel > 1 for stage in chain.stages):
+        if any(stage.spares or stage.devices_per_replica > 1 for stage in chain.stages):
             return None
         parts = [(mask_of(stage.ops), len(stage.devices)) for stage in chain.stages]
         devices = [stage.devices for stage in chain.stages]

@@ -36,10 +36,9 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """What mechanisms say of a stage, and its degree of tensor parallelism; empty for an ordinary stage."""
-    first = [said for value in stage.mechanisms if value.spares and (said := value.words())]
-    split = [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
-    return ", ".join([*first, *split, *(said for value in stage.mechanisms if not value.spares and (said := value.words()))])
+    """What mechanisms say of a stage, those first that make it hold less; empty for an ordinary stage."""
+    said = (value.words() for value in sorted(stage.mechanisms, key=lambda value: not value.spares))
+    return ", ".join(filter(None, said))
 
 
 def device_words(stage: Stage) -> str:

@@ -1,4 +1,4 @@
-"""Weights of which a worker holds a share (tensor parallelism): saved whole, under their full names, and read by shares."""
+"""Weights of which a worker holds a share: saved whole, under their full names, and read by shares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from gpp.capture.sharded import Shards
+from gpp.capture.shards import AbstractShards
 from gpp.runtime.checkpoint.state import Slices
 
 
@@ -20,16 +20,16 @@ class SplitWeights:
             replica's weights are those that are saved.
     """
 
-    def __init__(self, of_team: Mapping[str, tuple[Shards, bool]]) -> None:
+    def __init__(self, of_team: Mapping[str, tuple[AbstractShards, bool]]) -> None:
         self._of_team = of_team
 
     def split(self, name: str) -> bool:
         """Whether the worker holds a share only."""
-        return name in self._of_team and name in self._of_team[name][0].params
+        return name in self._of_team and name in self._of_team[name][0].split
 
     def counts(self, name: str) -> bool:
         """Whether the worker counts a weight among those of its replica: its own share, and as the first member what is whole."""
-        return name not in self._of_team or self.split(name) or not self._of_team[name][0].team.member
+        return name not in self._of_team or self.split(name) or not self._of_team[name][0].member
 
     def helps(self, name: str) -> bool:
         """Whether the worker takes part in putting a weight together that is to be saved."""
@@ -41,7 +41,7 @@ class SplitWeights:
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a split weight, put together."""
-        return tuple(int(extent) for extent in self._of_team[name][0].params[name].shape or ())
+        return self._of_team[name][0].split[name].shape
 
     def share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """The worker's share of a weight, or of a tensor that lies like it."""
@@ -52,12 +52,12 @@ class SplitWeights:
 class ShareOf(Mapping[str, torch.Tensor]):
     """The initial weights as one device of a replica holds them: of split ones, its share alone is read."""
 
-    def __init__(self, weights: Slices, shards: Shards) -> None:
+    def __init__(self, weights: Slices, shards: AbstractShards) -> None:
         self._weights, self._shards = weights, shards
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        found = self._shards.ranges(name)
-        return self._weights[name] if found is None else self._weights.part(name, *found)
+        part = self._shards.split.get(name)
+        return self._weights[name] if part is None else self._weights.part(name, part.dim, part.ranges)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

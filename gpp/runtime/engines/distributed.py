@@ -9,12 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import Field
 
 from gpp.cluster import Cluster
-from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.private import secret_settings
-from gpp.program.kinds import COMPUTE
-from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
 from gpp.runtime.job import Job, job_parts
@@ -130,7 +128,6 @@ class Distributed(AbstractServer):
     def refuse(self, job: Job) -> None:
         for part in job_parts(job.mechanisms):
             part.refuse(job)
-        _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"
             raise InvalidConfig("engine.workers_per_card", self.workers_per_card, rule, "leave it out, or use cluster=local_gpus")
@@ -200,38 +197,6 @@ class Distributed(AbstractServer):
         if len(counts) > 1 and self.launch == "external" and self.master_addr is None:
             rule = f"{len(counts)} machines meet at the address of the first"
             raise InvalidConfig("engine.master_addr", None, rule, "set engine.master_addr to its address on engine.interface")
-
-
-def _check_split_stages(job: Job) -> None:
-    """Refuse what stages whose operators are split over several devices cannot be combined with.
-
-    Raises:
-        InvalidConfig: names the setting.
-        UnsupportedPlan: names the stage.
-    """
-    plan, settings = job.plan, job.settings
-    split = [s for s, stage in enumerate(plan.stages) if stage.tensor_parallel > 1]
-    if not split:
-        return
-    who = f"stage {split[0]} splits its operators over {plan.stages[split[0]].tensor_parallel} devices"
-    without = "strategy.planner.tensor_parallel=false"
-    if job.streams:
-        policy = settings.weights["_target_"].rpartition(".")[2].lower()
-        rule = f"{who}, which runs with weights that drain before every update"
-        raise InvalidConfig("strategy.weights", policy, rule, f"set strategy/weights=flush, or {without}")
-    if settings.compile is not None:
-        rule = f"{who}, whose sums in the midst of a pass cannot be compiled"
-        raise InvalidConfig("engine.compile", settings.compile, rule, f"set engine.compile=null, or {without}")
-    if settings.optimizer.get("clip_norm") is not None and settings.optimizer.get("clip_scope") == "stage":
-        rule = f"{who}, none of which has the norm of the stage"
-        raise InvalidConfig("optimizer.clip_scope", "stage", rule, f"set optimizer.clip_scope=model, or {without}")
-    for team in teams(plan):
-        orders = {tuple(a[:3] for a in job.program.actions[device] if a.kind in COMPUTE) for device in team}
-        if len(orders) > 1:
-            raise UnsupportedPlan(
-                f"devices {list(team)} split operators between them and meet in every pass, but run their passes in different "
-                f"orders, so that each would wait for the others. Fix: give the stage devices of its own, or {without}"
-            )
 
 
 def _check_bounded(job: Job) -> None:

@@ -28,7 +28,7 @@ from gpp.timeline import Emulation, Event, Outcome
 class Emulate(AbstractServer):
     """Runs a plan on emulated devices.
 
-    Nothing is computed, so there is no loss; recomputation and tensor parallelism are only times and run too.
+    Nothing is computed, so there is no loss; recomputed and split operators are only times and run too.
 
     Args:
         max_steps: at most so many steps; all are alike, and the first one, unpaced, sets the time scale.

@@ -291,7 +291,7 @@ def stage_times(job: Job, devices: tuple[DeviceTimes, ...], pass_s: tuple[float,
     of_device = {times.device: times for times in devices}
     for s, stage in enumerate(plan.stages):
         own = [of_device[device] for device in stage.devices if device in of_device]
-        if stage.tensor_parallel > 1 or not own:
+        if stage.devices_per_replica > 1 or not own:
             continue
         params = {name for op in stage.ops for name in graph.trained_by[op]}
         alone = all(len(plan.stages_of_device[times.device]) == 1 for times in own)

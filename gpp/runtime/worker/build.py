@@ -123,7 +123,7 @@ def build_checkpointer(
 
     Args:
         shares: who applies which gradients.
-        split: which weights are shares of tensor-parallel stages.
+        split: which weights are shares, of stages whose replicas are several devices.
         scale: the loss scale, which the first rank saves.
     """
     params = {name: p for module in modules.values() for name, p in module.named_parameters()}

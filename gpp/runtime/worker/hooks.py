@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from gpp.capture.shards import AbstractShards
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
 from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.stage import Span, StageRunner
+from gpp.stage import Stage
 
 OwnAction = Callable[[int, int], Span | None]
 """Function that runs an action of a stage and a micro-batch, whose messages have arrived; its span, None for no event."""
@@ -81,12 +83,22 @@ class Hooks:
         return {}
 
 
-class AbstractWorkerPart(ABC):
-    """The part of a mechanism on workers."""
+class AbstractWorkerPart:
+    """The part of a mechanism on workers: nothing, unless its own class says otherwise."""
 
-    @abstractmethod
+    def shards(
+        self, job: Job, stage: Stage, device_id: int, transport: AbstractTransport, status: AbstractStatus
+    ) -> AbstractShards | None:
+        """What a device has of a stage whose replicas are several devices; None: not this mechanism's.
+
+        Args:
+            status: is told when the device waits for the others.
+        """
+        return None
+
     def build(self, own: OwnDevice) -> Hooks | None:
         """The hooks of a device; None where it has nothing to do."""
+        return None
 
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:

@@ -79,7 +79,7 @@ def _rehearse(job: Job, device_id: int) -> None:
     settings, nodes = job.settings, {node.target if node.kind == "input" else node.name: node for node in job.captured.nodes}
     for s in job.plan.stages_of_device[device_id]:
         stage = job.plan.stages[s]
-        if stage.tensor_parallel > 1:
+        if stage.devices_per_replica > 1:
             continue  # its pass needs the other devices
         module = build_stage(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes], device="cpu")
         with torch.no_grad():

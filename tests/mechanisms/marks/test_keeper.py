@@ -24,6 +24,7 @@ from gpp.mechanisms.marks.host import HostCopies
 from gpp.mechanisms.marks.keeper import Keeper
 from gpp.mechanisms.marks.nodes import KEPT, NodeMarks
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
@@ -399,7 +400,7 @@ def test_what_cannot_be_carried_out_is_refused() -> None:
     assert Reference().check(job.plan) == ()
     compiled = refused(replace(job, settings=replace(job.settings, compile="inductor")))
     assert "engine.compile=inductor" in compiled and "stage 0" in compiled
-    split = replace(job.plan.stages[1], tensor_parallel=2, devices=(1, 7))
+    split = replace(job.plan.stages[1], devices=(1, 7)).having(TensorParallel(degree=2))
     stages = (job.plan.stages[0], split, *job.plan.stages[2:])
     assert "stage 1" in refused(replace(job, plan=replace(job.plan, stages=stages)))
     nodes = [replace(n, kind="block") if n.name == job.graph.ops[0].nodes[-1] else n for n in job.captured.nodes]

@@ -20,6 +20,7 @@ from gpp.mechanisms.split_backward.operators import split as split_module
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.runtime.worker.allocator import MemoryEvents
 from gpp.schedules.base import AbstractSchedule
 from gpp.weights.flush import Flush
@@ -141,7 +142,7 @@ def test_schedules_train_what_whole_backwards_train(schedule: AbstractSchedule, 
     assert train(case.job(keep), case.weights, tmp_path / "a").differences(train(split, case.weights, tmp_path / "b")) == []
     with pytest.raises(InvalidConfig, match=r"engine\.compile.*makes all of its gradients in one go"):
         JOB.refuse(replace(split, settings=replace(split.settings, compile="inductor")))
-    stages = tuple(replace(stage, tensor_parallel=2) for stage in split.plan.stages)
+    stages = tuple(stage.having(TensorParallel(degree=2)) for stage in split.plan.stages)
     with pytest.raises(UnsupportedPlan, match="split over 2 devices"):
         JOB.refuse(replace(split, plan=replace(split.plan, stages=stages)))
 

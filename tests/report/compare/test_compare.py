@@ -9,6 +9,7 @@ from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
 from gpp.errors import GppError
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -89,7 +90,7 @@ def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord)
     first = compared.attempts[0]
     assert first.plan and first.predicted
     stages = first.plan.stages
-    for changed in (marked(stages[0], recompute=stages[0].ops[:1]), replace(stages[0], tensor_parallel=2)):
+    for changed in (marked(stages[0], recompute=stages[0].ops[:1]), stages[0].having(TensorParallel(degree=2))):
         plan = replace(first.plan, stages=(changed, *stages[1:]))
         # Faster than everything that the bound speaks of.
         metrics = replace(first.predicted.metrics, iteration_s=compared.judged.bound.iteration_s / 2)
@@ -178,7 +179,7 @@ def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
 def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, width: int) -> None:
     assert compared.plan
     first, second, *others = compared.plan.stages
-    stages = (marked(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
+    stages = (marked(first, recompute=first.ops), replace(second, devices=(1, 20)).having(TensorParallel(degree=2)), *others)
     run = replace(compared, survey=None).knowing(plan=replace(compared.plan, stages=stages), explanation=None)
     out = printed(width, show_plan, run)
     assert max(map(len, out.splitlines())) <= width

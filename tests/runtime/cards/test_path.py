@@ -24,8 +24,8 @@ from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
+from tests.mechanisms.tensor_parallel import test_worker as tensor_parallel
 from tests.runtime import test_equality as equality
-from tests.runtime import test_tensor_parallel as tensor_parallel
 from tests.runtime.test_async_equality import POLICIES, followed
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard

@@ -13,12 +13,12 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.graph.coarsen.coarsen import coarsen
+from gpp.mechanisms.tensor_parallel.planning import splits
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.piper import Piper
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.graphpipe.tensor_parallel import splits
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage
 from gpp.strategy import Strategy
@@ -85,7 +85,7 @@ def test_graphpipe_splits_operators_where_that_is_faster() -> None:
         plain, plain_s = planned(GraphPipe(colocate="never"), problem)
         plan, seconds = planned(GraphPipe(colocate="never", tensor_parallel=True), problem)
         plan.validate(problem)
-        assert any(stage.tensor_parallel > 1 for stage in plan.stages) == helps
+        assert any(stage.devices_per_replica > 1 for stage in plan.stages) == helps
         assert seconds < plain_s if helps else plan.stages == plain.stages
         assert plan.explanation[-1].startswith("tensor parallelism: ")
 
@@ -118,4 +118,4 @@ def test_operators_are_split_where_nothing_else_fits(planner: AbstractPlanner, w
         planned(without, problem)
     plan, _ = planned(planner, problem)
     plan.validate(problem)
-    assert any(stage.tensor_parallel > 1 for stage in plan.stages)
+    assert any(stage.devices_per_replica > 1 for stage in plan.stages)

@@ -1,6 +1,6 @@
 """A stage on one of several devices that share a replica (tensor parallelism): its code computes on shards.
 
-`gpp.graph.sharding` says which operators do. The code of a stage gets four kinds of conversions at their borders, two and two
+`regions` says which operators do. The code of a stage gets four kinds of conversions at their borders, two and two
 adjoint to each other (Megatron-LM, section 3):
 
     enter    whole -> whole     forward: nothing                     backward: the members' gradients are summed
@@ -14,7 +14,7 @@ are seeded alike; on shards each member draws numbers of its own, from a seed th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, final
@@ -24,10 +24,11 @@ from torch import Tensor, fx
 
 from gpp.capture.codec import is_random, operator_of
 from gpp.capture.emit import Emitter
+from gpp.capture.shards import AbstractShards, HeldPart
 from gpp.graph.captured import Captured, Node
-from gpp.graph.sharding.layout import Shard, local, rows, slices
-from gpp.graph.sharding.regions import Sharding
-from gpp.graph.sharding.rules import Applied, ref
+from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
+from gpp.mechanisms.tensor_parallel.regions import Sharding
+from gpp.mechanisms.tensor_parallel.rules import Applied, ref
 
 
 class Team(Protocol):
@@ -43,27 +44,20 @@ class Team(Protocol):
         ...
 
 
-def cut(whole: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
-    """A member's share of a whole tensor: 1 / degree of it along the shard's dimension."""
-    ranges = list(slices(whole.shape[shard.dim], shard, degree, member))
-    parts = [whole.narrow(shard.dim, lo, hi - lo) for lo, hi in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
+def part_of(shape: Sequence[int], shard: Shard, degree: int, member: int) -> HeldPart:
+    """A member's part of a whole tensor: 1 / degree of it along the shard's dimension."""
+    return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, degree, member)))
 
 
-def place(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
+def placed(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
     """A whole tensor, of zeros but for a member's share."""
-    shape = list(share.shape)
-    shape[shard.dim] *= degree
-    whole, at = share.new_zeros(shape), 0
-    for lo, hi in slices(shape[shard.dim], shard, degree, member):
-        whole.narrow(shard.dim, lo, hi - lo).copy_(share.narrow(shard.dim, at, hi - lo))
-        at += hi - lo
-    return whole
+    shape = [extent * degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
+    return part_of(shape, shard, degree, member).placed(share)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Shards:
+class Shards(AbstractShards):
     """The part of a model's sharding that one device runs."""
 
     sharding: Sharding
@@ -71,52 +65,26 @@ class Shards:
     captured: Captured
 
     @cached_property
-    def params(self) -> dict[str, Node]:
-        """Full name of a split parameter -> its node."""
+    def split(self) -> dict[str, HeldPart]:
         nodes = (self.captured.node_of[name] for name in self.sharding.layouts)
-        return {node.target: node for node in nodes if node.kind == "param"}
+        return {node.target: self._part(node) for node in nodes if node.kind == "param"}
 
-    def shape(self, node: Node) -> tuple[Any, ...]:
-        """Sizes of a parameter as this device holds it."""
-        shape, shard = tuple(node.shape or ()), self.sharding.layouts.get(node.name)
+    def _part(self, node: Node) -> HeldPart:
+        shape, shard, degree = tuple(map(int, node.shape or ())), self.sharding.layouts[node.name], self.sharding.degree
         if node.name in self.sharding.tables:
-            lo, hi = rows(_extent(node, 0), self.sharding.degree, self.team.member)
-            return (hi - lo, *shape[1:])
-        return local(shape, shard, self.sharding.degree) if node.kind == "param" else shape
+            return HeldPart(shape, shard.dim, [rows(shape[shard.dim], degree, self.team.member)])
+        return part_of(shape, shard, degree, self.team.member)
 
-    def ranges(self, name: str) -> tuple[int, list[tuple[int, int]]] | None:
-        """(dimension, ranges) of a parameter, by full name, that this device holds; None for all of it."""
-        node = self.params.get(name)
-        if node is None:
-            return None
-        shard = self.sharding.layouts[node.name]
-        extent = _extent(node, shard.dim)
-        if node.name in self.sharding.tables:
-            return shard.dim, [rows(extent, self.sharding.degree, self.team.member)]
-        return shard.dim, list(slices(extent, shard, self.sharding.degree, self.team.member))
+    @property
+    def member(self) -> int:
+        return self.team.member
 
-    def whole(self, name: str, share: Tensor) -> Tensor:
-        """The whole of a split parameter, or of a tensor that lies like it. All members call it."""
-        found = self.ranges(name)
-        if found is None:
-            return share
-        dim, ranges = found
-        shape, at = list(share.shape), 0
-        shape[dim] = _extent(self.params[name], dim)
-        out = share.new_zeros(shape)
-        for lo, hi in ranges:
-            out.narrow(dim, lo, hi - lo).copy_(share.narrow(dim, at, hi - lo))
-            at += hi - lo
-        self.team.sum(out)
-        return out
+    def sum(self, tensor: Tensor) -> None:
+        self.team.sum(tensor)
 
-    def share(self, name: str, whole: Tensor) -> Tensor:
-        """This device's share of a parameter, or of a tensor that lies like it."""
-        found = self.ranges(name)
-        if found is None:
-            return whole
-        dim, ranges = found
-        return torch.cat([whole.narrow(dim, lo, hi - lo) for lo, hi in ranges], dim=dim)
+    def code(self, emitter: Emitter, whole: frozenset[str]) -> tuple[Callable[[Node], None], Callable[[Sequence[str]], None]]:
+        code = ShardedCode(emitter, self, whole)
+        return code.call, code.outputs
 
 
 class _Conversions:
@@ -193,11 +161,11 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
         ctx.shard, ctx.degree, ctx.team = shard, degree, team
-        return cut(x, shard, degree, team.member).clone()
+        return part_of(x.shape, shard, degree, team.member).cut(x).clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        whole = place(grads[0], ctx.shard, ctx.degree, ctx.team.member)
+        whole = placed(grads[0], ctx.shard, ctx.degree, ctx.team.member)
         ctx.team.sum(whole)
         return whole, None, None, None
 
@@ -206,13 +174,13 @@ class _Give(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
         ctx.shard, ctx.degree, ctx.member = shard, degree, team.member
-        whole = place(x, shard, degree, team.member)
+        whole = placed(x, shard, degree, team.member)
         team.sum(whole)
         return whole
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return cut(grads[0], ctx.shard, ctx.degree, ctx.member), None, None, None
+        return part_of(grads[0].shape, ctx.shard, ctx.degree, ctx.member).cut(grads[0]), None, None, None
 
 
 class ShardedCode:
@@ -248,7 +216,7 @@ class ShardedCode:
         if applied.summed:
             self._leave(node.name, bias)
 
-    def outputs(self, names: list[str]) -> None:
+    def outputs(self, names: Sequence[str]) -> None:
         """Put together the tensors that leave the stage."""
         for name in names:
             shard = self.shards.sharding.layouts.get(name)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.capture.build import capture
-from gpp.capture.sharded import Shards, _Conversions
 from gpp.capture.stage import build_stage, initial_state
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.graph.sharding.layout import Shard, reshaped, slices
-from gpp.graph.sharding.regions import Sharding, shard
+from gpp.mechanisms.tensor_parallel.layout import Shard, reshaped, slices
+from gpp.mechanisms.tensor_parallel.regions import Sharding, shard
+from gpp.mechanisms.tensor_parallel.shards import Shards, _Conversions
 from tests.support.inprocess import in_threads
 
 B, L, D, H = 4, 6, 8, 4

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from gpp.graph.captured import Captured, Node, evaluate, references
 
@@ -28,13 +28,6 @@ class Shard(NamedTuple):
 def fits(shape: Shape, shard: Shard, degree: int) -> bool:
     """Whether every member's share is equally large."""
     return 0 <= shard.dim < len(shape) and shape[shard.dim] % (shard.blocks * degree) == 0 and shard.blocks % BATCH != 0
-
-
-def local(shape: Sequence[Any], shard: Shard | None, degree: int) -> tuple[Any, ...]:
-    """The shape of one member's share."""
-    if shard is None:
-        return tuple(shape)
-    return tuple(extent // degree if i == shard.dim else extent for i, extent in enumerate(shape))
 
 
 def slices(extent: int, shard: Shard, degree: int, member: int) -> Iterator[tuple[int, int]]:

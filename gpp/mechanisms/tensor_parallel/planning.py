@@ -1,4 +1,4 @@
-"""GraphPipe's search with every operator split over t devices: teams of t neighbours are planned as one device each.
+"""A planner's search with every operator split over t devices: teams of t neighbours are planned as one device each.
 
 A team computes its share of each operator and waits for the sums inside it; it holds its share of the parameters and activations.
 So the search runs on a view of the problem with the cluster's devices by teams, the graph's amounts by shares, and the times of the
@@ -7,6 +7,7 @@ bill at degree t. What it proposes is predicted as what it is: a plan whose stag
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
@@ -17,10 +18,42 @@ from gpp.cluster import Device
 from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running, sums_s
-from gpp.graph.op_graph import OpGraph, ReplicaSums
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import OpGraph, Variant
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
-from gpp.planners.base import Predict
+from gpp.planners.base import AbstractPlanner, AbstractSearch, Predict
 from gpp.timeline import Timeline
+
+
+class TensorParallelSearch(AbstractSearch):
+    """Whole operators, and all operators split over each number of devices that is declared."""
+
+    def plan(self, planner: AbstractPlanner, problem: Problem, predict: Predict) -> Plan:
+        found: dict[int, tuple[Plan, float]] = {}
+        lacking: Infeasible | None = None
+        try:
+            plan = planner.plan(problem, predict)
+            found[1] = plan, predict(plan).metrics.iteration_s
+        except Infeasible as error:
+            lacking = error
+        for split in splits(problem):
+            with contextlib.suppress(Infeasible):
+                plan = split.expand(planner.plan(split.view, split.predicted(predict)))
+                plan.validate(problem)
+                found[split.degree] = plan, predict(plan).metrics.iteration_s
+        if not found:
+            raise lacking or Infeasible("no plan fits", "more devices or memory")
+        best = min(found, key=lambda degree: (found[degree][1], degree))
+        tried = ", ".join(f"{seconds:.6g} s with {degree}" for degree, (_, seconds) in sorted(found.items()))
+        plan = found[best][0]
+        if len(found) == 1:
+            return plan
+        line = f"tensor parallelism: devices for each operator, {tried}; {best} is best"
+        return replace(plan, explanation=(*plan.explanation, line))
+
+
+PLANNING = TensorParallelSearch()
 
 
 @final
@@ -42,7 +75,7 @@ class Split:
         """The plan of the problem in which each device of the view is a team."""
         t = self.degree
         stages = tuple(
-            replace(stage, devices=tuple(t * d + i for d in stage.devices for i in range(t)), tensor_parallel=t)
+            replace(stage, devices=tuple(t * d + i for d in stage.devices for i in range(t))).having(TensorParallel(degree=t))
             for stage in plan.stages
         )
         return replace(plan, stages=stages, graph_fingerprint=self.problem.graph.fingerprint)
@@ -96,14 +129,7 @@ class _OfTeams(AbstractDerived):
         ways = [
             running(problem.graph, op, float(times.forward_s[op]), float(times.backward_s[op]), False, self.degree) for op in ops
         ]
-        variants = [way.variant for way in ways]
-        forward = [
-            way.forward_s + self._sums_s(v.forward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)
-        ]
-        backward = [
-            way.backward_s + self._sums_s(v.backward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)
-        ]
+        cluster, team, variants = problem.cluster, tuple(range(self.degree)), [way.variant or Variant() for way in ways]
+        forward = [way.forward_s + sums_s(cluster, v.forward_sums, samples, team) for way, v in zip(ways, variants, strict=True)]
+        backward = [way.backward_s + sums_s(cluster, v.backward_sums, samples, team) for way, v in zip(ways, variants, strict=True)]
         return OpTimes(forward_s=np.array(forward), backward_s=np.array(backward), weight_s=times.weight_s)
-
-    def _sums_s(self, sums: ReplicaSums | None, samples: int) -> float:
-        return 0.0 if sums is None else sums_s(self.problem.cluster, sums, samples, tuple(range(self.degree)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
+from gpp.capture.added import AbstractVariants
 from gpp.graph.captured import Captured, evaluate
 from gpp.graph.op_graph import Op, ReplicaSums, Variant
-from gpp.graph.sharding.regions import Sharding, shard
+from gpp.mechanisms.tensor_parallel.regions import Sharding, shard
 
 DEGREES = (2, 4)
 """Degrees that are tried: devices of one machine, joined by its fastest links."""
@@ -18,20 +18,24 @@ _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by its type."""
 
 
-def with_variants(captured: Captured, degrees: Sequence[int] = DEGREES) -> Captured:
-    """The model, each operator with a variant for every degree at which some of the model runs on shards.
+class TensorParallelVariants(AbstractVariants):
+    """A variant of each operator for every degree at which some of the model runs on shards.
 
     An operator on shards takes its share of the arithmetic, of the parameters and of what is kept for the backward, and the sums
     over the members that begin and end its region; any other operator runs whole on every member.
     """
-    found = [sharding for sharding in (shard(captured, degree) for degree in degrees) if sharding.applied]
-    if not found:
-        return captured
-    tables = [_Variants(captured, sharding).table() for sharding in found]
-    ops = tuple(
-        replace(op, variants=(*op.variants, *own)) for op, own in zip(captured.graph.ops, zip(*tables, strict=True), strict=True)
-    )
-    return replace(captured, graph=replace(captured.graph, ops=ops))
+
+    def declared(self, captured: Captured) -> Captured:
+        found = [sharding for sharding in (shard(captured, degree) for degree in DEGREES) if sharding.applied]
+        if not found:
+            return captured
+        tables = [_Variants(captured, sharding).table() for sharding in found]
+        every = zip(captured.graph.ops, zip(*tables, strict=True), strict=True)
+        ops = tuple(replace(op, variants=(*op.variants, *own)) for op, own in every)
+        return replace(captured, graph=replace(captured.graph, ops=ops))
+
+
+VARIANTS = TensorParallelVariants()
 
 
 class _Variants:

@@ -150,7 +150,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
     job, _, _ = prepared("mlp", alone(2))
     engine = Distributed()
     engine.refuse(job)
-    with pytest.raises(UnsupportedPlan, match=r"stage 0 splits its operators over 2 devices .*engine=reference"):
+    with pytest.raises(UnsupportedPlan, match=r"stage 0 splits its operators over 2 devices, .*engine=reference"):
         Reference().refuse(job)
     compiled = replace(job, settings=replace(job.settings, compile="inductor"))
     with pytest.raises(InvalidConfig, match=r"engine.compile.*stage 0 splits its operators over 2 devices.*engine.compile=null"):

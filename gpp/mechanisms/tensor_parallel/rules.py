@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gpp.graph.captured import Node, references
-from gpp.graph.sharding.layout import Nodes, Shape, Shard, reshaped
+from gpp.mechanisms.tensor_parallel.layout import Nodes, Shape, Shard, reshaped
 
 Known = Callable[[str], Shard | None]
 
