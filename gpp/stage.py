@@ -103,8 +103,8 @@ class AbstractStageValue(ABC):
         """
         return None
 
-    def check_pipeline(self, s: int, *, serves: bool) -> None:
-        """Refuse the value, of stage number s, in a pipeline that drains before every update, or that serves requests.
+    def check_pipeline(self, s: int, *, trains: bool) -> None:
+        """Refuse the value, of stage number s, in a pipeline that drains before every update, or that trains nothing.
 
         Raises:
             InvalidPlan: names stage, field, value, rule and fix.

@@ -36,17 +36,15 @@ from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_stream, window
-from gpp.program.stream import check_served
 from gpp.replan import Replan
 from gpp.schedules.base import ORDERS, AbstractSchedule
 from gpp.schedules.flow import Work
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_count, check_schedule
 from gpp.settings import settings
-from gpp.simulate.added import own_prediction
+from gpp.simulate.added import Objective, own_prediction, planning
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
-from gpp.simulate.stream import Objective, questions, scored, serve
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -70,7 +68,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective, edges, replan: what planners minimise and how values travel while serving; when a plan is replaced.
+        objective, edges, replan: what planners minimise and how values travel where nothing is trained; when a plan is replaced.
         mechanisms: what stages do beyond plain passes, in the order in which they are asked, `edges` last.
     """
 
@@ -233,8 +231,8 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
-        if posed.regime.serves:
-            check_served(plan)
+        if (own := planning(posed)) is not None:
+            own.check(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         if not self.schedule.drains:
             for stage in range(len(plan.stages)):
@@ -245,12 +243,11 @@ class Strategy:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
 
         Args:
-            record: False for the metrics alone, by `simulate.recurrence` where it can; `iteration_s` of a stream is the objective.
+            record: False for the metrics alone, by `simulate.recurrence` where it can; `iteration_s` of a course is the objective.
         """
         plan = with_loss_apart(plan, problem)
-        if problem.regime.serves:
-            program = self._program(plan, problem)
-            return serve(program, plan, problem) if record else scored(program, plan, problem, self.objective)
+        if (course := planning(problem)) is not None:
+            return course.predict(self._program(plan, problem), plan, problem, None if record else self.objective)
         if plan.mechanisms and (own := own_prediction(plan, self.posed(problem), record=record)) is not None:
             return own
         drains = self.schedule.drains
@@ -305,7 +302,7 @@ class Strategy:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
         holds, edges = EVERYTHING if problem.minibatch_ops else self.schedule.holds, self.edges and self.edges.messages
-        regime = replace(problem.regime, edges=edges) if problem.regime.serves else Regime(holds=holds, weights=self.weights)
+        regime = Regime(holds=holds, weights=self.weights) if problem.regime.trains else replace(problem.regime, edges=edges)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
@@ -365,8 +362,8 @@ class Strategy:
         """
         if self.schedule.per_device > 1:
             posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
-        if posed.regime.serves:
-            return questions(posed, self.objective, PLANNED_AHEAD)
+        if (own := planning(posed)) is not None:
+            return own.questions(posed, self.objective, PLANNED_AHEAD)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         return continuous(posed, knows_versions=self.planner.knows_versions(posed))
@@ -411,10 +408,10 @@ class Strategy:
         if asked.regime.minibatches == 1:
             return found
         seconds = found.metrics.iteration_s * asked.regime.minibatches
-        seconds *= 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
+        seconds *= 1.0 + FRESHER * candidate.depth if asked.regime.trains else 1.0
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:
         check_schedule(self.schedule, problem, self.planner, self.weights, self.memory)
         for each in self.choices:
-            each.check(serves=problem.regime.serves)
+            each.check(trains=problem.regime.trains)

@@ -61,7 +61,7 @@ class Reference(AbstractServer):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
 
-        if job.settings.serving is not None:
+        if job.settings.course is not None:
             # One after the other: the times say nothing of a pipeline's.
             run_workers("baselines.reference.serving", job, run_dir, 1, progress)
             return Outcome()

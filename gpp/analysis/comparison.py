@@ -144,5 +144,5 @@ def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
     chain = chain_beside(strategy)
     if chain is None:
         return ()
-    # While serving, the metrics that planners ask for are the objective's alone.
-    return (attempt(chain, problem, record=problem.regime.buffers is not None),)
+    # Where nothing is trained, the metrics that planners ask for are the objective's alone.
+    return (attempt(chain, problem, record=not problem.regime.trains),)

@@ -18,8 +18,6 @@ from gpp.app.capturing import captured_model, compared_model, must_compare, unev
 from gpp.app.given import check_engine, check_given
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
-from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
-from gpp.app.serving import posed as posed_to_serve
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -43,6 +41,7 @@ from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask
 from gpp.runtime.job import Job, assemble
+from gpp.runtime.mode import AbstractMode, check_modes, mode_named
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
@@ -133,10 +132,10 @@ class Experiment:
             rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", rule, "use engine=distributed")
         self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
-        check_inference(self)
+        check_modes(self)
         check_replan(self)
-        if self.serves:
-            object.__setattr__(self, "strategy", serving_strategy(self.strategy))
+        if self.own_mode is not None:
+            object.__setattr__(self, "strategy", self.own_mode.adapted(self.strategy))
         elif self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
@@ -162,17 +161,17 @@ class Experiment:
     @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
-        return self.mode in ("train", INFERENCE) and self.engine.runs
+        return (self.mode == "train" or self.own_mode is not None) and self.engine.runs
 
     @property
-    def serves(self) -> bool:
-        """Whether requests are answered, and nothing is trained."""
-        return self.mode == INFERENCE
+    def own_mode(self) -> AbstractMode | None:
+        """The mode where it is a mechanism's, in which nothing is trained; else None."""
+        return mode_named(self.mode)
 
     @property
     def computes(self) -> bool:
-        """Whether workers compute, with weights and data: they train, or they answer."""
-        return self.trains or (self.serves and self.engine.runs and self.engine.needs_weights)
+        """Whether workers compute, with weights and data."""
+        return self.trains or (self.own_mode is not None and self.engine.runs and self.engine.needs_weights)
 
     @property
     def trains(self) -> bool:
@@ -182,7 +181,7 @@ class Experiment:
     @property
     def num_steps(self) -> int:
         """Steps that the engine runs."""
-        most = None if self.serves else self.engine.max_steps
+        most = None if self.own_mode is not None else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
@@ -257,8 +256,9 @@ class Experiment:
         return self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)
 
     def captured(self) -> Captured:
-        """The captured model that runs: with its loss, or in mode=inference without."""
-        return model_of(self, self.with_loss())
+        """The captured model that runs: with its loss, if it is trained."""
+        whole = self.with_loss()
+        return whole if self.own_mode is None else self.own_mode.model(whole)
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
@@ -311,7 +311,7 @@ class Experiment:
             extrapolation=self.optimizer.extrapolation,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        posed = posed_to_serve(self, posed)
+        posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed
         from gpp.app.in_place import here
@@ -391,13 +391,13 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=0 if self.serves else whole,
+            held_out=0 if self.own_mode is not None else whole,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             replan_every=every,
-            serving=serve_settings(self, self.engine, sizes, plan, self.strategy.posed(problem)),
+            course=self.own_mode and self.own_mode.course(self, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
@@ -408,8 +408,8 @@ class Experiment:
         return job
 
     def judged(self, job: Job, run_dir: Path) -> dict[str, float]:
-        """What the answers of mode=inference are worth by the data's targets; empty where none were written."""
-        return judge(self, self.with_loss(), self.data, self.model, job, run_dir)
+        """What a run that trains nothing has made is worth this by the data's targets; empty where there is nothing to judge."""
+        return self.own_mode.judged(self, self.with_loss(), self.data, self.model, job, run_dir) if self.own_mode else {}
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""

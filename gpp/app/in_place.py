@@ -36,7 +36,7 @@ FEWEST, MOST = 8, 60
 """Steps of a rehearsal."""
 
 LEAST_RATE = FEWEST / SPAN_S
-"""Requests per second of a rehearsal: with more time between them it would take too long."""
+"""Mini-batches per second of a rehearsal: with more time between them it would take too long."""
 
 
 def profiled(
@@ -234,10 +234,10 @@ def _profile(problem: Problem, engine: AbstractEngine) -> GraphProfile | None:
 
 
 def _paced(problem: Problem, profile: GraphProfile) -> tuple[Problem, GraphProfile]:
-    """The problem with stages timed at the rate of its requests: a pass that follows an idle time takes longer than one of a worker
-    that is never idle, whose caches are warm."""
-    rate, cost = problem.regime.arrivals.rate, problem.cost
-    if rate is None or not isinstance(cost, Profiled):
+    """The problem with stages timed at the rate at which mini-batches come: a pass that follows an idle time takes longer than one
+    of a worker that is never idle, whose caches are warm."""
+    course, cost = problem.regime.course, problem.cost
+    if course is None or (rate := course.rate) is None or not isinstance(cost, Profiled):
         return problem, profile
     setting = replace(profile.setting, rate=max(rate, LEAST_RATE))
     found = cost.load(problem.graph, setting)

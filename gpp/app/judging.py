@@ -11,7 +11,6 @@ from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.analysis.gains import Gains, Rival, predicted_gains, rivals
-from gpp.app.serving import INFERENCE
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
@@ -32,7 +31,8 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     strategy = experiment.strategy
     bounded = strategy.schedule.bounded or experiment.mode == "compare"
     one_piece = isinstance(strategy.planner, Single)
-    if experiment.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
+    other = experiment.mode == "max_batch" or not problem.regime.trains
+    if other or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
         # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
         # with a micro-batch of their own, nor shared updates; a continuous pipeline or backwards in parts may be faster; other
         # batches have other bounds.
@@ -80,7 +80,7 @@ def explanation_of(
 
 def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
     """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
-    asked = experiment.whole or experiment.plan is not None or experiment.serves or experiment.explain_s == 0
+    asked = experiment.whole or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
     if asked or len(plan.stages) > 1:
         return None
     from gpp.analysis.one_stage import one_stage
@@ -94,7 +94,7 @@ def rivals_of(
     """The simpler ways to run the model; none where nothing may be planned again."""
     if not plans_again(experiment):
         return ()
-    uncut = captured.batch is None and not problem.minibatch_ops and not experiment.serves
+    uncut = captured.batch is None and not problem.minibatch_ops and experiment.own_mode is None
     return rivals(experiment.strategy, problem, plan, chain, uncut=uncut)
 
 

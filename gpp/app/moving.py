@@ -15,6 +15,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.common.borders import Borders, same_stages
 from gpp.replan import Moved
 from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.mode import mode_named
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def check_replan(e: MovingSettings) -> None:
         InvalidConfig: names the setting.
     """
     strategy, engine, every = e.strategy, e.engine, e.strategy.replan.every
-    if not every or e.mode not in ("train", "inference"):
+    if not every or (e.mode != "train" and mode_named(e.mode) is None):
         return
 
     def refuse(rule: str, fix: str) -> None:

@@ -1,11 +1,12 @@
-"""Runs that go on under a new plan: streams of requests whose devices may be lost or slow, and trainings whose devices may be slow.
+"""Runs that go on under a new plan: those that train nothing, whose devices may be lost or slow, and trainings whose devices may be
+slow.
 
 Both watch the passes of their workers by one rule, and plan for the devices at the speeds that they have shown (`gpp.replan`).
 
-A stream ends its workers, the strategy plans for what is left, and new workers begin with the first request that is not answered.
-Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. It counts as
-answered once every worker has said that its part is done; what some worker has written of later ones is written again to the same
-place. So no answer is lost, doubled, or out of order.
+A run that trains nothing ends its workers, the strategy plans for what is left, and new workers begin with the first mini-batch
+that is not done. Mini-batches are numbered, and each can be made again from its number. One counts as done once every worker has
+said that its part is; what some worker has written of later ones is written again to the same place. So nothing is lost, doubled,
+or out of order.
 
 A training keeps its workers. The plan that moves from the present one reach (`gpp.app.moving`) is proved as the first one was, and
 left for the workers, which take it after the next multiple of `strategy.replan.every` steps (`gpp.runtime.worker.takeover`).
@@ -26,7 +27,7 @@ from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
 from gpp.files import copy
 from gpp.replan import DevicePace, Replaced, Replan, Switch, at_speeds, without
-from gpp.runtime.run_dir import ANSWERS
+from gpp.runtime.course import course_run
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
 from gpp.serialization import write_value
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from gpp.timeline import Outcome
 
 REPLACED = "replaced"
-"""Folder of the plans that were replaced, by number; of a stream with what its workers wrote."""
+"""Folder of the plans that were replaced, by number; of a run that trains nothing with what its workers wrote."""
 
 UNTIMED_STEPS = 2
 """First steps of a worker under a plan that say nothing of its pace: memory is touched first, and the allocator is listened to."""
@@ -53,51 +54,46 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
     """Run a job saved in the recorder's directory, under new plans where `strategy.replan` has it.
 
     Raises:
-        InvalidConfig: the disk has no room for the answers.
+        InvalidConfig: the disk has no room for what is written.
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
-    from gpp.runtime.serve.answers import finish
-
     try:
         return _execute(experiment, captured, problem, plan, job, recorder)
     finally:
-        # Whatever has ended the stream.
-        if job.settings.serving is not None:
+        # Whatever has ended the workers.
+        if (course := course_run(job)) is not None:
             with held_back():
-                recorder.counted(count := finish(recorder.run_dir))
-                if count and count["answered"] < count["samples"]:
-                    recorder.warn(
-                        f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others are "
-                        "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
-                    )
+                count, warning = course.finish(recorder.run_dir)
+                recorder.counted(count)
+                if warning:
+                    recorder.warn(warning)
 
 
 def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
-    from gpp.runtime.serve.answers import check_room
-
     engine, progress, run_dir, settings = experiment.engine, recorder.progress(), recorder.run_dir, experiment.strategy.replan
-    if engine.needs_weights:
-        check_room(job, run_dir)
+    course = course_run(job)
+    if course is not None and engine.needs_weights:
+        course.check_room(job, run_dir)
     if not settings.every:
         return engine.execute(job, run_dir, progress)
-    if job.settings.serving is None:
+    if course is None:
         return _ReplannedTraining(experiment, captured, problem, plan, job, progress, recorder).run(run_dir)
-    stream, number = _ReplannedStream(experiment, captured, problem, plan, job, progress), 0
+    run, number = _ReplannedCourse(experiment, captured, problem, plan, job, progress), 0
     while settings.most is None or number < settings.most:
         try:
-            return stream.run(run_dir, settings)
+            return run.run(run_dir, settings)
         except (WorkerFailed, OffPace) as error:
-            stream.replace_plan(error)
+            run.replace_plan(error)
         _set_aside(run_dir, number)
         number += 1
-        stream.job.save(run_dir)
-        recorder.replaced(stream.plan, experiment.strategy.predict(stream.plan, stream.problem))
-    return stream.run(run_dir, replace(settings, every=0))
+        run.job.save(run_dir)
+        recorder.replaced(run.plan, experiment.strategy.predict(run.plan, run.problem))
+    return run.run(run_dir, replace(settings, every=0))
 
 
 class _ReplannedRun:
-    """The common part of streams and trainings: the plan under way, and the speeds that its devices have shown.
+    """The common part of trainings and of runs that train nothing: the plan under way, and the speeds that its devices have shown.
 
     `problem.cluster` has the devices at these speeds.
     """
@@ -129,21 +125,21 @@ class _ReplannedRun:
         return replace(self._experiment.job(self._captured, problem, plan), cluster=self._machines)
 
 
-class _ReplannedStream(_ReplannedRun):
-    """The state of a stream: what is answered, and under which plan it goes on."""
+class _ReplannedCourse(_ReplannedRun):
+    """The state of a run that trains nothing: what is done, and under which plan it goes on."""
 
     def __init__(
         self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
     ) -> None:
-        # Requests stay cut as they are: answers are then equal to the bit, whatever the plan.
+        # Mini-batches stay cut as they are: results are then equal to the bit, whatever the plan.
         problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
         super().__init__(experiment, captured, problem, plan, job, progress)
-        self._answered = job.settings.first_step
+        self._ended = job.settings.first_step
         self._names = tuple(range(problem.cluster.num_devices))
         """What the user calls the devices that are left."""
 
     def run(self, run_dir: Path, settings: Replan) -> Outcome:
-        """Answer what is left.
+        """Do what is left.
 
         Raises:
             OffPace: devices are off their time, and another plan is better then.
@@ -166,8 +162,8 @@ class _ReplannedStream(_ReplannedRun):
         return replace(self._experiment.engine.execute(self.job, run_dir, progress), replaced=tuple(self.replaced))
 
     def _on_step(self, step: int, loss: float | None, rate: float | None) -> None:
-        if step > self._answered:
-            self._answered = step
+        if step > self._ended:
+            self._ended = step
             self._progress.on_step(step, loss, rate)
 
     def _planned_s(self) -> dict[int, float]:
@@ -203,8 +199,8 @@ class _ReplannedStream(_ReplannedRun):
                 raise Infeasible(words, why.remedy) from error
             self._names = tuple(names[device] for device in kept)
         job = self._job_of(self.problem, self.plan)
-        # Where all is answered, the last request is asked once more, for the workers' own end.
-        first = min(self._answered, job.settings.steps - 1)
+        # Where all is done, the last mini-batch is made once more, for the workers' own end.
+        first = min(self._ended, job.settings.steps - 1)
         self.job = replace(job, settings=replace(job.settings, first_step=first))
         found = Replaced(
             first=first + 1,

@@ -111,8 +111,8 @@ class Amounts(NamedTuple):
             self.late * samples,
         )
 
-    def served(self, buffers: int, rows: Any) -> Amounts:
-        """The amounts of a stage that serves requests: it holds nothing between passes but messages.
+    def buffered(self, buffers: int, rows: Any) -> Amounts:
+        """The amounts of a stage that has forwards alone: it holds nothing between passes but messages.
 
         A pass takes its messages, those that come in and those that it sends, beside its rows and its temporaries; every edge has
         room for some more.

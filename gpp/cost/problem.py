@@ -153,7 +153,7 @@ class Problem:
     def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated.
 
-        Whoever makes an answer writes it, too.
+        Whoever makes a result of the model writes it, too, where results are written.
 
         Args:
             degree: devices that share the work of each operator that declares shares.
@@ -168,9 +168,9 @@ class Problem:
                     backward_s=np.where(where, times.backward_s, 0.0),
                     weight_s=np.where(where, times.weight_s, 0.0),
                 )
-            if self.regime.writes and self.overheads.answer_s_per_byte:
-                answered = np.array([op.answer_bytes for op in self.graph.ops]) * samples
-                times = replace(times, forward_s=times.forward_s + answered * self.overheads.answer_s_per_byte)
+            if (course := self.regime.course) is not None and course.writes and self.overheads.answer_s_per_byte:
+                written = np.array([op.answer_bytes for op in self.graph.ops]) * samples
+                times = replace(times, forward_s=times.forward_s + written * self.overheads.answer_s_per_byte)
             self._times[key] = times
         return self._times[key]
 
@@ -261,7 +261,7 @@ class Problem:
             sums = self.sums(mask)
             static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
             kept, once, late = sums.saved + sums.kept, sums.transient, sums.late
-            if not mask & self.graph.differentiated and not self.regime.serves:
+            if not mask & self.graph.differentiated and self.regime.trains:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
                 kept, once, late = 0.0, kept + once, 0.0
             found = self._amounts[mask] = self.with_rows(
@@ -270,13 +270,13 @@ class Problem:
         return found
 
     def with_rows(self, amounts: Amounts, rows: Any) -> Amounts:
-        """The amounts of stages with the user inputs that they read; while serving, with the buffers of their messages too.
+        """The amounts of stages with the user inputs that they read, and with the buffers of messages where nothing is trained.
 
         Args:
             rows: bytes per sample; a number, or an array of one element for each stage.
         """
-        if self.regime.buffers is not None:
-            return amounts.served(self.regime.buffers, rows)
+        if self.regime.course is not None:
+            return amounts.buffered(self.regime.course.buffers, rows)
         return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
 
     def trainable_bytes(self, ops: tuple[int, ...], degree: int = 1) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.holding import Holding
 from gpp.graph.op_graph import Tensor
 from gpp.weights.base import AbstractWeights
@@ -25,6 +24,25 @@ class AbstractMessages(ABC):
         """
 
 
+class AbstractCourse(ABC):
+    """What a pipeline does that trains nothing: forwards alone, of one mini-batch after the other, without a barrier in between.
+
+    It is a value of a mechanism, a frozen dataclass.
+    """
+
+    mechanism: ClassVar[str]
+    """The last part of the mechanism's name, by which rooms find what they ask it (`gpp.mechanism`)."""
+    buffers: int
+    """Micro-batches for which each input and output edge of a stage has room, beside the one that is computed."""
+    writes: bool
+    """Whether the model's results are written to a file."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> float | None:
+        """Mini-batches that come in a second; None where another one always waits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
     """The rules under which plans are made and judged.
@@ -37,10 +55,7 @@ class Regime:
         assumed_copies: of the weights, wherever a stage's position in the pipeline is not known yet
             (`AbstractPlanner.knows_versions`).
         edges: the form of messages between stages; None: tensors travel as they are.
-        buffers: micro-batches for which each input and output edge of a stage has room while the model serves requests, beside the
-            one that is computed; None while it is trained.
-        arrivals: when requests come, while serving.
-        writes: whether answers are written to a file, while serving.
+        course: what the pipeline does in place of a training; None where it trains.
     """
 
     holds: Holding = field(default_factory=Holding)
@@ -48,14 +63,12 @@ class Regime:
     minibatches: int = 1
     assumed_copies: int = 1
     edges: AbstractMessages | None = None
-    buffers: int | None = None
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    writes: bool = False
+    course: AbstractCourse | None = None
 
     @property
-    def serves(self) -> bool:
-        """Whether the pipeline answers requests and trains nothing."""
-        return self.buffers is not None
+    def trains(self) -> bool:
+        """Whether the pipeline trains the model."""
+        return self.course is None
 
     @property
     def keeps_all(self) -> bool:

@@ -21,8 +21,8 @@ class AbstractChoice(ABC):
         """The form of messages that planners reckon with, of `strategy.edges` alone; None: tensors travel as they are."""
         return None
 
-    def check(self, *, serves: bool) -> None:
-        """Refuse the settings where requests are answered, or where a model is trained.
+    def check(self, *, trains: bool) -> None:
+        """Refuse the settings where a model is trained, or where nothing is.
 
         Raises:
             InvalidConfig: names the setting.

@@ -249,7 +249,7 @@ class Plan:
         if problem.regime.weights.flushes:
             for s, stage in enumerate(self.stages):
                 for value in stage.mechanisms:
-                    value.check_pipeline(s, serves=False)
+                    value.check_pipeline(s, trains=True)
         self.check_stages(problem.graph, problem.cluster.num_devices)
         for s, stage in enumerate(self.stages):
             whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1

@@ -21,7 +21,6 @@ from pydantic import Field
 
 from gpp import mechanism
 from gpp.cluster import Cluster
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
@@ -39,6 +38,7 @@ from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_checks import check_clipping, check_derived, check_weights
+from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_text, write_value
@@ -72,24 +72,6 @@ def _described(weights: AbstractWeights) -> dict[str, Any]:
     return describe(weights) | ({"correction": describe(correction)} if correction else {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
-    """What a job that serves requests adds to the settings of a run, whose `steps` are the requests.
-
-    Args:
-        buffers, arrivals: messages for which an edge has room; when requests come.
-        split, samples: of the data set whose samples the requests are made of, in order, again and again.
-        answers, kept: whether they are written; numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
-    """
-
-    buffers: Count
-    arrivals: Arrivals
-    split: Literal["train", "test"] = "test"
-    samples: Natural = 0
-    answers: bool = True
-    kept: Annotated[dict[str, int | float], Field(exclude_if=lambda found: not found)] = field(default_factory=dict)
-
-
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
 """torch's name of a type."""
 
@@ -120,7 +102,7 @@ class Settings:
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
         resume, first_step: folder of the checkpoint to go on from, absolute, None to start anew; the first step to do.
-        serving: of a job that serves requests; None for one that trains.
+        course: what the workers do in place of training steps; None for a job that trains.
         mechanisms: packages of the user's own mechanisms, which workers import.
         timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
     """
@@ -159,8 +141,13 @@ class Settings:
     replan_every: Natural = 0
     resume: str | None = None
     first_step: Natural = 0
-    serving: Annotated[ServeSettings | None, Field(exclude_if=lambda found: found is None)] = None
+    course: Course = None
     mechanisms: Annotated[tuple[str, ...], Field(exclude_if=lambda found: not found)] = ()
+
+    @classmethod
+    def upgraded(cls, content: Any) -> Any:
+        """The content of a settings.json with all fields where they stand now."""
+        return with_earlier(content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +252,7 @@ class AbstractJobPart(ABC):
         return None
 
     def kept(self, plan: Plan, problem: Problem) -> Mapping[str, int | float]:
-        """Numbers by name that workers keep to while they serve, of the problem that the plan was made for."""
+        """Numbers by name that workers keep to where they train nothing, of the problem that the plan was made for."""
         return {}
 
     def check(self, job: Job) -> None:

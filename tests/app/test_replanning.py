@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from gpp.app.replanning import _ReplannedStream
+from gpp.app.replanning import _ReplannedCourse
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, OffPace, WorkerFailed
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
 from gpp.links import Link, PairLink
 from gpp.planners.chains.sequential import Sequential
 from gpp.replan import DevicePace, Replan, at_speeds, without
@@ -120,7 +120,7 @@ def serve(engine: Engine, devices: int, slower: float = 0.2, most: int = 9) -> t
     experiment: Any = SimpleNamespace(engine=engine, strategy=strategy, job=lambda captured, problem, plan: Job())
     done, said = list[int](), list[str]()
     progress = Progress(on_step=lambda step, loss, rate: done.append(step), warn=said.append)
-    stream = _ReplannedStream(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
+    stream = _ReplannedCourse(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
     while True:
         try:
             return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=10))

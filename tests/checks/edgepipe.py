@@ -23,6 +23,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
+from gpp.mechanisms.serving.requests import Requests
 from gpp.plan.plan import Plan
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.edgepipe.edgepipe import EdgePipe
@@ -51,7 +52,7 @@ def random_served(shape: Shape, seed: int) -> tuple[Problem, Served]:
         minibatch_size=4 * samples,
         microbatch_size=samples,
         max_replicas=1,
-        regime=Regime(buffers=buffers),
+        regime=Regime(course=Requests(buffers=buffers)),
     )
     took = [[seconds[device.name or ""][op.name] / device.speed_factor for device in cluster.devices] for op in graph.ops]
     return problem, Served(graph=graph, cluster=cluster, seconds=took, samples=samples, buffers=buffers)

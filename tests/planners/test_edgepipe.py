@@ -17,6 +17,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.formats.pipeedge.graph import cluster
+from gpp.mechanisms.serving.requests import Requests
 from gpp.models.pipeedge import PipeEdge
 from gpp.plan.plan import Plan
 from gpp.planners.chains.typed_chain import PlacedStage, TypedChain
@@ -66,7 +67,7 @@ def planned(size: str, hosts: str, memory_bytes: float | None = None, **settings
         minibatch_size=8,
         microbatch_size=8,
         max_replicas=1,
-        regime=Regime(buffers=2),
+        regime=Regime(course=Requests(buffers=2)),
     )
     plan = EdgePipe(released=PipeEdgeScheduler(), **settings).plan(
         problem, lambda _: SimpleNamespace(metrics=SimpleNamespace(iteration_s=1.0))

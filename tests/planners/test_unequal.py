@@ -10,7 +10,8 @@ from gpp.cluster import Cluster, Link, PairLink
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
+from gpp.mechanisms.serving.requests import Requests
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -172,7 +173,7 @@ def test_two_unequal_towers_serve_requests_faster_than_a_chain(objective, second
         cluster=devices,
         cost=Constant(),
         minibatch_size=1,
-        regime=Regime(buffers=2),
+        regime=Regime(course=Requests(buffers=2)),
     )
     for planner, expected in ((GraphPipe(colocate="never"), ours), (Sequential(), chains)):
         strategy = Strategy(name="test", planner=planner, schedule=OneFOneB(), objective=objective)

@@ -15,13 +15,13 @@ import pytest
 
 import gpp.app.in_place as in_place
 from gpp.cluster import local
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.mechanisms.serving.requests import Arrivals, Requests
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -256,7 +256,7 @@ def test_requests_at_a_rate_are_timed_apart_from_those_that_wait(posed: Problem)
     assert Fake.rates == [None]
 
     def at(rate: float) -> tuple[Problem, GraphProfile]:
-        paced = in_place.here(replace(busy, regime=Regime(buffers=2, arrivals=Arrivals(rate=rate))), Distributed())
+        paced = in_place.here(replace(busy, regime=Regime(course=Requests(buffers=2, arrivals=Arrivals(rate=rate)))), Distributed())
         profile = paced.cost.profile_of(paced.graph, paced.cluster.devices[0])  # pyright: ignore[reportAttributeAccessIssue]
         return paced, profile
 

@@ -8,7 +8,7 @@ from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, LayerTimes, Measured, ModelEntry, models_text, schedule_text, types_text
 from gpp.formats.pipeedge.graph import layer_name
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 

@@ -94,8 +94,8 @@ class Helpers(AbstractStageValue):
                     f"by {delay} micro-batches, and one is in hand. Fix: set it, or plan with strategy/planner=layerpipe"
                 )
 
-    def check_pipeline(self, s: int, *, serves: bool) -> None:
-        if serves:
+    def check_pipeline(self, s: int, *, trains: bool) -> None:
+        if not trains:
             raise InvalidPlan(
                 f"stage {s}: devices {list(self.beside)} help with its backward, and mode=inference has none. Fix: leave "
                 "weight_device and input_share out of the plan"

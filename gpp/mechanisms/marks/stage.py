@@ -67,8 +67,8 @@ class Marks(AbstractStageValue):
                 f"offload={list(self.offload[:8])} must be empty. Fix: leave them out"
             )
 
-    def check_pipeline(self, s: int, *, serves: bool) -> None:
-        if serves:
+    def check_pipeline(self, s: int, *, trains: bool) -> None:
+        if not trains:
             raise InvalidPlan(
                 f"stage {s} recomputes operators, or keeps them on the host, for a backward, and mode=inference has none. "
                 "Fix: plan with mode=inference, or leave recompute and offload out of the plan"

@@ -55,9 +55,9 @@ class QuantisedEdges(AbstractChoice, AbstractMessages):
     def sent_bytes(self, tensor: Tensor, dtype: str) -> float:
         return sent_bytes(tensor, self._assumed((tensor,)), dtype)
 
-    def check(self, *, serves: bool) -> None:
+    def check(self, *, trains: bool) -> None:
         """Refuse quantised messages where gradients are made."""
-        if self.bits is not None and not serves:
+        if self.bits is not None and trains:
             rule = "is for mode=inference: no gradient passes a message whose values were rounded"
             raise InvalidConfig("strategy.edges.bits", self.bits, rule, "set mode=inference, or strategy.edges.bits=null")
 

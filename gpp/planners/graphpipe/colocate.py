@@ -106,7 +106,7 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     """
     costs = incumbent.assessor.costs
     regime = costs.problem.regime
-    if how == "never" or regime.serves or not regime.weights.flushes:
+    if how == "never" or not regime.trains or not regime.weights.flushes:
         return "plans with several stages on a device were not tried"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"

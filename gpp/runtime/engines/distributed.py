@@ -14,6 +14,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.private import secret_settings
 from gpp.runtime.controller.slurm import Slurm
+from gpp.runtime.course import course_run
 from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.transport.interfaces import check_interface
@@ -160,11 +161,10 @@ class Distributed(AbstractServer):
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.collected import collect
         from gpp.runtime.controller.controller import run_workers
-        from gpp.runtime.controller.stream import collect as collect_stream
 
-        if job.settings.serving is not None:
-            logs = run_workers("gpp.runtime.serve.worker", job, run_dir, job.plan.num_devices, progress)
-            return collect_stream(job, run_dir, logs)
+        if (course := course_run(job)) is not None:
+            logs = run_workers(course.workers, job, run_dir, job.plan.num_devices, progress)
+            return course.collect(job, run_dir, logs.starts, logs.ends)
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.main", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":

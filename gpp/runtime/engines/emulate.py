@@ -15,6 +15,7 @@ from pydantic import Field
 from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.runtime.course import course_run
 from gpp.runtime.emulator.pace import Overhead, Pace
 from gpp.runtime.engine import AbstractServer, Progress
 from gpp.runtime.job import Job
@@ -69,11 +70,9 @@ class Emulate(AbstractServer):
         from gpp.runtime.controller.collected import devices_of, timeline
         from gpp.runtime.controller.controller import run_workers
 
-        if job.settings.serving is not None:
-            from gpp.runtime.controller.stream import collect_emulated
-
-            logs = run_workers("gpp.runtime.emulator.serving", job, run_dir, job.plan.num_devices, progress, processes=1)
-            return collect_emulated(job, run_dir, logs)
+        if (course := course_run(job)) is not None:
+            logs = run_workers(course.emulated, job, run_dir, job.plan.num_devices, progress, processes=1)
+            return course.collect_emulated(job, run_dir, logs.starts, logs.ends)
         quiet = Progress(on_step=lambda step, loss, rate: progress.on_step(step, None, None))
         logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]

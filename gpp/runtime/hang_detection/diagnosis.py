@@ -16,7 +16,8 @@ from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.program.program import Program
 from gpp.program.waits import Waits
-from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, MEETING, PHASES, SERVING, SILENT, TRAINING, RankState
+from gpp.runtime.hang_detection.status import COURSE, ENDED, EVALUATION, FINISHING, MEETING, PHASES, SILENT, TRAINING, RankState
+from gpp.runtime.job_course import AbstractJobCourse
 
 
 class Want(NamedTuple):
@@ -70,6 +71,7 @@ class Programs:
         evaluation: None where nothing is evaluated.
         stretch: step -> the program of the stretch of training steps that it is in, where it is not the program itself.
         teams: devices that meet in the midst of their passes (`gpp.program.program.teams`).
+        course: what workers do in place of training steps, which says what a repetition of the program is called.
     """
 
     def __init__(
@@ -79,10 +81,12 @@ class Programs:
         evaluation: Program | None = None,
         stretch: Callable[[int], Program] | None = None,
         teams: Sequence[tuple[int, ...]] = (),
+        course: AbstractJobCourse | None = None,
     ) -> None:
         self.devices, self._stretch, self._teams = tuple(devices), stretch, tuple(teams)
+        self._course = course
         self._rank = {device: rank for rank, device in enumerate(self.devices)}
-        self._of = {TRAINING: training, EVALUATION: evaluation or training, SERVING: training}
+        self._of = {TRAINING: training, EVALUATION: evaluation or training, COURSE: training}
 
     def program(self, state: RankState) -> Program | None:
         """The program that the phase of `state` runs; None in phases without one."""
@@ -100,8 +104,8 @@ class Programs:
         actions = self.actions(rank, state)
         if not actions:
             return PHASES[state.phase]
-        if state.phase == SERVING:
-            when = "a request of the warm-up" if state.step < 0 else f"request {state.step}"
+        if state.phase == COURSE and self._course is not None:
+            when = self._course.words(state.step)
         else:
             when = f"{'the evaluation after ' if state.phase == EVALUATION else ''}step {state.step}"
         if state.index >= len(actions):

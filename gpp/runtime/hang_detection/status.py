@@ -19,10 +19,10 @@ from typing import final
 
 from gpp.files import open_binary
 
-SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING, SERVING = range(10)
+SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED, MEETING, RESTING, COURSE = range(10)
 """Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
 the others, and so does a meeting one, before it goes on; a resting one has been asked for nothing by its program, which
-is in the same process. The step of a serving one is the number of its request, below 0 in the warm-up."""
+is in the same process. One in its course trains nothing: its step is the number of a repetition."""
 
 PHASES = (
     "running",
@@ -34,7 +34,7 @@ PHASES = (
     "ended",
     "meeting the others",
     "in the program between two steps",
-    "answering requests",
+    "repeating its program",
 )
 
 _WORDS = ("phase", "runs", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")
@@ -87,7 +87,7 @@ class AbstractStatus(ABC):
 
     @abstractmethod
     def begin(self, phase: int, step: int) -> None:
-        """A run of the program of `phase` (TRAINING, EVALUATION or SERVING) begins."""
+        """A run of the program of `phase` (TRAINING, EVALUATION or COURSE) begins."""
 
     @abstractmethod
     def enter(self, phase: int) -> None:

@@ -174,7 +174,7 @@ def _stretch(job: Job) -> Callable[[int], Program] | None:
 
 
 def _programs(job: Job) -> Programs:
-    return Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan))
+    return Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan), job.settings.course)
 
 
 def watch_of(job: Job, *, heard: bool = False) -> HangWatch:

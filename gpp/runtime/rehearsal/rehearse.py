@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self, final
 
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.load import others
 from gpp.cost.models.in_place import StageTimes
 from gpp.errors import WorkerFailed
@@ -327,9 +326,9 @@ def short(job: Job, steps: int, rate: float | None = None) -> Job:
     """The job cut down to a rehearsal: a few steps, no evaluation, no checkpoint.
 
     Args:
-        rate: requests per second; None: another one always waits.
+        rate: mini-batches per second, where nothing is trained; None: another one always waits.
     """
-    serving = job.settings.serving
+    course = job.settings.course
     settings = replace(
         job.settings,
         steps=steps,
@@ -339,6 +338,6 @@ def short(job: Job, steps: int, rate: float | None = None) -> Job:
         checkpoint_every=0,
         resume=None,
         first_step=0,
-        serving=serving and replace(serving, arrivals=Arrivals(requests=steps, rate=rate), answers=False),
+        course=course and course.short(steps, rate),
     )
     return replace(job, settings=settings, evaluation=None)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ def main() -> None:
     import torch
     import torch._dynamo  # torch's optimizers load it when the first of them is made
 
-    import gpp.runtime.serve.worker
     import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
+    from gpp.mechanism import found
+    from gpp.runtime.course import AbstractCourseRun
     from gpp.runtime.job import Job
     from gpp.runtime.worker.forked import run_forked
     from gpp.runtime.worker.process import guarded
 
+    for course in found("run", "RUN", AbstractCourseRun).values():
+        import_module(course.workers)
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
     gc.freeze()
     print(READY, flush=True)
@@ -64,10 +68,8 @@ def main() -> None:
 
 def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
-    import torch
-
     from gpp.runtime.cards.cuda import CudaCard
-    from gpp.runtime.serve.worker import Server
+    from gpp.runtime.course import course_run
     from gpp.runtime.stretches import stretch_at
     from gpp.runtime.worker.clock import HostClock
     from gpp.runtime.worker.process import disconnect, enter
@@ -83,16 +85,12 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
         transport.finished = marks.now
     ends: list[tuple[float, ...]] = []
     log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
-    if job.settings.serving is not None:
-        with torch.inference_mode():
-            server = Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, clock=clock)
-            server.kept = type(server.kept)()  # of every request
-            server.warm_up()
-            server.serve(log)
-        _write(run_dir, device_id, server.kept, ends, marks)
+    own = {"device_id": device_id, "device": device, "transport": transport, "status": status, "clock": clock}
+    if (course := course_run(job)) is not None:
+        _write(run_dir, device_id, course.rehearse(job, run_dir, log, **own), ends, marks)
         disconnect(status)
         return
-    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card, clock=clock)
+    worker = Worker(job, run_dir, card=card, **own)
     worker.kept = type(worker.kept)()  # of every step
     step = job.settings.first_step
     while step < job.settings.steps:

@@ -10,7 +10,7 @@ from gpp.cluster import Device
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import Tensor
 from gpp.links import Link
 from gpp.mechanisms.quantised_edges.settings import QuantisedEdges

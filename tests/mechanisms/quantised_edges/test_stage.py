@@ -10,7 +10,7 @@ import pytest
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidFile
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
 from gpp.mechanisms.quantised_edges.settings import PLAIN, QuantisedEdges
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.plan.build import make_plan

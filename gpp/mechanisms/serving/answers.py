@@ -23,7 +23,8 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.files import descriptor
-from gpp.graph.inference import ANSWER
+from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.model import ANSWER
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import ANSWERS, ANSWERS_UNDER_WAY
 
@@ -185,7 +186,7 @@ def check_room(job: Job, folder: Path) -> None:
     Raises:
         InvalidConfig: says how much is free.
     """
-    if job.settings.serving is None or not job.settings.serving.answers:
+    if not serving_of_job(job).answers:
         return
     samples = job.settings.steps * job.plan.minibatch_size
     num_bytes = float(samples * sum(form.row_bytes for form in _forms(job).values()))

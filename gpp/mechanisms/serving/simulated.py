@@ -1,6 +1,6 @@
 """Discrete-event run of a stream of requests on a cost model: throughput, latency, and events of the steady state.
 
-The rules are those of `gpp.program.stream`. The order of the passes is static, so all times follow from those before: a request is
+The rules are those of `stream.py`. The order of the passes is static, so all times follow from those before: a request is
 one walk over its passes. At saturation requests follow each other until each repeats the one before, which is the period.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.problem import Problem
+from gpp.mechanisms.serving.requests import Arrivals, requests_of
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.held import device_peaks
 from gpp.program.kinds import FORWARD, PASS, SEND
 from gpp.program.program import Program
 from gpp.program.waits import OCCUPY, Waits
+from gpp.simulate.added import Objective
 from gpp.simulate.longest_path import Step, walk
 from gpp.simulate.simulator import Costs
 from gpp.timeline import ENDLESS, Event, Metrics, Serving, StageMemory, Timeline
@@ -28,9 +29,6 @@ LONGEST = 512
 
 SAME = 1e-9
 """Share of a period by which rounding may move an event."""
-
-Objective = Literal["throughput", "latency"]
-"""What planners minimise: seconds of a request at saturation, or its latency."""
 
 SHOWN = 3
 """Requests whose time the timeline shows."""
@@ -67,8 +65,7 @@ class Stream:
     """
 
     def __init__(self, program: Program, plan: Plan, problem: Problem, *, slower: float = 1.0) -> None:
-        assert problem.regime.buffers is not None, "the problem is one of serving"
-        self.buffers, self.costs = problem.regime.buffers, Costs.of(program, plan, problem)
+        self.buffers, self.costs = requests_of(problem).buffers, Costs.of(program, plan, problem)
         self.passes = _passes(program, plan, self.costs, slower)
         self.count = 1 + max(one.action.microbatch for one in self.passes)
         self.events: list[Event] | None = None
@@ -226,7 +223,7 @@ def scored(program: Program, plan: Plan, problem: Problem, objective: Objective)
     Of `throughput` that is the seconds of a request at saturation, of `latency` the mean of the requests at the arrival rate, or of
     one alone where there is no rate.
     """
-    arrivals = problem.regime.arrivals
+    arrivals = requests_of(problem).arrivals
     if objective == "latency":
         seconds = _answered(program, plan, problem, arrivals if arrivals.rate else replace(arrivals, requests=1)).mean_s
     else:
@@ -279,7 +276,7 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
         program: the program of one request.
         record: keep the events of some requests in the steady state.
     """
-    arrivals, slower = problem.regime.arrivals, _slower(program, plan, problem)
+    arrivals, slower = requests_of(problem).arrivals, _slower(program, plan, problem)
     stream = Stream(program, plan, problem, slower=slower)
     iteration_s = period_s(stream)
     serving = _answered(program, plan, problem, arrivals)

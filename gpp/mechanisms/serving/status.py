@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
+from gpp.mechanisms.serving.stream import places
 from gpp.program.action import Action
-from gpp.program.stream import places
-from gpp.runtime.hang_detection.status import SERVING, AbstractStatus
+from gpp.runtime.hang_detection.status import COURSE, AbstractStatus
 
 
 @final
@@ -16,7 +16,7 @@ class StreamStatus(AbstractStatus):
 
     Args:
         status: that of the worker.
-        actions, counts: as `gpp.program.stream.stream_of` has them.
+        actions, counts: as `gpp.mechanisms.serving.stream.stream_of` has them.
     """
 
     def __init__(self, status: AbstractStatus, actions: Sequence[Action], counts: Mapping[int, int]) -> None:
@@ -38,7 +38,7 @@ class StreamStatus(AbstractStatus):
                 if len(request) not in known:
                     known[len(request)] = places(self._actions, request, self._counts)
                 self._places = known[len(request)]
-            self._status.begin(SERVING, number)
+            self._status.begin(COURSE, number)
             yield number, request
 
     def at(self, index: int) -> None:

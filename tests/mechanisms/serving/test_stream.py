@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Cluster, Link
-from gpp.cost.arrivals import Arrivals
 from gpp.cost.models.constant import Constant
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
@@ -20,10 +19,15 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidPlan
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen.groups import summed
-from gpp.graph.inference import forward_only
+from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.mechanisms.helpers.stage import Helpers
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.serving.course import ServeSettings
+from gpp.mechanisms.serving.emulated import EmulatedServer
+from gpp.mechanisms.serving.requests import Arrivals, Requests, requests_of
+from gpp.mechanisms.serving.simulated import Stream, scored, serve
+from gpp.mechanisms.serving.stream import check_served, places, stream_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -31,11 +35,8 @@ from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, reduce_groups
-from gpp.program.stream import check_served, places, stream_of
-from gpp.runtime.emulator.serving import EmulatedServer
-from gpp.runtime.job import Job, ServeSettings, assemble
+from gpp.runtime.job import Job, assemble
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.simulate.stream import Stream, scored, serve
 from gpp.strategy import Strategy
 from tests.oracle import requests
 from tests.support import inprocess
@@ -72,7 +73,7 @@ def random_stream(seed: int) -> tuple[Problem, Plan, list[tuple[int, int]]]:
         cluster=devices,
         cost=Constant(),
         minibatch_size=per_request,
-        regime=Regime(buffers=rng.randint(1, 3), arrivals=Arrivals(requests=requests_, rate=rate)),
+        regime=Regime(course=Requests(buffers=rng.randint(1, 3), arrivals=Arrivals(requests=requests_, rate=rate))),
     )
     return problem, plan_of(problem), edges
 
@@ -90,15 +91,14 @@ def program_of(problem: Problem, plan: Plan) -> Program:
 def test_every_request_begins_and_ends_as_by_a_clock_that_ticks(seed: int) -> None:
     problem, plan, edges = random_stream(seed)
     stream = Stream(program_of(problem, plan), plan, problem)
-    came = problem.regime.arrivals.times_s()
+    came = requests_of(problem).arrivals.times_s()
     found = [stream.request(at) for at in came]
     bytes_of = {t.producer: round(t.bytes_per_sample) for t in problem.graph.tensors}
     latency = round(problem.cluster.link(0, 1).latency_s)
-    assert problem.regime.buffers is not None
     expected = requests.ends(
         [round(op.forward_flops) for op in problem.graph.ops],
         [requests.Edge(a, b, bytes_of[a], latency) for a, b in edges],
-        problem.regime.buffers,
+        requests_of(problem).buffers,
         [round(at) for at in came],
         problem.minibatch_size,
     )
@@ -113,7 +113,7 @@ def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
     fine = OpGraph(name="two", ops=ops, tensors=(tensor,))
     whole = OpGraph(name="one", ops=(summed("a+b", "op", fine, (0, 1)),), tensors=())
     for graph, expected in ((fine, ([10.0, 5.0] if writes else [4.0, 2.0])), (whole, [15.0 if writes else 6.0])):
-        regime = Regime(buffers=2, arrivals=Arrivals(requests=4), writes=writes)
+        regime = Regime(course=Requests(buffers=2, arrivals=Arrivals(requests=4), writes=writes))
         problem = Problem(
             graph=forward_only(graph),
             cluster=replace(one_cluster(graph.num_ops), devices=(DEVICE,) * graph.num_ops),
@@ -130,7 +130,8 @@ def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
 def test_every_stage_is_in_the_picture_of_a_stream_at_its_pace(seed: int) -> None:
     """A stage at the end may be many requests behind the first one."""
     problem, plan, _ = random_stream(seed)
-    problem = replace(problem, regime=replace(problem.regime, arrivals=Arrivals(requests=3)))
+    asked = replace(requests_of(problem), arrivals=Arrivals(requests=3))
+    problem = replace(problem, regime=replace(problem.regime, course=asked))
     found = serve(program_of(problem, plan), plan, problem)
     passes = Counter(event.stage for event in found.events if event.kind == "F")
     assert passes == dict.fromkeys(range(len(plan.stages)), found.steps * problem.minibatch_size)
@@ -150,7 +151,7 @@ def test_a_full_buffer_stalls_its_sender() -> None:
             cluster=replace(one_cluster(2, link=link), devices=(DEVICE,) * 2),
             cost=Constant(),
             minibatch_size=1,
-            regime=Regime(buffers=buffers),
+            regime=Regime(course=Requests(buffers=buffers)),
         )
         plan = plan_of(problem)
         stream = Stream(program_of(problem, plan), plan, problem)
@@ -165,7 +166,7 @@ def test_a_full_buffer_stalls_its_sender() -> None:
 
 def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
     """By the virtual clock of emulated devices, in threads: when each request was begun, or came, and when it was over."""
-    arrivals, buffers = problem.regime.arrivals, problem.regime.buffers
+    arrivals, buffers = requests_of(problem).arrivals, requests_of(problem).buffers
     assert buffers is not None
     job: Job = assemble(
         Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
@@ -180,7 +181,7 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
         seed=0,
         train_samples=0,
         device_kind="cpu",
-        serving=ServeSettings(buffers=buffers, arrivals=arrivals),
+        course=ServeSettings(buffers=buffers, arrivals=arrivals),
     )
     assert job.program == program_of(problem, plan)
     network = FakeNetwork(reduce_groups(plan, problem.graph), plan.num_devices)
@@ -205,7 +206,7 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> None:
     problem, plan, _ = random_stream(seed)
-    arrivals, stream = problem.regime.arrivals, Stream(program_of(problem, plan), plan, problem)
+    arrivals, stream = requests_of(problem).arrivals, Stream(program_of(problem, plan), plan, problem)
     for at, (begin, end) in zip(arrivals.times_s(), emulated(problem, plan), strict=True):
         begun, over = stream.request(at)
         assert begin == pytest.approx(at if arrivals.rate else begun, rel=1e-12)
@@ -225,7 +226,7 @@ def test_two_unequal_towers_on_unequal_devices_answer_sooner_than_any_chain() ->
         cluster=replace(own, devices=(replace(slow, speed_factor=0.5), *fast)),
         cost=Rate(fixed_s=1e-5),
         minibatch_size=1,
-        regime=Regime(buffers=2, arrivals=Arrivals(requests=60, rate=50.0, spacing="poisson")),
+        regime=Regime(course=Requests(buffers=2, arrivals=Arrivals(requests=60, rate=50.0, spacing="poisson"))),
     )
     mean_s = []
     for planner in (GraphPipe(), Sequential()):
@@ -253,7 +254,13 @@ def test_the_bill_of_a_chain_is_pipeedges() -> None:
     )
     assert graph.differentiated == 0 and all(not p.trainable for p in graph.params)
     for buffers in (1, 2):
-        problem = Problem(graph=graph, cluster=one_cluster(2), cost=Constant(), minibatch_size=8, regime=Regime(buffers=buffers))
+        problem = Problem(
+            graph=graph,
+            cluster=one_cluster(2),
+            cost=Constant(),
+            minibatch_size=8,
+            regime=Regime(course=Requests(buffers=buffers)),
+        )
         for first, last in [(0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]:
             mask = sum(1 << i for i in range(first, last + 1))
             held = problem.amounts(mask).held(8, 1)

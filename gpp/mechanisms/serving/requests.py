@@ -1,11 +1,14 @@
-"""The arrivals of a stream's requests."""
+"""A stream of requests, as problems have it: when they come, and the room of the edges."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, final
 
 import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.cost.regime import AbstractCourse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +35,28 @@ class Arrivals:
             return [number / self.rate for number in range(self.requests)]
         gaps = np.random.default_rng(self.seed).exponential(1.0 / self.rate, self.requests - 1)
         return [0.0, *np.cumsum(gaps).tolist()]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests(AbstractCourse):
+    """The requests that a pipeline answers.
+
+    Args:
+        arrivals: when they come.
+    """
+
+    mechanism: ClassVar[str] = "serving"
+    buffers: int
+    writes: bool = False
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def rate(self) -> float | None:
+        return self.arrivals.rate
+
+
+def requests_of(problem: Problem) -> Requests:
+    """The requests of a problem of serving."""
+    assert isinstance(problem.regime.course, Requests), "the problem is one of serving"
+    return problem.regime.course

@@ -1,4 +1,4 @@
-"""Emulated devices that serve requests: the rules of `gpp.program.stream` by both clocks.
+"""Emulated devices that serve requests: the rules of `gpp.mechanisms.serving.stream` by both clocks.
 
 A reader tells its senders when it has begun a pass, over the channel that a training would use for gradients: so a sender knows
 when there is room for the message that needs it. A stream goes through twice: unpaced, for the virtual clock and the time scale;
@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, TextIO, final
 import torch
 
 from gpp.files import write_text
+from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.status import StreamStatus
+from gpp.mechanisms.serving.stream import stream_of
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
 from gpp.program.program import channel_of
-from gpp.program.stream import stream_of
 from gpp.runtime.emulator.emulated import (
     CLOCKS,
     Clock,
@@ -32,7 +34,6 @@ from gpp.runtime.emulator.emulated import (
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
-from gpp.runtime.hang_detection.stream_status import StreamStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
@@ -82,7 +83,6 @@ class ServingRoute(NamedTuple):
     @classmethod
     def of(cls, job: Job, device: int) -> ServingRoute:
         """That of a device."""
-        assert job.settings.serving is not None, "the job serves requests"
         channels = {channel_of(action, device) for action in job.program.actions[device] if action.kind in TRANSFERS}
         number, passes = dict[tuple[int, int], int](), dict[int, int]()
         for other, actions in job.program.actions.items():
@@ -90,7 +90,7 @@ class ServingRoute(NamedTuple):
             passes[other] = len(own)
             number |= {(other, microbatch): place for place, microbatch in enumerate(own)}
         return cls(
-            buffers=job.settings.serving.buffers,
+            buffers=serving_of_job(job).buffers,
             incoming=tuple(sorted(channel for channel in channels if channel[4] == device)),
             outgoing=tuple(sorted(channel for channel in channels if channel[3] == device)),
             number=number,
@@ -162,8 +162,7 @@ class EmulatedServer:
         self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
     ) -> None:
         plan, graph, cluster = job.plan, job.graph, job.cluster
-        assert job.settings.serving is not None, "the job serves requests"
-        self.job, self.serving, self.device_id, self.transport = job, job.settings.serving, device_id, transport
+        self.job, self.serving, self.device_id, self.transport = job, serving_of_job(job), device_id, transport
         self.agree = agree
         self.clock, self.route = Clock(), ServingRoute.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]

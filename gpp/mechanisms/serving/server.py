@@ -1,7 +1,7 @@
 """One worker of a pipeline that answers requests: forwards of its stage, without autograd, until the stream ends.
 
-The worker repeats its list of one request (`gpp.program.stream`). Interpreter, channels, mailboxes and stages are those of a
-training worker; a stage runs in evaluation mode, and its answers go to their place in a file.
+The worker repeats its list of one request (`stream.py`). Interpreter, channels, mailboxes and stages are those of a training
+worker; a stage runs in evaluation mode, and its answers go to their place in a file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch
 import torch.distributed as dist
 
 from gpp.files import write_text
-from gpp.graph.inference import ANSWER
+from gpp.mechanisms.serving.answers import Answers, answers_of
+from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.model import ANSWER
+from gpp.mechanisms.serving.status import StreamStatus
+from gpp.mechanisms.serving.stream import stream_of
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
-from gpp.program.stream import stream_of
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
-from gpp.runtime.hang_detection.stream_status import StreamStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.serve.answers import Answers, answers_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
@@ -88,9 +89,8 @@ class Server:
         status: AbstractStatus | None = None,
         clock: AbstractClock | None = None,
     ) -> None:
-        assert job.settings.serving is not None, "the job serves requests"
         self.job, self.device_id, self.transport = job, device_id, transport
-        self.serving, plan = job.settings.serving, job.plan
+        self.serving, plan = serving_of_job(job), job.plan
         self.stages = plan.stages_of_device[device_id]
         self.actions = job.program.actions[device_id]
         self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}

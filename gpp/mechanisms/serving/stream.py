@@ -84,6 +84,6 @@ def check_served(plan: Plan) -> None:
                 f"{plan.minibatch_size} samples, or an edge with few buffers would block. Fix: set microbatch_size={size}"
             )
         for value in stage.mechanisms:
-            value.check_pipeline(s, serves=True)
+            value.check_pipeline(s, trains=False)
     if plan.shares_devices:
         raise InvalidPlan("a device holds several stages, which mode=inference would have to interleave. Fix: one stage a device")

@@ -1,7 +1,7 @@
 """The rest of a model where nothing is trained: forwards, without gradients, targets or a loss.
 
 A captured model is that of its training. `served` leaves out what belongs to the loss and the metrics; what these read are the
-model's answers. `forward_only` says what the rest takes in time and memory.
+model's answers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Node, evaluate, node_references
+from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import Op, OpGraph
 
 ANSWER = "answer:"
@@ -22,36 +23,6 @@ ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 
 _OF_LOSS = "loss"
 """Module of the nodes that make up the loss and the metrics (`gpp.graph.captured.Node`)."""
-
-
-def forward_only(graph: OpGraph) -> OpGraph:
-    """The graph of forwards alone: nothing differentiated or saved, every parameter frozen.
-
-    What an operator takes while it runs is what it would keep for a backward and its temporaries, and what other operators have
-    made that is still to be read: in the order of the operators, in which a stage runs them. Bytes at the boundary of a stage are
-    counted by its bill, so a graph that says nothing of saved activations (a profile's) takes its messages alone.
-    """
-    alive = [0.0] * graph.num_ops
-    for tensor in graph.tensors:
-        size = min(tensor.bytes_per_sample, graph.ops[tensor.producer].saved_bytes)
-        for op in range(tensor.producer + 1, max(tensor.consumers, default=tensor.producer) + 1):
-            alive[op] += size
-    ops = tuple(
-        replace(
-            op,
-            backward_flops=0.0,
-            weight_flops=0.0,
-            saved_bytes=0.0,
-            late_bytes=0.0,
-            again_bytes=0.0,
-            fixed_bytes=0.0,
-            transient_bytes=op.saved_bytes + op.transient_bytes + alive[number],
-            variants=(),
-        )
-        for number, op in enumerate(graph.ops)
-    )
-    tensors = tuple(replace(tensor, saved=False, differentiable=False) for tensor in graph.tensors)
-    return replace(graph, ops=ops, tensors=tensors, params=tuple(replace(param, trainable=False) for param in graph.params))
 
 
 def served(captured: Captured) -> Captured:

@@ -7,37 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from gpp.graph.captured import Captured, loss_nodes, with_total
-from gpp.graph.inference import network_of
+from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.model import ANSWER, network_of
+from gpp.mechanisms.serving.simulated import serving_of
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.runtime.controller.collected import devices_of
-from gpp.runtime.controller.controller import Follower
 from gpp.runtime.job import Job
 from gpp.simulate.simulator import SHOWN
-from gpp.simulate.stream import serving_of
 from gpp.timeline import Emulation, Event, Metrics, Outcome, Timeline
 
 
-def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+def collect(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
     """The measured timeline of a stream: its last requests."""
     devices = devices_of(run_dir / "ranks")
-    return Outcome(measured=timeline(job, devices, logs.starts, logs.ends))
+    return Outcome(measured=timeline(job, devices, starts, ends))
 
 
-def collect_emulated(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+def collect_emulated(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
     """The same of emulated devices: paced, in seconds of the cluster, and by the virtual clock."""
     devices = devices_of(run_dir / "ranks")
     scale = devices[0]["time_scale"]
-    measured = timeline(job, devices, logs.starts, logs.ends, seconds=1.0 / scale)
+    measured = timeline(job, devices, starts, ends, seconds=1.0 / scale)
     virtual = list(zip(*(device["virtual"] for device in devices), strict=True))
-    starts, ends = [min(begin for begin, _ in of) for of in virtual], [max(end for _, end in of) for of in virtual]
-    assert job.settings.serving is not None, "the job serves requests"
-    serving = serving_of(starts, ends, job.settings.serving.arrivals, job.settings.serving.buffers)
-    numbers = sorted(logs.ends)
+    came, answered = [min(begin for begin, _ in of) for of in virtual], [max(end for _, end in of) for of in virtual]
+    settings = serving_of_job(job)
+    serving = serving_of(came, answered, settings.arrivals, settings.buffers)
+    numbers = sorted(ends)
     emulation = Emulation(
         time_scale=scale,
         virtual_iteration_s=1.0 / serving.requests_per_s,
         unpaced_s=max(device["unpaced_s"] for device in devices),
-        step_s=tuple((logs.ends[n] - logs.ends[n - 1]) / scale for n in numbers[1:]),
+        step_s=tuple((ends[n] - ends[n - 1]) / scale for n in numbers[1:]),
         serving=serving,
     )
     return Outcome(measured=measured, emulation=emulation)
@@ -53,8 +53,7 @@ def timeline(
         starts, ends: of each request.
         seconds: what one second of the workers' clocks stands for.
     """
-    serving_settings = job.settings.serving
-    assert serving_settings is not None, "the job serves requests"
+    serving_settings = serving_of_job(job)
     numbers = sorted(ends)
     serving = serving_of(
         [starts[n] * seconds for n in numbers],
@@ -109,18 +108,15 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
     from safetensors import safe_open
 
     from gpp.capture.stage import build_stage
-    from gpp.graph.inference import ANSWER
+    from gpp.mechanisms.serving.answers import MARK
     from gpp.runtime.run_dir import ANSWERS
-    from gpp.runtime.serve.answers import MARK
 
     network = network_of(captured)
     nodes = [node.name for node in captured.nodes if node.kind in ("call", "block") and not node.free and node.name not in network]
     if not nodes or not loss_nodes(captured.results):
         return {}
     stage = build_stage(captured, nodes, device="cpu").eval_module()
-    settings = job.settings
-    serving = settings.serving
-    assert serving is not None, "the job serves requests"
+    settings, serving = job.settings, serving_of_job(job)
     samples = data.load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     size, count = job.plan.minibatch_size, min(len(samples), settings.steps * job.plan.minibatch_size)
     totals: dict[str, float] = {}

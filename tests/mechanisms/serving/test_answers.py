@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from gpp.mechanisms.serving.answers import AnswerForm, Answers, finish
 from gpp.runtime.run_dir import ANSWERS, ANSWERS_UNDER_WAY, RUN, RunDir
-from gpp.runtime.serve.answers import AnswerForm, Answers, finish
 
 FORMS = {
     "logits": AnswerForm((3, 2), torch.float32),

@@ -1,0 +1,1 @@
+"""Streams of requests through a pipeline that trains nothing: mode=inference (EdgePipe)."""

@@ -1,0 +1,62 @@
+"""The workers that answer requests, as engines start them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpp.runtime.course import AbstractCourseRun
+from gpp.runtime.job import Job
+from gpp.runtime.run_dir import ANSWERS
+
+if TYPE_CHECKING:
+    from gpp.timeline import Outcome
+
+
+class StreamRun(AbstractCourseRun):
+    """Workers of a stream."""
+
+    workers: ClassVar[str] = "gpp.mechanisms.serving.server"
+    emulated: ClassVar[str] = "gpp.mechanisms.serving.emulated"
+
+    def check_room(self, job: Job, run_dir: Path) -> None:
+        from gpp.mechanisms.serving.answers import check_room
+
+        check_room(job, run_dir)
+
+    def finish(self, run_dir: Path) -> tuple[Mapping[str, int] | None, str]:
+        from gpp.mechanisms.serving.answers import finish
+
+        count = finish(run_dir)
+        if not count or count["answered"] == count["samples"]:
+            return count, ""
+        return count, (
+            f"{ANSWERS} has answers to {count['answered']} of {count['samples']} samples: the rows of the others are "
+            "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
+        )
+
+    def collect(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
+        from gpp.mechanisms.serving.results import collect
+
+        return collect(job, run_dir, starts, ends)
+
+    def collect_emulated(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
+        from gpp.mechanisms.serving.results import collect_emulated
+
+        return collect_emulated(job, run_dir, starts, ends)
+
+    def rehearse(self, job: Job, run_dir: Path, log: Callable[[dict[str, Any]], None], **own: Any) -> Sequence[dict[str, Any]]:
+        import torch
+
+        from gpp.mechanisms.serving.server import Server
+
+        with torch.inference_mode():
+            server = Server(job, run_dir, **own)
+            server.kept = type(server.kept)()  # of every request
+            server.warm_up()
+            server.serve(log)
+        return server.kept
+
+
+RUN = StreamRun()

@@ -1,0 +1,80 @@
+"""How engines run the course of a job: the workers that a mechanism has in place of those that train, and their results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpp.mechanism import parts
+from gpp.runtime.job import Job
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpp.runtime.hang_detection.status import AbstractStatus
+    from gpp.runtime.transport.channels import AbstractTransport
+    from gpp.runtime.worker.clock import AbstractClock
+    from gpp.timeline import Outcome
+
+
+class AbstractCourseRun(ABC):
+    """The workers of one mechanism's course, each a module whose `main` is a worker's whole process."""
+
+    workers: ClassVar[str]
+    emulated: ClassVar[str]
+    """Those of `engine=emulate`."""
+
+    @abstractmethod
+    def check_room(self, job: Job, run_dir: Path) -> None:
+        """Refuse a run for whose results the disk has no room.
+
+        Raises:
+            InvalidConfig: says how much is free.
+        """
+
+    @abstractmethod
+    def finish(self, run_dir: Path) -> tuple[Mapping[str, int] | None, str]:
+        """Give the files their names when all workers have ended, whatever has ended them.
+
+        Returns:
+            Counts of what is there, for result.json, and a warning, empty where nothing is missing.
+        """
+
+    @abstractmethod
+    def collect(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
+        """What workers have measured.
+
+        Args:
+            starts, ends: of each repetition of the program, by number.
+        """
+
+    @abstractmethod
+    def collect_emulated(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
+        """The same of emulated devices: in seconds of the cluster."""
+
+    @abstractmethod
+    def rehearse(
+        self,
+        job: Job,
+        run_dir: Path,
+        log: Callable[[dict[str, Any]], None],
+        *,
+        device_id: int,
+        device: torch.device,
+        transport: AbstractTransport,
+        status: AbstractStatus,
+        clock: AbstractClock | None,
+    ) -> Sequence[dict[str, Any]]:
+        """Do it all as one worker; the records of all repetitions, with their events.
+
+        Args:
+            log: gets a record of each when it is over.
+        """
+
+
+def course_run(job: Job) -> AbstractCourseRun | None:
+    """How the job's course runs; None for a job that trains."""
+    course = job.settings.course
+    return None if course is None else parts((course.name,), "run", "RUN", AbstractCourseRun)[0]

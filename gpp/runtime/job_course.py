@@ -1,0 +1,73 @@
+"""What workers do in place of training steps: the settings that a mechanism adds to those of a job."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, PlainSerializer, PlainValidator
+
+from gpp.errors import InvalidFile
+from gpp.mechanism import found
+from gpp.serialization import from_json, to_json
+
+
+class AbstractJobCourse(ABC):
+    """The settings of workers that train nothing and repeat a program of forwards: a frozen dataclass, which settings.json has by
+    the name of the mechanism's package."""
+
+    name: ClassVar[str]
+    """The last part of the package's name."""
+    buffers: int
+    """Messages for which an edge has room."""
+    kept: Mapping[str, int | float]
+    """Numbers by name that mechanisms keep to (`gpp.runtime.job.AbstractJobPart.kept`)."""
+
+    @abstractmethod
+    def short(self, steps: int, rate: float | None) -> Self:
+        """The settings of a rehearsal.
+
+        Args:
+            steps: how often the program is repeated.
+            rate: mini-batches that come in a second; None: another one always waits.
+        """
+
+    @abstractmethod
+    def words(self, step: int) -> str:
+        """What a repetition is called; `step` is below 0 for those of a warm-up."""
+
+
+def _kinds() -> dict[str, type[AbstractJobCourse]]:
+    return found("course", "COURSE", type)
+
+
+def _by_name(given: Any) -> AbstractJobCourse:
+    if isinstance(given, AbstractJobCourse):
+        return given
+    known = _kinds()
+    if not isinstance(given, dict) or len(given) != 1 or not given.keys() <= known.keys():
+        raise ValueError(f"have one entry, for one of {', '.join(known) or 'no mechanism'}")
+    ((name, fields),) = given.items()
+    try:
+        return from_json(known[name], json.dumps(fields))
+    except InvalidFile as error:
+        raise ValueError(f"fit {name!r}, of which {error.place} {error.rule}") from None
+
+
+def with_earlier(content: Any) -> Any:
+    """The content of a settings.json in which the course stands where it does now: it was under its own name once."""
+    if not isinstance(content, dict):
+        return content
+    nested = {name: content[name] for name in _kinds() if content.get(name) is not None}
+    return {name: value for name, value in content.items() if name not in nested} | {"course": nested} if nested else content
+
+
+Course = Annotated[
+    AbstractJobCourse | None,
+    PlainValidator(_by_name),
+    PlainSerializer(lambda course: {course.name: json.loads(to_json(course))}),
+    # Left out of files where there is none: the settings of a training read as they always did.
+    Field(exclude_if=lambda course: course is None),
+]

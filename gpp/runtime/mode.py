@@ -1,0 +1,120 @@
+"""Modes of a run that mechanisms add: what a run does in place of a training, from its settings on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from gpp.cost.problem import Problem
+from gpp.data.base import AbstractData
+from gpp.graph.captured import Captured
+from gpp.mechanism import found
+from gpp.models.base import AbstractModel
+from gpp.plan.plan import Plan
+from gpp.runtime.checkpoint.resume import Checkpoints
+from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.job import Job
+from gpp.runtime.job_course import AbstractJobCourse
+from gpp.strategy import Strategy
+
+
+class RunSettings(Protocol):
+    """What of a run's settings modes look at; `gpp.app.experiment.Experiment` has them all."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def engine(self) -> AbstractEngine: ...
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def strategies(self) -> Sequence[Strategy]: ...
+    @property
+    def checkpoint(self) -> Checkpoints: ...
+    @property
+    def resume(self) -> str | None: ...
+    @property
+    def load_weights(self) -> str | None: ...
+    @property
+    def loss_scope(self) -> str: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class AbstractMode(ABC):
+    """A mode in which nothing is trained."""
+
+    name: ClassVar[str]
+    """What `mode` on the command line says."""
+
+    @abstractmethod
+    def check(self, e: RunSettings) -> None:
+        """Refuse settings that the mode cannot follow.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+
+    @abstractmethod
+    def check_elsewhere(self, e: RunSettings) -> None:
+        """Refuse the mode's own settings in any other mode.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+
+    @abstractmethod
+    def adapted(self, strategy: Strategy) -> Strategy:
+        """The strategy with forwards only.
+
+        Raises:
+            InvalidConfig: a part of it was asked for that says what backwards do.
+        """
+
+    @abstractmethod
+    def model(self, captured: Captured) -> Captured:
+        """The part of a captured model that runs."""
+
+    @abstractmethod
+    def posed(self, e: RunSettings, problem: Problem) -> Problem:
+        """The problem of a training under the mode's regime."""
+
+    @abstractmethod
+    def course(self, e: RunSettings, sizes: Mapping[str, int], plan: Plan, problem: Problem) -> AbstractJobCourse:
+        """What workers do in place of training steps.
+
+        Args:
+            sizes: samples of each split of the data.
+        """
+
+    @abstractmethod
+    def judged(
+        self, e: RunSettings, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path
+    ) -> dict[str, float]:
+        """The quality of what the run has made, by the data's targets; empty where it has made nothing.
+
+        Args:
+            whole: the model with its loss.
+        """
+
+
+def check_modes(e: RunSettings) -> None:
+    """Refuse settings that do not go with the run's mode, as the modes of mechanisms have it.
+
+    Raises:
+        InvalidConfig: names the setting.
+    """
+    for mode in found("mode", "MODE", AbstractMode).values():
+        if mode.name == e.mode:
+            mode.check(e)
+        else:
+            mode.check_elsewhere(e)
+
+
+def mode_named(name: str) -> AbstractMode | None:
+    """The mode of that name, if a mechanism adds it."""
+    return next((mode for mode in found("mode", "MODE", AbstractMode).values() if mode.name == name), None)
