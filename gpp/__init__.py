@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
     from gpp.mechanisms.marks.tail import Tail
     from gpp.mechanisms.marks.vpipe import VPipe
+    from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
     from gpp.mechanisms.split_backward.schedules.dualpipe_v import DualPipeV
     from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
     from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from gpp.planners.chains.piper import Piper
     from gpp.planners.chains.sequential import Sequential
     from gpp.planners.chains.single import Single
-    from gpp.planners.edgepipe.edgepipe import EdgePipe
     from gpp.planners.graphpipe.graphpipe import GraphPipe
     from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
     from gpp.runtime.cards.local import local_gpus
@@ -146,7 +146,7 @@ _HOME = {
     "Distributed": "gpp.runtime.engines.distributed",
     "DoubleBuffer": "gpp.weights.double_buffer",
     "DualPipeV": "gpp.mechanisms.split_backward.schedules.dualpipe_v",
-    "EdgePipe": "gpp.planners.edgepipe.edgepipe",
+    "EdgePipe": "gpp.mechanisms.serving.edgepipe.edgepipe",
     "Emulate": "gpp.runtime.engines.emulate",
     "Even": "gpp.planners.chains.even",
     "Flush": "gpp.weights.flush",

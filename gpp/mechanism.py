@@ -8,11 +8,15 @@ core that it adds something to, and each such file has one name that the room as
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
     schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
+    planning.py    PLANNING   plans and predictions of pipelines that train nothing (`gpp.simulate.added.AbstractPlanning`)
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
     planning.py    PLANNING   plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
     variants.py    VARIANTS   other ways to run the operators of a captured model (`gpp.capture.added.AbstractVariants`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)
     job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)
+    mode.py        MODE       a mode of runs that train nothing (`gpp.runtime.mode.AbstractMode`)
+    course.py      COURSE     the settings of their workers (`gpp.runtime.job_course.AbstractJobCourse`)
+    run.py         RUN        their workers, and the results of these (`gpp.runtime.course.AbstractCourseRun`)
     worker.py      WORKER     stages on shards, hooks around passes and messages (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
 
 The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when

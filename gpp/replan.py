@@ -9,8 +9,8 @@ then, and taken if it pays.
 A switch does not change how fast a device is. So what a device takes in the first window after it is what its operators take there:
 were that taken for its speed, operators that are priced too low would be sent from device to device.
 
-A training moves layers between its workers (`gpp.runtime.worker.takeover`), which stay. A stream of requests ends its workers and
-begins new ones, and may lose devices, too: what it computes with does not change (`gpp.app.replanning`).
+A training moves layers between its workers (`gpp.runtime.worker.takeover`), which stay. A run that trains nothing ends its workers
+and begins new ones, and may lose devices, too: what it computes with does not change (`gpp.app.replanning`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Replan:
     """The rule by which a plan is replaced while it runs.
 
     Args:
-        every: steps (of a stream: requests) over whose passes a device is measured, at least ten. A training takes a new plan after
-            a multiple of them, and drains its pipeline there; 0: the plan stays, and a lost device ends a stream.
+        every: steps over whose passes a device is measured, at least ten. A training takes a new plan after a multiple of them, and
+            drains its pipeline there; 0: the plan stays, and a lost device ends a run that trains nothing.
         slower: share by which the passes may be above the plan's time before a new plan is looked for.
         most: new plans in a run; None for as many as pay.
     """

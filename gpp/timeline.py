@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The results of a stream of requests, predicted or measured.
+    """The results of a stream of requests, predicted or measured, and the words that reports have for them.
 
     Args:
         buffers: messages for which an edge has room.
@@ -40,6 +40,17 @@ class Serving:
             first pass, until all its answers are there.
     """
 
+    one: ClassVar[str] = "request"
+    many: ClassVar[str] = "requests"
+    made: ClassVar[str] = "answers"
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("requests", "requests_per_s", "rate"),
+        ("latency, median", "median_s", "seconds"),
+        ("latency, 95 %", "p95_s", "seconds"),
+        ("latency, 99 %", "p99_s", "seconds"),
+    )
+    """Names, fields and units of the key figures."""
+
     buffers: int
     requests: int
     arrival_rate: float | None
@@ -48,6 +59,26 @@ class Serving:
     median_s: float
     p95_s: float
     p99_s: float
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds from a request to its answer, by which plans are told apart where requests arrive at a rate; else None."""
+        return self.median_s if self.arrival_rate else None
+
+    @property
+    def latency_words(self) -> str:
+        """What these seconds are."""
+        return "from a request to its answer (median)"
+
+    @property
+    def tracked(self) -> dict[str, float]:
+        """The numbers of a tracker's row."""
+        return {"requests_per_s": self.requests_per_s, "latency_median_s": self.median_s, "latency_p99_s": self.p99_s}
+
+    @property
+    def rate(self) -> float:
+        """Mini-batches in a second."""
+        return self.requests_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +102,11 @@ class Metrics:
     staleness: dict[int, int] = field(default_factory=dict)
     overhead_s: float | None = None
     serving: Annotated[Serving | None, Field(exclude_if=lambda found: found is None)] = None
+
+    @property
+    def course(self) -> Serving | None:
+        """What a pipeline that trains nothing has shown; None for a training."""
+        return self.serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"forward_only"},
         {"coarsen"},
     ],
-    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"edgepipe"}, {"bounds"}],
+    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
         {
             "job_checks",
@@ -189,6 +189,19 @@ OF_MECHANISMS = re.compile(
 
 SEARCHED = {"planners/chains/piper.py", "planners/graphpipe/graphpipe.py"}
 """Planners of the core that a setting lets search a mechanism."""
+OF_SERVING = re.compile(
+    r"\bserv(es|ed|ing)\b|Serving|Serve[A-Z]|\brequests\b|\bArrivals\b|arrival_rate|inference\"|=inference|EdgePipe"
+)
+"""Words of streams of requests."""
+# Files of the core that still have them: settings that users give the engine, and names in files. The set may only shrink.
+NAMING_SERVING = {
+    "app/experiment.py",
+    "app/vocabulary.py",
+    "cost/overheads.py",
+    "report/run/profile.py",
+    "runtime/engine.py",
+    "timeline.py",
+}
 
 
 def test_the_core_names_no_mechanism() -> None:
@@ -197,6 +210,7 @@ def test_the_core_names_no_mechanism() -> None:
     assert not [str(path) for path in core for module, _ in imports(path) if module.startswith("gpp.mechanisms.")]
     named = {str(path.relative_to(ROOT / "gpp")) for path in core if OF_MECHANISMS.search(path.read_text())}
     assert named == SEARCHED
+    assert {str(path.relative_to(ROOT / "gpp")) for path in core if OF_SERVING.search(path.read_text())} == NAMING_SERVING
 
 
 @pytest.mark.parametrize("room", WINGS)
@@ -266,6 +280,7 @@ def test_planning_modules_leave_torch_alone() -> None:
         "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed, "
         "gpp.mechanisms.helpers.layerpipe, gpp.mechanisms.helpers.lowering, gpp.mechanisms.helpers.prediction, "
         "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
+        "gpp.mechanisms.serving.planning, gpp.mechanisms.serving.mode, gpp.mechanisms.serving.run, "
         "gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.planning, gpp.mechanisms.tensor_parallel.job, "
         "gpp.mechanisms.split_backward.schedules.optimal"
     )

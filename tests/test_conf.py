@@ -26,7 +26,7 @@ ROOT = CONF.parent
 @pytest.mark.parametrize("group", ["cluster", "cost", "strategy", "engine", "optimizer", "logger"])
 def test_every_option_builds(group: str) -> None:
     # But for the cards of this machine, of which there may be none (tests/runtime/cards/test_local.py), and hosts of files
-    # (tests/planners/test_edgepipe.py).
+    # (tests/mechanisms/serving/test_edgepipe.py).
     names = {path.stem for path in (CONF / group).glob("*.yaml")} - {"base", "local_gpus", "pipeedge"}
     for name, built in options(group, sorted(names)).items():
         assert built is not None, name

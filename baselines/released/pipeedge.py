@@ -25,12 +25,12 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
+from gpp.mechanisms.serving.edgepipe.kinds import Kinds
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractReleased, Predict
 from gpp.planners.chains.typed_chain import PlacedStage
-from gpp.planners.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
-from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
-from gpp.planners.edgepipe.kinds import Kinds
 from gpp.settings import settings
 
 BUFFERS = 2

@@ -48,7 +48,7 @@ class Gain:
     """The plan's time beside a rival's.
 
     Args:
-        own_s, rival_s: seconds of a step (of a request, where requests are answered); None where the rival has no plan.
+        own_s, rival_s: seconds of a step (of a mini-batch, where nothing is trained); None where the rival has no plan.
         low, high: the least and the largest factor of the rounds of a measurement; equal where nothing was measured.
         reason: why the rival has no plan.
         same: whether the rival's plan is the run's own.
@@ -108,9 +108,9 @@ class Gains:
 
 
 def judged_s(metrics: Metrics) -> float:
-    """Seconds by which plans are told apart: of a step, or from a request to its answer, where requests arrive at a rate."""
-    serving = metrics.serving
-    return serving.median_s if serving and serving.arrival_rate else metrics.iteration_s
+    """Seconds by which plans are told apart: of a step, or the latency of a mini-batch, where these arrive at a rate."""
+    latency_s = metrics.course and metrics.course.latency_s
+    return metrics.iteration_s if latency_s is None else latency_s
 
 
 def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Attempt], *, uncut: bool) -> tuple[Rival, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
@@ -14,27 +14,11 @@ from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.planners.common.borders import Borders, same_stages
 from gpp.replan import Moved
-from gpp.runtime.engine import AbstractEngine
-from gpp.runtime.mode import mode_named
+from gpp.runtime.mode import RunSettings, mode_named
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
     from gpp.runtime.engines.distributed import Distributed
-
-
-class MovingSettings(Protocol):
-    """Settings of a run, as far as its refusals read them; `gpp.app.experiment.Experiment` has the contract."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def strategy(self) -> Strategy: ...
-    @property
-    def engine(self) -> AbstractEngine: ...
-    @property
-    def cluster(self) -> Cluster: ...
-    @property
-    def plan(self) -> str | None: ...
 
 
 FIELD = "strategy.replan.every"
@@ -95,7 +79,7 @@ def transfer_s(cluster: Cluster, sent: dict[tuple[int, int], float]) -> float:
     return max(busy.values(), default=0.0)
 
 
-def check_replan(e: MovingSettings) -> None:
+def check_replan(e: RunSettings) -> None:
     """Refuse what no plan can be replaced under, before anything is captured.
 
     Raises:

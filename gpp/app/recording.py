@@ -279,11 +279,11 @@ class Recorder:
         self._know(outcome=replace(outcome, answers=self.run.outcome.answers))
 
     def counted(self, answers: Mapping[str, int] | None) -> None:
-        """Keep how many samples of a stream are answered, whatever has ended it."""
+        """Keep how many samples are done where nothing is trained, whatever has ended the run."""
         self._know(answers=answers)
 
     def answered(self, values: dict[str, float]) -> None:
-        """Keep what the answers to all requests are worth."""
+        """Keep what the results of a run that trains nothing are worth."""
         if values:
             self._evaluations.append({"step": self.experiment.num_steps, **values})
 

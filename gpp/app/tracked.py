@@ -58,7 +58,7 @@ def summary(run: RunRecord) -> dict[str, Any]:
 def _metrics(timeline: Timeline | None) -> dict[str, float | None]:
     if timeline is None:
         return {}
-    found, serving = timeline.metrics, timeline.metrics.serving
+    found, course = timeline.metrics, timeline.metrics.course
     out: dict[str, float | None] = {
         "iteration_s": found.iteration_s,
         "samples_per_s": found.throughput_samples_per_s,
@@ -66,9 +66,7 @@ def _metrics(timeline: Timeline | None) -> dict[str, float | None]:
         "peak_memory_bytes": peak_memory(found),
         "communication_bytes": found.communication_bytes,
     }
-    if serving is not None:
-        out |= {"requests_per_s": serving.requests_per_s, "latency_median_s": serving.median_s, "latency_p99_s": serving.p99_s}
-    return out
+    return out if course is None else out | course.tracked
 
 
 def _speedup(run: RunRecord) -> float | None:

@@ -43,16 +43,14 @@ class AbstractCourseRun(ABC):
         """
 
     @abstractmethod
-    def collect(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
-        """What workers have measured.
+    def collect(
+        self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], *, emulated: bool = False
+    ) -> Outcome:
+        """What workers have measured; emulated devices in seconds of the cluster.
 
         Args:
             starts, ends: of each repetition of the program, by number.
         """
-
-    @abstractmethod
-    def collect_emulated(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
-        """The same of emulated devices: in seconds of the cluster."""
 
     @abstractmethod
     def rehearse(

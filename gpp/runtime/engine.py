@@ -152,8 +152,6 @@ class AbstractEngine(ABC):
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     bounds_memory: ClassVar[bool] = False
     """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
-    serves: ClassVar[bool] = False
-    """Whether it runs streams of requests (`AbstractServer`)."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     overwrites: ClassVar[bool] = True
@@ -264,7 +262,6 @@ class AbstractServer(AbstractEngine):
         answers: whether the answers are written to answers.safetensors.
     """
 
-    serves: ClassVar[bool] = True
     buffers: Count = 2
     arrival_rate: Annotated[float, Field(gt=0, ge=1e-9, le=LARGEST)] | None = None
     arrivals: Literal["deterministic", "poisson"] = "deterministic"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.graph.captured import Captured
@@ -21,7 +22,7 @@ from gpp.strategy import Strategy
 
 
 class RunSettings(Protocol):
-    """What of a run's settings modes look at; `gpp.app.experiment.Experiment` has them all."""
+    """What of a run's settings its refusals read; `gpp.app.experiment.Experiment` has them all."""
 
     @property
     def mode(self) -> str: ...
@@ -31,6 +32,10 @@ class RunSettings(Protocol):
     def strategy(self) -> Strategy: ...
     @property
     def strategies(self) -> Sequence[Strategy]: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def plan(self) -> str | None: ...
     @property
     def checkpoint(self) -> Checkpoints: ...
     @property

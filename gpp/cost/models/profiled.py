@@ -53,7 +53,7 @@ class Setting:
         num_threads: CPU threads of one device.
         optimizer: the optimizer whose step was timed; empty if none was.
         companions: other devices of the machine that were busy meanwhile.
-        rate: requests per second of the streams in which stages were timed in place; None where the next pass always waited.
+        rate: mini-batches per second of the runs in which stages were timed in place; None where the next pass always waited.
     """
 
     device_kind: str

@@ -52,7 +52,7 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
         sum(t.bytes_per_sample for t in graph.tensors if t.producer <= op < max(t.consumers, default=op))
         for op in range(graph.num_ops)
     ]
-    # A target is no input of what is served.
+    # A target is no input of forwards alone.
     given = [own for own in graph.inputs if not own.name.startswith("target:")]
     entry = ModelEntry(
         layers=graph.num_ops,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -27,75 +27,6 @@ from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
-INFERENCE: Final = "inference"
-"""The mode."""
-
-
-def serving_strategy(strategy: Strategy) -> Strategy:
-    """The strategy with forwards only: the schedule that a strategy has by default is that of a training.
-
-    Raises:
-        InvalidConfig: a weight policy, a memory policy or a schedule was asked for that says what backwards do.
-    """
-    if not strategy.weights.flushes:
-        rule = "mode=inference has no updates, so one version of the weights is all there is"
-        fix = "set strategy/weights=flush strategy/schedule=1f1b, or strategy=sequential or graphpipe"
-        raise InvalidConfig("strategy.weights", strategy.weights.name, rule, fix)
-    if strategy.memory.ways:
-        rule = "mode=inference keeps nothing for a backward, so there is nothing to recompute or to move"
-        raise InvalidConfig("strategy.memory", strategy.memory.name, rule, "set strategy/memory=keep")
-    if not isinstance(strategy.schedule, OneFOneB | ForwardOnly):
-        rule = "orders backwards, and mode=inference has forwards only: it runs every micro-batch once, in order"
-        raise InvalidConfig("strategy.schedule", strategy.schedule.name, rule, "leave strategy/schedule out")
-    return replace(strategy, schedule=ForwardOnly(), memory=Keep())
-
-
-def check_elsewhere(e: RunSettings) -> None:
-    """Refuse settings of mode=inference in any other mode.
-
-    Raises:
-        InvalidConfig: names the setting.
-    """
-    if e.load_weights is not None:
-        raise InvalidConfig(
-            "load_weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
-        )
-    rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None
-    if rate is not None:
-        rule = f"is the rate of requests, and mode={e.mode} answers none"
-        raise InvalidConfig("engine.arrival_rate", rate, rule, "set mode=inference, or leave it out")
-    for strategy in (e.strategy, *e.strategies):
-        for each in strategy.choices:
-            each.check(trains=True)
-        if strategy.objective != "throughput":
-            rule = f"is what plans for requests minimise, and mode={e.mode} answers none"
-            fix = "set mode=inference (engine=simulate only predicts), or leave it out"
-            raise InvalidConfig("strategy.objective", strategy.objective, rule, fix)
-
-
-def check_inference(e: RunSettings) -> None:
-    """Refuse settings of a training that mode=inference cannot follow.
-
-    Raises:
-        InvalidConfig: names the setting.
-    """
-    if not isinstance(e.engine, AbstractServer):
-        rule = f"engine={e.engine.name} trains only"
-        raise InvalidConfig("mode", INFERENCE, rule, "use engine=distributed, emulate, simulate or reference")
-    if e.checkpoint.every:
-        rule = "mode=inference changes no weights, so there is nothing to save"
-        raise InvalidConfig("checkpoint.every", e.checkpoint.every, rule, "leave checkpoint.every out")
-    if e.resume is not None:
-        rule = "goes on with a training, and mode=inference only reads weights"
-        raise InvalidConfig("resume", e.resume, rule, f"set load_weights={e.resume}")
-    if e.loss_scope == "minibatch":
-        raise InvalidConfig("loss.scope", "minibatch", "mode=inference computes no loss", "leave loss.scope out")
-    for name, fix in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
-        value = getattr(e.engine, name, fix)
-        if value != fix:
-            rule = "is for training; mode=inference runs what was captured, on workers that this process starts"
-            raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
-
 
 def arrivals_of(e: RunSettings, engine: AbstractServer) -> Arrivals:
     """The stream of requests: `steps` of them."""
@@ -116,16 +47,56 @@ def _refuses(engine: Callable[[Any], str | None]) -> Callable[[Plan], str | None
 class Inference(AbstractMode):
     """mode=inference."""
 
-    name: ClassVar[str] = INFERENCE
+    name: ClassVar[str] = "inference"
 
     def check(self, e: RunSettings) -> None:
-        check_inference(e)
+        if not isinstance(e.engine, AbstractServer):
+            rule = f"engine={e.engine.name} trains only"
+            raise InvalidConfig("mode", self.name, rule, "use engine=distributed, emulate, simulate or reference")
+        if e.checkpoint.every:
+            rule = "mode=inference changes no weights, so there is nothing to save"
+            raise InvalidConfig("checkpoint.every", e.checkpoint.every, rule, "leave checkpoint.every out")
+        if e.resume is not None:
+            rule = "goes on with a training, and mode=inference only reads weights"
+            raise InvalidConfig("resume", e.resume, rule, f"set load_weights={e.resume}")
+        if e.loss_scope == "minibatch":
+            raise InvalidConfig("loss.scope", "minibatch", "mode=inference computes no loss", "leave loss.scope out")
+        for name, fix in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
+            value = getattr(e.engine, name, fix)
+            if value != fix:
+                rule = "is for training; mode=inference runs what was captured, on workers that this process starts"
+                raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
 
     def check_elsewhere(self, e: RunSettings) -> None:
-        check_elsewhere(e)
+        if e.load_weights is not None:
+            raise InvalidConfig(
+                "load_weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
+            )
+        rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None
+        if rate is not None:
+            rule = f"is the rate of requests, and mode={e.mode} answers none"
+            raise InvalidConfig("engine.arrival_rate", rate, rule, "set mode=inference, or leave it out")
+        for strategy in (e.strategy, *e.strategies):
+            for each in strategy.choices:
+                each.check(trains=True)
+            if strategy.objective != "throughput":
+                rule = f"is what plans for requests minimise, and mode={e.mode} answers none"
+                fix = "set mode=inference (engine=simulate only predicts), or leave it out"
+                raise InvalidConfig("strategy.objective", strategy.objective, rule, fix)
 
     def adapted(self, strategy: Strategy) -> Strategy:
-        return serving_strategy(strategy)
+        """The strategy with forwards only: the schedule that it has by default is that of a training."""
+        if not strategy.weights.flushes:
+            rule = "mode=inference has no updates, so one version of the weights is all there is"
+            fix = "set strategy/weights=flush strategy/schedule=1f1b, or strategy=sequential or graphpipe"
+            raise InvalidConfig("strategy.weights", strategy.weights.name, rule, fix)
+        if strategy.memory.ways:
+            rule = "mode=inference keeps nothing for a backward, so there is nothing to recompute or to move"
+            raise InvalidConfig("strategy.memory", strategy.memory.name, rule, "set strategy/memory=keep")
+        if not isinstance(strategy.schedule, OneFOneB | ForwardOnly):
+            rule = "orders backwards, and mode=inference has forwards only: it runs every micro-batch once, in order"
+            raise InvalidConfig("strategy.schedule", strategy.schedule.name, rule, "leave strategy/schedule out")
+        return replace(strategy, schedule=ForwardOnly(), memory=Keep())
 
     def model(self, captured: Captured) -> Captured:
         """The model without its loss, metrics and targets."""

@@ -36,15 +36,12 @@ class StreamRun(AbstractCourseRun):
             "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
         )
 
-    def collect(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
-        from gpp.mechanisms.serving.results import collect
+    def collect(
+        self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], *, emulated: bool = False
+    ) -> Outcome:
+        from gpp.mechanisms.serving.results import collect, collect_emulated
 
-        return collect(job, run_dir, starts, ends)
-
-    def collect_emulated(self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float]) -> Outcome:
-        from gpp.mechanisms.serving.results import collect_emulated
-
-        return collect_emulated(job, run_dir, starts, ends)
+        return (collect_emulated if emulated else collect)(job, run_dir, starts, ends)
 
     def rehearse(self, job: Job, run_dir: Path, log: Callable[[dict[str, Any]], None], **own: Any) -> Sequence[dict[str, Any]]:
         import torch

@@ -93,10 +93,10 @@ def span_s(timelines: Iterable[Timeline]) -> float:
 def drawn_words(timeline: Timeline) -> str:
     """The words under a drawing of a timeline, beside the time that one more step adds: steps may overlap."""
     metrics, events = timeline.metrics, timeline.events
-    unit = "request" if metrics.serving else "step"
+    unit = metrics.course.one if metrics.course else "step"
     bubble = f"bubble {text.percent(metrics.bubble_fraction)}"
     if timeline.steps > 1:
-        many = "requests" if metrics.serving else "mini-batches"
+        many = metrics.course.many if metrics.course else "mini-batches"
         own = device_bubbles(timeline, sorted({event.device for event in events}))
         drains = bool(own) and sum(own.values()) / len(own) > metrics.bubble_fraction + DRAINING
         shown = f"the last {timeline.steps} {many}, until the pipeline is empty" if drains else f"{timeline.steps} {many}"

@@ -119,7 +119,7 @@ class StepProgress:
         """Say that `step` steps are done.
 
         Args:
-            loss: the last step's; None in runs without a loss (inference, emulation).
+            loss: the last step's; None in runs without a loss (emulation, or forwards alone).
             samples_per_s: throughput.
         """
         said = [] if loss is None else [f"loss {text.significant(loss, 4)}"]

@@ -9,7 +9,7 @@ from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import optimality_gap, peak_memory
-from gpp.timeline import Metrics, Serving
+from gpp.timeline import Metrics
 
 WORTH_SAYING = 0.03
 """An emulated step that is longer than its virtual time by this share comes with advice."""
@@ -36,7 +36,7 @@ class KeyFigure:
 
 
 def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
-    """Iteration time, throughput, latencies of requests, bubble, peak memory and communication."""
+    """Iteration time, throughput, latencies where nothing is trained, bubble, peak memory and communication."""
 
     def of(name: str, metrics: Metrics | None) -> float | None:
         return None if metrics is None else getattr(metrics, name)
@@ -47,27 +47,20 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Ke
     return (
         figure("iteration time", "iteration_s", "seconds"),
         figure("throughput, samples", "throughput_samples_per_s", "rate"),
-        *_of_requests(predicted.serving if predicted else None, measured.serving if measured else None),
+        *_of_course(predicted, measured),
         figure("bubble", "bubble_fraction", "percent"),
         KeyFigure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
         figure("communication per step", "communication_bytes", "bytes"),
     )
 
 
-def _of_requests(predicted: Serving | None, measured: Serving | None) -> tuple[KeyFigure, ...]:
-    """Requests per second and latencies; none where nothing is served."""
-    if predicted is None and measured is None:
-        return ()
-    rows = (("requests", "requests_per_s", "rate"), ("latency, median", "median_s", "seconds"))
-    rows += (("latency, 95 %", "p95_s", "seconds"), ("latency, 99 %", "p99_s", "seconds"))
+def _of_course(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
+    """The figures of a pipeline that trains nothing; none for a training."""
+    own, real = predicted and predicted.course, measured and measured.course
+    known = own or real
     return tuple(
-        KeyFigure(
-            name=name,
-            predicted=None if predicted is None else getattr(predicted, attribute),
-            measured=None if measured is None else getattr(measured, attribute),
-            unit=unit,
-        )
-        for name, attribute, unit in rows
+        KeyFigure(name=name, predicted=own and getattr(own, attribute), measured=real and getattr(real, attribute), unit=unit)
+        for name, attribute, unit in (known.figures if known else ())
     )
 
 

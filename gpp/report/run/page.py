@@ -36,7 +36,7 @@ STAGE_KINDS: dict[str, Kind] = {"stage": "", "modules": "c", "devices": "", "nex
 
 def run_report(run: RunRecord) -> str:
     """The page of one run, whatever its end; self-contained HTML."""
-    result = run.result
+    result, course = run.result, run.predicted.metrics.course if run.predicted else None
     proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.judged.bound)
     return problem_page(
         "run.html",
@@ -59,8 +59,8 @@ def run_report(run: RunRecord) -> str:
         explanation=explanation_view(run.judged.explanation, run) if run.judged.explanation else None,
         memory=_memory(run),
         memory_swatches=memory_swatches() if run.predicted and run.predicted.memory else (),
-        what_was_done="Answers" if served(run) else "Training",
-        judged_on="Of the answers" if served(run) else "On held-out data at the end",
+        what_was_done=course.made.capitalize() if course else "Training",
+        judged_on=f"Of the {course.made}" if course else "On held-out data at the end",
         training_charts=_training_charts(run),
         final_metrics=[(name, text.significant(value, 4)) for name, value in result.get("final_metric", {}).items()],
         versions=_versions(run),
@@ -119,18 +119,13 @@ def _memory(run: RunRecord) -> Drawing | None:
     )
 
 
-def served(run: RunRecord) -> bool:
-    """Whether the run answered requests."""
-    return run.predicted is not None and run.predicted.metrics.serving is not None
-
-
 def _over_steps(values: Sequence[float | None], first: int) -> list[tuple[float, float]]:
     return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values, first)]
 
 
 def _training_charts(run: RunRecord) -> list[Drawing]:
     charts: list[Drawing | None] = []
-    if served(run):
+    if run.predicted is not None and run.predicted.metrics.course is not None:
         return []
     if run.outcome.losses:
         lines = [("training loss", MEASURED, _over_steps(run.outcome.losses, run.first_step))]

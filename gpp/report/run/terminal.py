@@ -105,11 +105,10 @@ def checked_words(checked: Mapping[str, Any] | None) -> str:
 def _beside(metrics: Metrics) -> str:
     """What these seconds are, and the figures beside them."""
     what = f"{text.significant(metrics.throughput_samples_per_s)} samples/s, bubble {text.percent(metrics.bubble_fraction)}"
-    if (serving := metrics.serving) is None:
-        return f"per step, {what}"
-    if serving.arrival_rate:
-        return f"from a request to its answer (median), {text.significant(serving.requests_per_s)} requests/s, {what}"
-    return f"per request, {what}"
+    course = metrics.course
+    if course is not None and course.latency_s is not None:
+        return f"{course.latency_words}, {text.significant(course.rate)} {course.many}/s, {what}"
+    return f"per {course.one if course else 'step'}, {what}"
 
 
 def prediction_lines(run: RunRecord) -> Group:
@@ -168,7 +167,8 @@ def show_result(
         console.print(
             f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.outcome.losses)} steps{since}"
         )
-    whose = "answers:" if run.predicted and run.predicted.metrics.serving else "held-out"
+    course = run.predicted and run.predicted.metrics.course
+    whose = f"{course.made}:" if course else "held-out"
     for name, value in run.result.get("final_metric", {}).items():
         console.print(f"{whose} {escape(name)} {text.significant(value, 4)}")
     for warning in warnings:

@@ -96,7 +96,7 @@ class Layout:
 class AbstractCoding(ABC):
     """The form of an edge's messages forwards at one end, where they are other than its tensors are.
 
-    It serves one stage on one device; the edge's `Layout` says which tensors a message holds.
+    It is that of one stage on one device; the edge's `Layout` says which tensors a message holds.
     """
 
     @abstractmethod

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import bits
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
+from gpp.mechanisms.serving.edgepipe.kinds import Kinds
 from gpp.planners.chains.downsets import Budget, all_states
 from gpp.planners.chains.typed_chain import CLOSE, Used
-from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
-from gpp.planners.edgepipe.kinds import Kinds
 
 ROUNDING = 1 + 1e-12
 """By which sums of the same seconds may differ."""

@@ -39,6 +39,10 @@ from typing import final
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.mechanisms.serving.edgepipe.assign import assigned, improve
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
+from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
@@ -48,10 +52,6 @@ from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.edgepipe.assign import assigned, improve
-from gpp.planners.edgepipe.forward import Assigned, ForwardProblem
-from gpp.planners.edgepipe.kinds import Kinds
-from gpp.planners.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.settings import Count, settings
 

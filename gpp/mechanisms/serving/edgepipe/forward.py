@@ -13,10 +13,10 @@ import numpy as np
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
+from gpp.mechanisms.serving.edgepipe.kinds import Kinds
 from gpp.planners.chains.typed_chain import TypedChain
 from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.edgepipe.kinds import Kinds
 
 Assigned = tuple[tuple[int, int], ...]
 """(operator mask, device) of each stage, in an order in which messages go forward."""
