@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainSerializer, PlainValidator
@@ -22,7 +21,7 @@ class AbstractJobCourse(ABC):
     """The last part of the package's name."""
     buffers: int
     """Messages for which an edge has room."""
-    kept: Mapping[str, int | float]
+    kept: dict[str, int | float]
     """Numbers by name that mechanisms keep to (`gpp.runtime.job.AbstractJobPart.kept`)."""
 
     @abstractmethod

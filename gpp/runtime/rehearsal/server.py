@@ -85,7 +85,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
         transport.finished = marks.now
     ends: list[tuple[float, ...]] = []
     log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
-    own = {"device_id": device_id, "device": device, "transport": transport, "status": status, "clock": clock}
+    own: dict[str, Any] = {"device_id": device_id, "device": device, "transport": transport, "status": status, "clock": clock}
     if (course := course_run(job)) is not None:
         _write(run_dir, device_id, course.rehearse(job, run_dir, log, **own), ends, marks)
         disconnect(status)
