@@ -2,7 +2,7 @@
 
 The order on every resource is static, so times need no event queue: in a topological order each action begins when its resource is
 free and what it needs has come. Predictions rest on this one walk: a program (`gpp.simulate.simulator`), rounds of equal
-micro-batches (`gpp.simulate.recurrence`), the requests of a stream (`gpp.simulate.stream`), and orders of passes that are not a
+micro-batches (`gpp.simulate.recurrence`), the course of a pipeline that trains nothing, and orders of passes that are not a
 program yet (`gpp.schedules.flow`). It goes on from any state, so each of them writes down only what repeats itself.
 
     slots   0 ... n-1: when a node was over, a message's when it arrived      n ...: when each resource is free
