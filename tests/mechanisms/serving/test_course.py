@@ -1,0 +1,38 @@
+"""The settings of workers that answer requests, in settings.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpp.errors import InvalidFile
+from gpp.mechanisms.serving.course import ServeSettings
+from gpp.mechanisms.serving.requests import Arrivals
+from gpp.runtime.job import Settings
+from gpp.serialization import from_json, to_json
+
+PLAIN: dict[str, Any] = {
+    "steps": 1, "minibatch_size": 8, "dtype": "float32", "seed": 0, "optimizer": {}, "data": {}, "model": {}
+}  # fmt: skip
+COURSE = ServeSettings(buffers=2, arrivals=Arrivals(requests=3, rate=5.0), samples=4, kept={"window": 8})
+
+
+def test_a_course_stands_under_its_mechanism() -> None:
+    settings = Settings(**PLAIN, course=COURSE)
+    text = to_json(settings, Settings)
+    assert json.loads(text)["course"] == {"serving": json.loads(to_json(COURSE))}
+    assert from_json(Settings, text) == settings
+    assert "course" not in json.loads(to_json(Settings(**PLAIN), Settings))
+
+
+def test_files_of_earlier_versions_have_it_under_its_own_name() -> None:
+    earlier = PLAIN | {"serving": json.loads(to_json(COURSE))}
+    assert from_json(Settings, json.dumps(earlier)).course == COURSE
+
+
+@pytest.mark.parametrize("course", [3, {}, {"unknown": {}}, {"serving": {"buffers": 0}}])
+def test_what_is_no_course_is_refused(course: object) -> None:
+    with pytest.raises(InvalidFile, match="course"):
+        from_json(Settings, json.dumps(PLAIN | {"course": course}))
