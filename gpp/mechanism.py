@@ -10,7 +10,7 @@ core that it adds something to, and each such file has one name that the room as
     schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
     planning.py    PLANNING   plans and predictions of pipelines that train nothing (`gpp.simulate.added.AbstractPlanning`)
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
-    planning.py    PLANNING   plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
+    searching.py   SEARCH     plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
     variants.py    VARIANTS   other ways to run the operators of a captured model (`gpp.capture.added.AbstractVariants`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)
     job.py         JOB        what is refused before a worker starts (`gpp.runtime.job.AbstractJobPart`)

@@ -281,7 +281,7 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.helpers.layerpipe, gpp.mechanisms.helpers.lowering, gpp.mechanisms.helpers.prediction, "
         "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
         "gpp.mechanisms.serving.planning, gpp.mechanisms.serving.mode, gpp.mechanisms.serving.run, "
-        "gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.planning, gpp.mechanisms.tensor_parallel.job, "
+        "gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.searching, gpp.mechanisms.tensor_parallel.job, "
         "gpp.mechanisms.split_backward.schedules.optimal"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from gpp.graph.sharding.declare import with_variants
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
@@ -15,7 +16,6 @@ from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
-from gpp.graph.sharding.declare import with_variants
 from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single

@@ -149,7 +149,7 @@ UNUSED = [
     "gpp.formats.profiles",
     "gpp.loggers.jsonl",
     "gpp.mechanisms.marks.fit",
-    "gpp.mechanisms.tensor_parallel.planning",
+    "gpp.mechanisms.tensor_parallel.searching",
     "gpp.planners.common.heterogeneous_chain",
     "gpp.planners.graphpipe.unequal",
     "gpp.planners.graphpipe.vary",

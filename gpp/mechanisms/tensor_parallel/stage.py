@@ -32,8 +32,8 @@ class TensorParallel(AbstractStageValue):
         if len(stage.devices) % self.degree:
             raise InvalidPlan(f"stage {s}: tensor_parallel={self.degree} must divide its {len(stage.devices)} devices")
 
-    def check_pipeline(self, s: int, *, serves: bool) -> None:
-        if serves:
+    def check_pipeline(self, s: int, *, trains: bool) -> None:
+        if not trains:
             raise InvalidPlan(
                 f"stage {s} splits its operators over devices, which mode=inference does not. Fix: one device for each replica "
                 f"({self.without})"

@@ -159,7 +159,7 @@ class GraphPipe(AbstractPlanner):
             rule = "a pipeline that does not drain before its updates has one stage a device"
             raise InvalidConfig("strategy.planner.colocate", "always", rule, "set strategy.planner.colocate=auto")
         if self.tensor_parallel:
-            search = found("planning", "PLANNING", AbstractSearch)["tensor_parallel"]
+            search = found("searching", "SEARCH", AbstractSearch)["tensor_parallel"]
             return search.plan(replace(self, tensor_parallel=False), problem, predict)
         costs = StageCosts(problem, replication=self.replication)
         shape = _GraphShape.of(costs)

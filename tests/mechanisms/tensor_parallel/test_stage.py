@@ -39,6 +39,6 @@ def test_the_report_says_marks_before_the_degree() -> None:
 
 
 def test_no_requests_are_served() -> None:
-    PLAN.stages[1].mechanisms[0].check_pipeline(1, serves=False)
+    PLAN.stages[1].mechanisms[0].check_pipeline(1, trains=True)
     with pytest.raises(InvalidPlan, match=r"stage 1 splits its operators.*tensor_parallel=false"):
-        PLAN.stages[1].mechanisms[0].check_pipeline(1, serves=True)
+        PLAN.stages[1].mechanisms[0].check_pipeline(1, trains=False)

@@ -13,7 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.mechanisms.tensor_parallel.planning import splits
+from gpp.mechanisms.tensor_parallel.searching import splits
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.even import Even

@@ -53,7 +53,7 @@ class TensorParallelSearch(AbstractSearch):
         return replace(plan, explanation=(*plan.explanation, line))
 
 
-PLANNING = TensorParallelSearch()
+SEARCH = TensorParallelSearch()
 
 
 @final
