@@ -12,6 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.variants import recomputed_bytes
 from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, mask_of
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import Pass, StageSchedule
@@ -204,10 +205,8 @@ def laid_out(row: Row, problem: Problem) -> Plan:
     placement = [devices[s % row.pipeline] for s in range(len(masks))]
     plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True, placement=placement)
     again = recomputed(row, problem.graph)
-    stages = [
-        marked(replace(stage, tensor_parallel=row.tensor), recompute=tuple(op for op in stage.ops if op in again))
-        for stage in plan.stages
-    ]
+    stages = [stage.having(TensorParallel(degree=row.tensor)) if row.tensor > 1 else stage for stage in plan.stages]
+    stages = [marked(stage, recompute=tuple(op for op in stage.ops if op in again)) for stage in stages]
     plan = replace(plan, stages=tuple(stages))
     plan.check_stages(problem.graph, problem.cluster.num_devices)
     return plan

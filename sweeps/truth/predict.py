@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpp.graph.sharding.declare import with_variants
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
@@ -17,12 +16,14 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
 from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto
+from gpp.mechanisms.tensor_parallel.variants import TensorParallelVariants
 from gpp.plan.plan import Plan
 from gpp.planners.chains.single import Single
 from gpp.program.kinds import BACKWARD, PASS
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.simulate.simulator import Costs, steps_of
+from gpp.simulate.longest_path import LongestPath
+from gpp.simulate.simulator import Costs
 from gpp.strategy import Strategy
 from sweeps.truth.layouts import (
     Torchgpipe,
@@ -108,7 +109,7 @@ def cluster_of(name: str) -> Cluster:
 def _captured(settings: tuple[str, ...], degree: int) -> Captured:
     """The model at its finest: an operator for each kernel or few, with variants for the tensor-parallel degree."""
     captured = _experiment(settings, "dgx_a100", 8).captured()
-    return with_variants(captured, (degree,)) if degree > 1 else captured
+    return TensorParallelVariants(degrees=(degree,)).declared(captured) if degree > 1 else captured
 
 
 @cache
@@ -213,7 +214,7 @@ def as_torchgpipe(strategy: Strategy, plan: Plan, problem: Problem, *, keeps_las
         for node, action in enumerate(actions, start=waits.first[device]):
             if keeps_last and action.kind == PASS[BACKWARD] and action.microbatch == last and action.stage not in waiting:
                 costs.seconds[labels[node]] = kept[action.stage].pass_s(last=True)[1]
-    _, step_s = steps_of(program, costs)
+    _, step_s = LongestPath.of(waits, costs.seconds, costs.late).period()
     held = dict.fromkeys(range(len(plan.stages)), plan.minibatch_size)
     return Predicted(step_s, max(plan.device_memory(posed, held).values()))
 

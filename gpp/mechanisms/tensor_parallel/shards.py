@@ -64,8 +64,12 @@ class Shards(AbstractShards):
     team: Team
     captured: Captured
 
+    @property
+    def split(self) -> Mapping[str, HeldPart]:
+        return self._parts
+
     @cached_property
-    def split(self) -> dict[str, HeldPart]:
+    def _parts(self) -> dict[str, HeldPart]:
         nodes = (self.captured.node_of[name] for name in self.sharding.layouts)
         return {node.target: self._part(node) for node in nodes if node.kind == "param"}
 

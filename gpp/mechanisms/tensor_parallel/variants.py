@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 from gpp.capture.added import AbstractVariants
 from gpp.graph.captured import Captured, evaluate
@@ -18,6 +19,8 @@ _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by its type."""
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
 class TensorParallelVariants(AbstractVariants):
     """A variant of each operator for every degree at which some of the model runs on shards.
 
@@ -25,8 +28,10 @@ class TensorParallelVariants(AbstractVariants):
     over the members that begin and end its region; any other operator runs whole on every member.
     """
 
+    degrees: tuple[int, ...] = DEGREES
+
     def declared(self, captured: Captured) -> Captured:
-        found = [sharding for sharding in (shard(captured, degree) for degree in DEGREES) if sharding.applied]
+        found = [sharding for sharding in (shard(captured, degree) for degree in self.degrees) if sharding.applied]
         if not found:
             return captured
         tables = [_Variants(captured, sharding).table() for sharding in found]

@@ -272,8 +272,8 @@ def event_swatches(timelines: Sequence[Timeline], rows: TimelineRows) -> list[Sw
     if found & TRANSFERS:
         out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
     if found & COPIES:
-        rows = [row for row in KINDS.values() if row.text in COPIES]
-        out += [swatch(row.meaning, line(0, 8, 26, 8, COPY_FILLS[row.occupies], COPY_TRACK)) for row in rows]
+        copies = [kind for kind in KINDS.values() if kind.text in COPIES]
+        out += [swatch(kind.meaning, line(0, 8, 26, 8, COPY_FILLS[kind.occupies], COPY_TRACK)) for kind in copies]
     return out
 
 

@@ -27,7 +27,7 @@ from tests.checks.edgepipe import check
 from tests.support.cli import run
 from tests.support.problems import random_problem
 
-PROFILES = Path(__file__).resolve().parents[2] / "sweeps" / "pipeedge"
+PROFILES = Path(__file__).resolve().parents[3] / "sweeps" / "pipeedge"
 MODELS, TYPES = PROFILES / "models.yml", PROFILES / "device_types.yml"
 
 
