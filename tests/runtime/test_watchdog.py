@@ -29,7 +29,7 @@ class Pair:
         prob = problem(chain(2), 2, 4)
         plan = make_plan(prob, "test", [(1, 1), (2, 1)], 2)
         program = lower(plan, prob.graph, OneFOneB())
-        settings = SimpleNamespace(timeout_s=TIMEOUT_S, startup_timeout_s=60.0, device_kind="cpu")
+        settings = SimpleNamespace(timeout_s=TIMEOUT_S, startup_timeout_s=60.0, device_kind="cpu", course=None)
         job: Any = SimpleNamespace(settings=settings, plan=plan, program=program, evaluation=None, streams=False)
         store = self.store = TCPStore("127.0.0.1", 0, None, True)
         self.status = [Status(status_path(ranks, rank)) for rank in range(2)]
