@@ -77,6 +77,11 @@ def settings(prefix: str, *, slots: bool = True) -> Callable[[C], C]:
     return decorate
 
 
+def file_word(part: object) -> str:
+    """The name of the file of a part's class: the word that chooses it, as conf entry, file and class have one name."""
+    return type(part).__module__.rpartition(".")[2]
+
+
 def arguments(prefix: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the arguments of a function as `settings` does the fields of a class.
 

@@ -306,10 +306,9 @@ class Pipeline:
 
     def _record(self) -> RunRecord:
         cluster, seed = self.problem.cluster, self._job.settings.seed
-        names = {"model": type(self.model).__name__, "strategy": self.strategy.name, "cluster": cluster.name}
-        names |= {"schedule": self.strategy.schedule.name, "weights": self.strategy.weights.name, "cost": self.problem.cost.name}
+        names = {"model": type(self.model).__name__, "cluster": cluster.name, "engine": "distributed"}
         return RunRecord(
-            asked=Asked(**names, engine="distributed", seed=seed),
+            asked=Asked.of(self.strategy, self.problem.cost, **names, seed=seed),
             planned=Planned(
                 plan=self.plan,
                 graph=self._job.graph,

@@ -108,10 +108,9 @@ class Recorder:
         about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
         self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
         e, boundaries = self.experiment, () if self.experiment.mode == "max_batch" else None
-        names = {"model": e.model.name, "strategy": e.strategy.name, "cluster": e.cluster.name, "engine": e.engine.name}
-        names |= {"schedule": e.strategy.schedule.name, "weights": e.strategy.weights.name, "cost": e.times.name}
+        names = {"model": e.model.name, "cluster": e.cluster.name, "engine": e.engine.name}
         self.run = RunRecord(
-            asked=Asked(**names, seed=e.seed, configuration=self.digest, command=self.command),
+            asked=Asked.of(e.strategy, e.times, **names, seed=e.seed, configuration=self.digest, command=self.command),
             planned=Planned(cluster=e.cluster),
             survey=Surveyed(boundaries=boundaries) if e.mode in SEVERAL else None,
         )

@@ -12,6 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.memory import AbstractMemory
 from gpp.plan.plan import Plan
+from gpp.settings import file_word
 from gpp.timeline import Timeline
 
 Predict = Callable[[Plan], Timeline]
@@ -63,7 +64,7 @@ class AbstractPlanner(ABC):
     @property
     def name(self) -> str:
         """The word that chooses it (`strategy/planner=even`): the name of its file, unless it says another."""
-        return type(self).__module__.rpartition(".")[2]
+        return file_word(self)
 
     @property
     def fits_by(self) -> AbstractMemory | None:

@@ -16,6 +16,7 @@ from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.merge import merge
+from gpp.settings import file_word
 
 Pass = tuple[str, int]
 """Kind of a pass, and micro-batch."""
@@ -39,7 +40,7 @@ class AbstractSchedule(ABC):
     @property
     def name(self) -> str:
         """The word that chooses it (`strategy/schedule=gpipe`): that of its file, unless no file can have it (`1f1b`)."""
-        return type(self).__module__.rpartition(".")[2]
+        return file_word(self)
 
     @property
     def per_device(self) -> int:

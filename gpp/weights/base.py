@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
+from gpp.settings import file_word
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.work import ADD, COPY, NONE, WeightWork
 
@@ -143,7 +144,7 @@ class AbstractWeights(ABC):
     @property
     def name(self) -> str:
         """The word that chooses it (`strategy/weights=stash`): the name of its file, unless it says another."""
-        return type(self).__module__.rpartition(".")[2]
+        return file_word(self)
 
     @property
     @abstractmethod

@@ -10,8 +10,8 @@ card by least squares of the logarithm, on a grid that is narrowed around its be
 schedules are to 1F1B.
 
 vTrain's rows (vtrain.csv) are of another cluster of A100s. They are predicted with the card's constants, and once more with the
-share of the peak fitted to half of them and judged on the other half. A guess without a model stands beside it: a step takes as
-long as a device's FLOPs at the rate that is the median of the first half.
+share of the peak fitted to half of them and judged on the other half. Guesses without a model stand beside all speeds of GPTs:
+FLOPs over devices, at the median rate of the rows that are fitted to.
 
 Models are captured once, and kept in the cache.
 """
@@ -36,7 +36,7 @@ from statistics import median
 from scipy.stats import kendalltau
 
 from sweeps.truth.predict import Constants, cluster_of, errors, flops, predict, stage_range
-from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SCRIPTS, SOURCES, Row, rows
+from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SCRIPTS, SOURCES, STEP, Row, rows
 
 STARTS: dict[str, dict[str, tuple[float, ...]]] = {
     "p40_8": {"compute": (0.35, 0.5, 0.7, 1.0), "memory": (0.3, 0.42, 0.6, 0.85)},
@@ -51,6 +51,8 @@ MOST = 1.0
 
 OFF = 0.25
 """An error that needs an explanation."""
+
+SKILL = "\n| guess | rows | median error | largest | Kendall's tau |\n|---|---|---|---|---|"
 
 
 def sheet(cluster: str) -> Constants:
@@ -125,6 +127,20 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
         judged["all speeds"] = [error for found in speeds for error in found]
     for what, found in judged.items():
         print(f"{what}: median error {median(found):.1%}, largest {max(found):.1%}, over {len(found)} rows that are judged")
+    show_skill([row for row in own if row.settings[0] == "model=gpt" and row.metric != MEMORY], constants)
+
+
+def show_skill(own: Sequence[Row], constants: Constants) -> None:
+    """The judged speeds of each metric beside guesses without a model, which are fitted to the same rows."""
+    lines = []
+    for metric in dict.fromkeys(row.metric for row in own):
+        used = [row for row in own if row.metric == metric and row.use == "fit"]
+        others = [row for row in own if row.metric == metric and row.use == "judge"]
+        if used and others:
+            lines.append(judged(f"{metric}, predicted", others, lambda row: predict(row, constants).of(row)))
+            lines.append(judged(f"{metric}, FLOPs over devices", others, without_model(used)))
+    if lines:
+        print(SKILL, *lines, sep="\n")
 
 
 def show_ratios(constants: Constants) -> None:
@@ -155,18 +171,27 @@ def halved(found: Sequence[Row], seed: int = 0) -> tuple[tuple[Row, ...], tuple[
 
 
 def without_model(used: Sequence[Row]) -> Callable[[Row], float]:
-    """Guesses without a model of anything: FLOPs over devices, at the median rate of some rows."""
-    work = lambda row: row.minibatch * flops(row) / row.devices  # noqa: E731
-    rate = median(work(row) / row.value for row in used)
-    return lambda row: work(row) / rate
+    """Guesses without a model of anything: FLOPs over devices, at the median rate of some rows of the same metric."""
+
+    def work(row: Row) -> float:
+        """FLOPs of what the metric counts, on one device: of a step, or of a sample; one where FLOPs are counted."""
+        samples = row.minibatch / row.devices if row.metric == STEP else 1.0
+        return samples * flops(row) if row.metric == STEP or "samples" in row.metric else 1.0
+
+    if used[0].metric == STEP:
+        rate = median(work(row) / row.value for row in used)
+        return lambda row: work(row) / rate
+    rate = median(work(row) * row.value for row in used)
+    return lambda row: rate / work(row)
 
 
 def judged(what: str, found: Sequence[Row], guess: Callable[[Row], float]) -> str:
-    """A line of how far guesses are from rows, and of how well they order them."""
+    """A line of how far guesses are from rows, and of how well they order them: one number for all orders nothing."""
     ours = [guess(row) for row in found]
     off = [abs(mine / row.value - 1) for mine, row in zip(ours, found, strict=True)]
     tau = kendalltau(ours, [row.value for row in found]).statistic
-    return f"| {what} | {len(found)} | {median(off):.1%} | {max(off):.1%} | {tau:.3f} |"
+    order = "–" if math.isnan(tau) else f"{tau:.3f}"
+    return f"| {what} | {len(found)} | {median(off):.1%} | {max(off):.1%} | {order} |"
 
 
 def show_vtrain(constants: Constants) -> None:
@@ -184,7 +209,7 @@ def show_vtrain(constants: Constants) -> None:
             flush=True,
         )
     wide = [row for row in found if row.tensor > cluster_of(row.cluster).num_devices]
-    print("\n| guess | rows | median error | largest | Kendall's tau |\n|---|---|---|---|---|")
+    print(SKILL)
     print(judged("no fit", found, lambda row: predict(row, constants).of(row)))
     print(judged("no fit, tensor parallelism over two nodes", wide, lambda row: predict(row, constants).of(row)))
     print(judged("no fit, the half that is judged", others, lambda row: predict(row, constants).of(row)))

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpp.settings import file_word
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -32,7 +34,7 @@ class AbstractCostModel(ABC):
     @property
     def name(self) -> str:
         """The word that chooses it (`cost=analytical`): the name of its file, unless it says another."""
-        return type(self).__module__.rpartition(".")[2]
+        return file_word(self)
 
     @abstractmethod
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:

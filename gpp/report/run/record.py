@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
     from gpp.cluster import Cluster
+    from gpp.cost.models.base import AbstractCostModel
     from gpp.graph.captured import Checked
     from gpp.graph.op_graph import OpGraph
     from gpp.plan.plan import Plan
     from gpp.planners.bounds.lower_bound import Bound
+    from gpp.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,12 @@ class Asked:
     seed: int = 0
     configuration: str | None = None
     command: str = ""
+
+    @classmethod
+    def of(cls, strategy: Strategy, cost: AbstractCostModel, **others: Any) -> Asked:
+        """The request for a run under a strategy, whose parts have names; `others` are the other fields."""
+        parts = {"schedule": strategy.schedule.name, "weights": strategy.weights.name, "cost": cost.name}
+        return cls(strategy=strategy.name, **parts, **others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
