@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, run4: RunRecord) -> dict[str, Path]:
     folder, memory = tmp_path_factory.mktemp("pages"), hosted_run()
-    written = {"run": run_report(run4), "memory": run_report(replace(memory, result={**memory.result, "strategy": "s"}))}
+    written = {"run": run_report(run4), "memory": run_report(memory.knowing(strategy="s"))}
     out = {}
     for name, page in written.items():
         out[name] = folder / f"{name}.html"
