@@ -65,7 +65,8 @@ def test_what_the_files_say(files):
         ("models.yml", "net: &a [*a]", r"anchor"),
         ("models.yml", "net: !!python/name:os.system x", r"tag"),
         ("models.yml", "a: 1\n---\nb: 2", r"second document"),
-        ("models.yml", "[" * 5000, r"nested more than 100"),
+        ("models.yml", "[" * 500, r"nested more than 100"),
+        ("models.yml", "[" * 5000, r"nested more than 100|maximum nesting depth"),  # PyYAML 6.0.4 stops before we can
         ("models.yml", "net: {", r"is no YAML"),
         ("types.yml", TYPES.replace("time_s: [.5, 1, 2.0]", "time_s: [1]"), r"board\.model_profiles\.net: time_s.*has 1 entries"),
         ("types.yml", TYPES.replace("torch.float32", "torch.float64"), r"has no profile of net in torch\.float32"),
