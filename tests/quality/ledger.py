@@ -37,8 +37,9 @@ class Driver:
 
     def _start(self) -> None:
         command = [sys.executable, "-P", str(Path(__file__).with_name("driver.py"))]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=self.tree, env=environment(self.tree), text=True, **pipes)
+        self.process = subprocess.Popen(
+            command, cwd=self.tree, env=environment(self.tree), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def ask(self, question: Question, planner: str) -> Row:
         """What a planner makes of a problem."""
