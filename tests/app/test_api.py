@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gpp
+from tests.support.call import call
 
 
 class TwoTowers(torch.nn.Module):
@@ -28,6 +29,10 @@ class TwoTowers(torch.nn.Module):
 
 @pytest.mark.dist
 def test_train_from_python(tmp_path: Path) -> None:
+    call(__name__, "train_and_go_on", str(tmp_path))
+
+
+def train_and_go_on(folder: str) -> None:
     torch.manual_seed(0)
     model, reference = TwoTowers().double(), TwoTowers().double()
     reference.load_state_dict(model.state_dict())
@@ -49,7 +54,7 @@ def test_train_from_python(tmp_path: Path) -> None:
         data=(inputs, targets),
         held_out=(inputs, targets),
         steps=10,
-        run_dir=tmp_path,
+        run_dir=Path(folder),
         optimizer=optimizer,
         checkpoint=gpp.Checkpoints(every=4),
         resume="auto",
@@ -77,7 +82,7 @@ def test_train_from_python(tmp_path: Path) -> None:
         plan,
         data=(inputs, targets),
         steps=10,
-        run_dir=tmp_path,
+        run_dir=Path(folder),
         optimizer=optimizer,
         resume="auto",
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 import gpp
 from gpp.errors import InvalidConfig, WorkerFailed
+from tests.support.call import call
 from tests.support.cli import workers_of
 
 SIZE, CLIP = 16, 0.5
@@ -74,8 +74,6 @@ def half_of(targets: Tensor) -> Tensor:
     return targets.where(torch.arange(len(targets)) < len(targets) // 2, -100)
 
 
-Trained = tuple[gpp.Pipeline, nn.Module, Tempered, list[float]]
-
 SHAPES = ((SIZE, 4), (SIZE, 7), (6, 4), (SIZE, 4), (SIZE, 2), (SIZE, 7), (5, 2))
 """Samples and lengths of a training whose batches differ."""
 
@@ -108,41 +106,42 @@ def started(model: nn.Module, folder: Path, **settings: object) -> gpp.Pipeline:
     return gpp.parallelize(model, inputs, targets, run_dir=folder, **given)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    """A pipeline after some steps, and the model, the loss and the losses of a plain loop."""
+@pytest.mark.dist
+def test_a_training_is_that_of_a_plain_loop(tmp_path: Path) -> None:
+    """A wrong batch harms nothing, an evaluation neither, and the end leaves the weights and a report."""
+    call(__name__, "train", str(tmp_path / "run"))
+
+
+def train(folder: str) -> None:
     model, plain, criterion, data = model_of(), model_of(), Tempered(), batches(len(SHAPES), SHAPES)
     losses = plain_losses(plain, criterion, data)
     optimizer, own = gpp.ByFactory(factory=decayed, clip_norm=CLIP), Tempered()
-    with started(model, tmp_path_factory.mktemp("pipeline"), optimizer=optimizer, lengths=3, loss=own) as pipeline:
+    with started(model, Path(folder), optimizer=optimizer, lengths=3, loss=own) as pipeline:
         for inputs, targets in data:
             pipeline.step(inputs, targets)
-        yield pipeline, plain, criterion, losses
-    assert own.temperature.item() == pytest.approx(criterion.temperature.item(), rel=1e-12)
-
-
-@pytest.mark.dist
-def test_steps_are_those_of_a_plain_loop(trained: Trained) -> None:
-    pipeline, plain, criterion, losses = trained
-    assert len(pipeline.plan.stages) > 1
-    assert pipeline.losses == pytest.approx(losses, rel=1e-12)
-    state = pipeline.state_dict()
+        assert len(pipeline.plan.stages) > 1
+        check_refusals(pipeline)
+        assert pipeline.losses == pytest.approx(losses, rel=1e-12)
+        inputs, targets = batches(8)[-1]
+        with torch.no_grad():
+            expected = criterion(plain(*inputs), targets).item()
+        assert pipeline.evaluate(inputs, targets) == pytest.approx({"loss": expected}, rel=1e-12)
+        assert pipeline.losses == pytest.approx(losses, rel=1e-12)
+        state = pipeline.state_dict()
     expected_state = plain.state_dict() | {f"loss.{name}": tensor for name, tensor in criterion.state_dict().items()}
     assert set(state) == set(expected_state) and abs(state["loss.temperature"] - 0.7) > 1e-3
     for name, weight in expected_state.items():
         torch.testing.assert_close(state[name], weight, rtol=0, atol=1e-12)
-    inputs, targets = batches(8)[-1]
-    with torch.no_grad():
-        expected = criterion(plain(*inputs), targets).item()
-    assert pipeline.evaluate(inputs, targets) == pytest.approx({"loss": expected}, rel=1e-12)
-    assert pipeline.losses == pytest.approx(losses, rel=1e-12)
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    assert own.temperature.item() == pytest.approx(criterion.temperature.item(), rel=1e-12)
+    page = Path(folder, "report.html").read_text()
+    assert "Measured" in page and "Towers" in page
+    with pytest.raises(InvalidConfig, match="its workers have ended"):
+        pipeline.step(*batches(1)[0])
 
 
-@pytest.mark.dist
-def test_a_batch_that_would_train_otherwise_is_refused_and_harms_nothing(
-    trained: Trained,
-) -> None:
-    pipeline, *_, losses = trained
+def check_refusals(pipeline: gpp.Pipeline) -> None:
+    """A batch that would train otherwise is refused."""
     (x, z), targets = batches(1)[0]
     for inputs, labels, message in (
         ((x[:5], z), targets, "must all have as many samples"),
@@ -155,22 +154,6 @@ def test_a_batch_that_would_train_otherwise_is_refused_and_harms_nothing(
     ):
         with pytest.raises(InvalidConfig, match=message):
             pipeline.step(inputs, labels)
-    assert len(pipeline.losses) == len(losses)
-
-
-@pytest.mark.dist
-def test_the_end_leaves_the_weights_and_a_report(tmp_path: Path) -> None:
-    model, before = model_of(), copy.deepcopy(model_of().state_dict())
-    with started(model, tmp_path / "run") as pipeline:
-        for inputs, targets in batches(3):
-            pipeline.step(inputs, targets)
-        last = pipeline.state_dict()
-    assert all(torch.equal(weight, last[name]) for name, weight in model.state_dict().items())
-    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Measured" in page and "Towers" in page
-    with pytest.raises(InvalidConfig, match="its workers have ended"):
-        pipeline.step(*batches(1)[0])
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.support.call import call
 from tests.support.conf import model_named
 from tests.support.cutting import assert_cuts_exactly
 
@@ -325,12 +326,16 @@ def test_half_of_the_digits_are_compared() -> None:
 
 
 def test_workers_keep_a_frozen_encoder_in_evaluation_mode(tmp_path) -> None:
+    call("tests.capture.test_faithful", "train_frozen", str(tmp_path))
+
+
+def train_frozen(folder: str) -> None:
     model, plain, (x, y) = Frozen().double(), Frozen().double(), example()
     plain.load_state_dict(model.state_dict())
     strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB())
     optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
     with parallelize(
-        model, x, y, loss=F.cross_entropy, strategy=strategy, optimizer=SGD(lr=0.1), microbatch_size=2, run_dir=tmp_path
+        model, x, y, loss=F.cross_entropy, strategy=strategy, optimizer=SGD(lr=0.1), microbatch_size=2, run_dir=folder
     ) as pipeline:
         assert "compared with the module itself in" in str(pipeline)
         for _ in range(3):

@@ -1,7 +1,6 @@
 """A program on several ranks, as a launcher would start it, in forks of one process that has imported everything.
 
-`python -m tests.support.ranks WORLD PORT MODULE FUNCTION WORDS...` calls the function with the words on every rank. Nobody ends the
-others where one ends: that is theirs to find out.
+Nobody ends the others where one ends: that is theirs to find out.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120.0
+from tests.support.cli import environment
+from tests.support.warm import warm
 
 
 def run_ranks(world: int, module: str, function: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -23,21 +23,14 @@ def run_ranks(world: int, module: str, function: str, *words: str) -> subprocess
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.ranks", str(world), str(port), module, function, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.txt"
+        code = warm().run([str(world), str(port), module, function, *words], environment(), out, script=__file__)
+        return subprocess.CompletedProcess((module, function), code, out.read_text())
 
 
 def _main(world: int, port: str, module: str, function: str, *words: str) -> int:
     call = getattr(importlib.import_module(module), function)
-    for name in ("torch.export", "gpp.app.pipeline", "gpp.runtime.live.ranks"):
-        importlib.import_module(name)
     pids = []
     for rank in range(world):
         pid = os.fork()
