@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import TOWERS, run, run_cold, start, workers_of
+from tests.support.cli import TOWERS, run, start, workers_of
+from tests.support.inprocess import few_layers
 from tests.support.traces import check_trace
 
 QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
+DIGITS = few_layers("digits")
 
 
 def test_more_devices_than_operators(tmp_path: Path) -> None:
@@ -61,7 +63,9 @@ def test_help_lists_every_option(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
-    done = run_cold(tmp_path, *QUICK, "steps=30", "evaluate_every=15", "microbatch_size=16", "strategy.planner.replication=false")
+    done = run(
+        tmp_path, *QUICK, *DIGITS, "steps=30", "evaluate_every=15", "microbatch_size=16", "strategy.planner.replication=false"
+    )
     assert done.code == 0, done.out
     result = done.result
     assert result["status"] == "ok"
@@ -108,7 +112,7 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
-    process = start(tmp_path, *QUICK, "steps=1000000", "strategy.planner.replication=false")
+    process = start(tmp_path, *QUICK, *DIGITS, "steps=1000000", "strategy.planner.replication=false")
     metrics = tmp_path / "metrics.jsonl"
     until = time.monotonic() + 120
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:

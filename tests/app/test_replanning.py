@@ -28,10 +28,12 @@ from gpp.timeline import Outcome
 from tests.support import graphs
 from tests.support.cli import Finished, run
 from tests.support.graphs import DEVICE
+from tests.support.inprocess import few_layers
 
 STREAM = [
     "mode=inference",
     "model=digits",
+    *few_layers("digits"),
     "logger=none",
     "cost=analytical",
     "strategy=even",

@@ -11,9 +11,18 @@ from safetensors.torch import load_file
 from gpp.errors import InvalidConfig
 from gpp.mechanism import use
 from tests.support.cli import Finished, run
+from tests.support.inprocess import few_layers
 
 ASKED = "strategy.mechanisms=[{_target_: tests.mechanisms.checksum.settings.Checked}]"
-DIGITS = ["model=digits", "cluster=local", "dtype=float64", "cost=analytical", "evaluate_every=0", "baselines_s=0"]
+DIGITS = [
+    "model=digits",
+    *few_layers("digits"),
+    "cluster=local",
+    "dtype=float64",
+    "cost=analytical",
+    "evaluate_every=0",
+    "baselines_s=0",
+]
 LR = 0.5
 
 

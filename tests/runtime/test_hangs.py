@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import read_state
 from gpp.runtime.job import Job
-from tests.support.cli import ROOT, environment, start, workers_of
+from gpp.runtime.run_dir import under_way
+from tests.support.cli import ROOT, environment, run, start, workers_of
+from tests.support.inprocess import few_layers
 from tests.support.machines import Machine, two_machines, why_not
 from tests.support.traces import check_trace
 from tests.support.warm import warm
@@ -28,6 +31,7 @@ from tests.support.warm import warm
 pytestmark = pytest.mark.dist
 
 COMMON = [
+    *few_layers("digits"),
     "logger=none",
     "cost=analytical",
     "strategy.planner.replication=false",
@@ -71,35 +75,34 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    """One machine: rank 1 stands still for a while as it loads, then come some steps, then SIGSTOP for rank 2.
-
-    Three workers take longer than the timeout to start in any case, which must not end the run.
-    """
+    """One machine: rank 1 stands still for a while as it loads, then come some steps, then SIGSTOP for rank 2."""
     run_dir = tmp_path_factory.mktemp("stopped")
-    process = start(run_dir, *COMMON, "cluster.num_devices=3", f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
-    try:
-        late = pid_of(run_dir, 1)
-        os.kill(late, signal.SIGSTOP)
-        time.sleep(TIMEOUT_S * 0.6)
-        os.kill(late, signal.SIGCONT)
-        wait_for_steps(run_dir, 3)
-        pids = workers_of(run_dir)
-        os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
-        began = time.monotonic()
-        out, _ = process.communicate(timeout=90)
-    finally:
-        # Where something above failed, it would train for ever.
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    return Stopped(process.returncode, out, time.monotonic() - began, run_dir, pids)
+    pids: list[int] = []
+    words = [*COMMON, "cluster.num_devices=3", f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}"]
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run, run_dir, *words)
+        try:
+            late = pid_of(run_dir, 1)
+            os.kill(late, signal.SIGSTOP)
+            time.sleep(TIMEOUT_S * 0.6)
+            os.kill(late, signal.SIGCONT)
+            wait_for_steps(run_dir, 3)
+            pids = [pid_of(run_dir, rank) for rank in range(3)]
+            os.kill(pids[2], signal.SIGSTOP)
+            began = time.monotonic()
+            done = running.result(timeout=90)
+        finally:
+            # Where something above failed, it would train for ever.
+            if not running.done() and (here := under_way(run_dir)):
+                os.kill(here.pid, signal.SIGKILL)
+    return Stopped(done.code, done.out, time.monotonic() - began, run_dir, pids)
 
 
 def test_a_stopped_rank_ends_the_run_and_is_named(stopped: Stopped) -> None:
     assert stopped.code == 1
-    assert len(stopped.pids) == 3
+    assert len({*stopped.pids}) == 3
     assert stopped.took_s > TIMEOUT_S - 1
-    assert not workers_of(stopped.run_dir)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in stopped.pids)
     result = json.loads((stopped.run_dir / "result.json").read_text())
     first, *lines = result["reason"].splitlines()
     assert result["status"] == "failed"

@@ -30,8 +30,6 @@ MODELS = [
     "mmt_small",
     "dlrm_small",
     "gpt_small",
-    "resnet_small",
-    "unet_small",
 ]
 MORE = [
     "bridge_tower_small",
@@ -46,7 +44,9 @@ MORE = [
     "inception_small",
     "llava_small",
     "residual_lstm_small",
+    "resnet_small",
     "translator_small",
+    "unet_small",
     "vgg_small",
 ]
 """Those whose operators and shapes others have, too."""
@@ -97,8 +97,9 @@ def test_two_forwards_two_backwards_equal_one_device(sizes: list[int], tmp_path:
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("llava_small", ("model.frozen=towers",)),  # whole stages without anything to train
-        ("clip_small", ("model.loss=gpp.models.networks.clip.contrastive_loss",)),
+        # whole stages without anything to train
+        pytest.param("llava_small", ("model.frozen=towers",), marks=pytest.mark.long),
+        pytest.param("clip_small", ("model.loss=gpp.models.networks.clip.contrastive_loss",), marks=pytest.mark.long),
         ("resnet_small", ("model.norm=batch", "model.image_size=64")),  # 4 pixels at the end: a variance that rounding cannot move
     ],
 )

@@ -60,7 +60,7 @@ def check_against_one_device(done: Finished, name: str, *overrides: str) -> None
     [
         pytest.param("digits", "graphpipe", 4, False, marks=pytest.mark.long),
         pytest.param("mmt_small", "sequential", 2, True, marks=pytest.mark.long),
-        ("dlrm_small", "graphpipe", 4, True),
+        pytest.param("dlrm_small", "graphpipe", 4, True, marks=pytest.mark.long),
         pytest.param("candle_uno_small", "gpipe", 2, False, marks=pytest.mark.long),
         ("digits_tasks", "graphpipe", 2, False),
     ],
@@ -70,12 +70,13 @@ def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: s
         tmp_path,
         *COMMON,
         f"model={name}",
+        *inprocess.few_layers(name),
         f"strategy={strategy}",
         f"cluster.num_devices={workers}",
         "graph.max_ops=24",
         f"strategy.planner.replication={str(replication).lower()}",
     )
-    check_against_one_device(done, name)
+    check_against_one_device(done, name, *inprocess.few_layers(name))
 
 
 @pytest.mark.long

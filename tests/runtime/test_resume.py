@@ -20,11 +20,14 @@ import torch
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.run_dir import run_of, under_way
-from tests.checks.kills import WORDS, Attempt
+from tests.checks.kills import WORDS as FOUR_WORKERS
+from tests.checks.kills import Attempt
 from tests.support.cli import ROOT, environment, workers_of
 from tests.support.cli import run as run_command
+from tests.support.inprocess import few_layers
 
-STEPS, EVERY = 12, 3
+STEPS, EVERY = 8, 2
+WORDS = [*FOUR_WORKERS, *few_layers("digits")]
 
 pytestmark = pytest.mark.dist
 
@@ -37,10 +40,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
     assert done.code == 0, done.out
     assert sorted(path.name for path in (done.run_dir / "checkpoints").iterdir()) == [
         "final",
-        "step_12",
-        "step_3",
+        "step_2",
+        "step_4",
         "step_6",
-        "step_9",
+        "step_8",
     ]
     return done
 

@@ -305,10 +305,28 @@ def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tupl
     return captured, initial_weights(model, captured, seed=seed, dtype=dtype)
 
 
+FEW_LAYERS = {
+    "char_gpt_small": ("model.num_layers=2",),
+    "clip_small": ("model.image_layers=1", "model.text_layers=1"),
+    "digits": ("model.num_layers=2",),
+    "digits_tasks": ("model.num_layers=1",),
+    "gpt_small": ("model.num_layers=2",),
+    "llava_small": ("model.image_layers=1", "model.num_layers=1"),
+    "mmt_small": ("model.num_branches=2", "model.num_layers=1"),
+    "unet_small": ("model.attention=[false,false]",),
+}
+"""A capture takes a second for about twenty operators, and further layers are like the first ones."""
+
+
+def few_layers(name: str, *overrides: str) -> tuple[str, ...]:
+    """The settings with which `captured_named` builds a model, as words of a command line."""
+    return (*FEW_LAYERS.get(name, ()), *overrides)
+
+
 @cache
 def captured_named(name: str, *overrides: str) -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
-    """The model that `model=name` builds, captured in float64, and its weights; made once for all tests."""
-    model = model_named(name, *overrides)
+    """The model that `model=name` builds with few layers, captured in float64, and its weights; made once for all tests."""
+    model = model_named(name, *few_layers(name, *overrides))
     return model, *capture(model)
 
 

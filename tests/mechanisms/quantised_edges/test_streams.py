@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.support.cli import run
+from tests.support.inprocess import few_layers
 
 STREAM = [
     "mode=inference",
@@ -21,11 +21,10 @@ STREAM = [
 ]
 
 
-@pytest.mark.parametrize("model", ["model=clip_small"])
-def test_workers_equal_one_process(model: str, tmp_path: Path) -> None:
+def test_workers_equal_one_process(tmp_path: Path) -> None:
     bits = ["strategy.edges.bits=3", "strategy.edges.clip=true"]
     found = {
-        name: run(tmp_path / name, *STREAM, model, *words)
+        name: run(tmp_path / name, *STREAM, "model=clip_small", *few_layers("clip_small"), *words)
         for name, words in (("two", bits), ("one", [*bits, "engine=reference"]), ("exact", ["engine=reference"]))
     }
     for name, one in found.items():

@@ -87,7 +87,15 @@ def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, 
     return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings, **more), weights, (model, data, optimizer, weights)
 
 
-SLOW = ("mlp, 4", "attention and embedding, 2", "a chain, 2 to 1", "two replicas of 2", "towers", "towers, replicas")
+SLOW = (
+    "mlp, 4",
+    "attention and embedding, 2",
+    "a chain, 2 to 1",
+    "heads of two kinds",
+    "two replicas of 2",
+    "towers",
+    "towers, replicas",
+)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long) if case in SLOW else case for case in CASES])
@@ -171,10 +179,10 @@ PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd",
 @pytest.mark.parametrize(
     "case",
     [
-        "towers, replicas",
-        pytest.param("attention and embedding, 4", marks=pytest.mark.long),
+        "mlp, 2",
         pytest.param("attention and embedding, 2", marks=pytest.mark.long),
-        pytest.param("mlp, 2", marks=pytest.mark.long),
+        pytest.param("attention and embedding, 4", marks=pytest.mark.long),
+        pytest.param("towers, replicas", marks=pytest.mark.long),
         pytest.param("two replicas of 2", marks=pytest.mark.long),
     ],
 )
@@ -186,7 +194,15 @@ def test_processes_equal_one_device(case: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(job.plan))
     source = ["data=synthetic", "data.num_samples=64", "data.num_test_samples=32"]
-    words = [f"model={name}", *source, "graph.max_ops=60", f"cluster.num_devices={devices}", f"plan={plan}", "evaluate_every=0"]
+    words = [
+        f"model={name}",
+        *inprocess.few_layers(name),
+        *source,
+        "graph.max_ops=60",
+        f"cluster.num_devices={devices}",
+        f"plan={plan}",
+        "evaluate_every=0",
+    ]
     done = run(tmp_path / "run", *PROCESSES, *words)
     assert done.code == 0, done.out
     expected, params = inprocess.reference(model, data, optimizer, weights, steps=2, minibatch_size=8, dtype="float64")
