@@ -13,7 +13,7 @@ from sweeps.prediction_quality import stable_rate, worth
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = replace(GRIDS["digits_deep"], words=("steps=40",))
+    grid = replace(GRIDS["digits_deep"], words=("steps=20",))
     monkeypatch.setitem(GRIDS, "digits_deep", grid)
 
 

@@ -154,28 +154,23 @@ def test_a_full_disk_is_said_in_a_line(old: Path, tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_a_sweep_with_a_table(tmp_path: Path) -> None:
-    factories = "model.factory=tests.support.zoo.Towers,tests.support.zoo.Ending"
-    done = run(tmp_path, "-m", *SMALL, factories, "seed=0,1", ENDING=str(int(signal.SIGTERM)))
+    factories = "model.factory=tests.support.zoo.Towers,tests.support.zoo.Ending,tests.support.zoo.Leaving"
+    done = run(tmp_path, "-m", *SMALL, factories, ENDING=str(int(signal.SIGTERM)))
     assert done.code == 128 + signal.SIGTERM, done.out
     rows = rows_of(tmp_path)
-    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "failed"]
-    assert rows[2]["reason"] == "stopped by SIGTERM" and rows[3]["reason"] == "no result: the sweep was stopped by SIGTERM"
+    assert [row["status"] for row in rows] == ["ok", "failed", "failed"]
+    assert rows[1]["reason"] == "stopped by SIGTERM" and rows[2]["reason"] == "no result: the sweep was stopped by SIGTERM"
     assert (tmp_path / "report.html").exists() and "Traceback" not in done.out
 
 
 def test_a_sweep_shows_each_job_its_own_result(tmp_path: Path) -> None:
     """After another order of the words, another set of values, and another version of a file that a setting names."""
-    strategies, seeds = "strategy=even,sequential", "seed=0,1"
+    strategies, seeds = "strategy=even,sequential", "seed=1"
     assert run(tmp_path / "sweep", "-m", *SMALL, strategies, seeds).code == 0
     again = run(tmp_path / "sweep", "-m", *SMALL, seeds, strategies)
-    assert again.code == 0 and again.out.count("skip") == 4
+    assert again.code == 0 and again.out.count("skip") == 2
     rows = rows_of(tmp_path / "sweep")
-    assert [(row["seed"], row["strategy"]) for row in rows] == [
-        ("0", "even"),
-        ("0", "sequential"),
-        ("1", "even"),
-        ("1", "sequential"),
-    ]
+    assert [(row["seed"], row["strategy"]) for row in rows] == [("1", "even"), ("1", "sequential")]
     jobs = json.loads((tmp_path / "sweep" / "jobs.json").read_text())
     for row, job in zip(rows, jobs, strict=True):
         assert {f"seed={row['seed']}", f"strategy={row['strategy']}"} <= set(job["overrides"])

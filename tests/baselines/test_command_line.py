@@ -70,6 +70,7 @@ def test_they_are_simulated_too(tmp_path: Path) -> None:
         f"strategy={','.join(ENGINES)}",
         "engine=simulate",
         "model=mlp",
+        "model.num_blocks=2",
         "cost=analytical",
         "cluster.num_devices=2",
     ]

@@ -18,24 +18,29 @@ SAMPLE = (
 )
 
 
+Recorded = tuple[Path, dict[str, dict]]
+"""A folder, and the records of the sample."""
+
+
+def record(folder: Path, seed: str) -> Recorded:
+    """The sample, recorded by a process with a hash seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", seed)
+        server = Server(cases.TESTS.parent, timing=True)
+    try:
+        return folder, {case: taken(server, case, folder / "programs") for case in SAMPLE}
+    finally:
+        server.close()
+
+
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, dict[str, dict]]]:
-    """The sample, recorded by two processes with different hash seeds: folder and records of each."""
-    out = []
-    for seed in ("0", "4242"):
-        folder = tmp_path_factory.mktemp("record")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONHASHSEED", seed)
-            server = Server(cases.TESTS.parent, timing=True)
-        try:
-            out.append((folder, {case: taken(server, case, folder / "programs") for case in SAMPLE}))
-        finally:
-            server.close()
-    return out
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("record"), "0")
 
 
-def test_two_records_of_one_checkout_are_equal(recorded) -> None:
-    (first, before), (second, after) = recorded
+@pytest.mark.long
+def test_two_records_of_one_checkout_are_equal(recorded: Recorded, tmp_path: Path) -> None:
+    (first, before), (second, after) = recorded, record(tmp_path, "4242")
     assert [record["status"] for record in before.values()] == ["ok", "infeasible"]
     assert [record["exit"] for record in before.values()] == [0, 3]
     lines, unmeant = compare.report(before, after, (first, second))
@@ -43,7 +48,7 @@ def test_two_records_of_one_checkout_are_equal(recorded) -> None:
 
 
 def test_a_record_holds_plan_program_and_prediction(recorded) -> None:
-    (folder, before), _ = recorded
+    folder, before = recorded
     record = before[SAMPLE[0]]
     assert (folder / "programs" / f"{record['program']}.txt").stat().st_size == record["program_length"] > 0
     assert sum(len(stage["ops"]) for stage in record["plan"]["stages"].values()) == record["result"]["num_ops"] == 12
@@ -62,7 +67,7 @@ def test_a_record_holds_plan_program_and_prediction(recorded) -> None:
     ],
 )
 def test_each_difference_is_found(recorded, monkeypatch, path, value, field) -> None:
-    before = recorded[0][1]
+    before = recorded[1]
     after = deepcopy(before)
     place = after[SAMPLE[0]]
     for key in path[:-1]:
@@ -76,7 +81,7 @@ def test_each_difference_is_found(recorded, monkeypatch, path, value, field) -> 
 
 
 def test_rounding_of_a_prediction_is_no_difference_but_of_a_loss_it_is(recorded) -> None:
-    before = deepcopy(recorded[0][1])
+    before = deepcopy(recorded[1])
     before[SAMPLE[0]]["loss"] = [0.5, 0.25]
     after = deepcopy(before)
     after[SAMPLE[0]]["predicted"]["iteration_s"] *= 1 + 1e-15

@@ -73,7 +73,7 @@ SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
 }
 """Network, devices of each stage, micro-batch."""
 
-STEPS, OTHER_STEPS = 16, 16
+STEPS, OTHER_STEPS = 10, 10
 COSINE = LearningRate(shape="cosine", warmup_steps=5)
 
 SIDE_BY_SIDE = ("stash", "spectrain 2", "pipeoptim")
@@ -145,7 +145,7 @@ def _others() -> dict[str, Callable[[], Case]]:
     """What else may go wrong: drains, a changing rate, random numbers, running statistics, unequal micro-batches."""
     sgd, adamw = OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]
     plain = {"steps": OTHER_STEPS}
-    drained = {**plain, "held_out": HELD_OUT, "evaluate_every": 13}
+    drained = {**plain, "held_out": HELD_OUT, "evaluate_every": 7}
     gentle = SGD(lr=0.02, momentum=0.9)
     out: dict[str, Callable[[], Case]] = {}
     for name, policy in POLICIES.items():
@@ -197,7 +197,7 @@ def _others() -> dict[str, Callable[[], Case]]:
 
 def _rounded() -> dict[str, Callable[[], Case]]:
     """Sums over more than two devices, in whose order the backend is free."""
-    clipped, settings = SGD(lr=0.1, momentum=0.9, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 13}
+    clipped, settings = SGD(lr=0.1, momentum=0.9, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 7}
     return {
         "three replicas": partial(
             make_job, "NormedBatch", Stash(), OPTIMIZERS["sgd"], replicas=(3, 1), sizes=6, minibatch_size=6, **settings

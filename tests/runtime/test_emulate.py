@@ -265,7 +265,7 @@ COMMON = [*SMALL, "cluster=mixed_2x4", "cost=analytical", "engine=emulate", "log
 
 @pytest.mark.dist
 def test_eight_unequal_devices_on_this_machine(tmp_path: Path) -> None:
-    done = run(tmp_path, *COMMON, "engine.budget_s=4", "steps=3")
+    done = run(tmp_path, *COMMON, "engine.budget_s=1", "steps=3")
     assert done.code == 0, done.out
     result = done.result
     assert result["engine"] == "emulate" and result["loss"] == []

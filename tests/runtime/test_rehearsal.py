@@ -283,6 +283,8 @@ def test_real_workers_rehearse(tmp_path: Path) -> None:
     words = [
         "model=mlp",
         "model.width=32",
+        "model.num_blocks=2",
+        "cost.budget_s=0.3",
         "cluster.num_devices=2",
         "microbatch_size=16",
         "logger=none",
