@@ -167,6 +167,7 @@ def whole_ms(row: Row, constants: Constants) -> float:
     return one + (layers - 1) * (two - one)
 
 
+@pytest.mark.long
 def test_tensor_parallelism_over_two_nodes_is_as_fast_as_measured() -> None:
     """vTrain's GPT 3.6B without a fit. A ring over one network card of a node would take two and a half times as long."""
     found = {(row.tensor, row.microbatch): row for row in rows("vtrain.csv") if row.model == "GPT 3.6B" and row.pipeline == 1}
@@ -213,7 +214,7 @@ def test_rows_name_their_fit_and_what_they_measure() -> None:
         assert sum(row.use == "fit" for row in found if row.cluster == card) == 3
 
 
-@pytest.mark.parametrize("model", ["dlrm", "candle_uno"])
+@pytest.mark.parametrize("model", [pytest.param("dlrm", marks=pytest.mark.long), "candle_uno"])
 def test_no_published_throughput_lies_above_the_bound(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the constants of experiment=paper could not be right; those of a data sheet are not."""
     monkeypatch.setattr(kept(), "path", tmp_path / "kept.jsonl")

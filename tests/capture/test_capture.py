@@ -17,6 +17,7 @@ from gpp.graph.captured import Captured, capture_key, evaluate, load_cached, sto
 from gpp.serialization import from_json, to_json
 from tests.support.capture_zoo import CASES, Fixed, ManyOutputs, Masked, Normed, Tied, accuracy, cross_entropy, floats, many, mse
 from tests.support.cutting import build_stages, named, random_parts, run_pipeline
+from tests.support.long import thinned
 
 
 def small(forward, **modules):
@@ -141,7 +142,7 @@ def test_attention_and_recurrence_have_flops():
     assert ops["attention"].forward_flops == 2 * 2 * 5 * 5 * 8 and ops["attention"].backward_flops > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", thinned([torch.float32, torch.float64]))
 def test_recurrent_layers_keep_gates_and_cells(dtype):
     """oneDNN, which computes float32, does not say what it keeps."""
     model = small(lambda self, x: self.rnn(x)[0].mean(1), rnn=nn.LSTM(4, 8, batch_first=True, bidirectional=True)).to(dtype)
@@ -159,7 +160,7 @@ def test_detached_and_integer_tensors_take_no_gradient():
     assert True in flags.values()
 
 
-@pytest.mark.parametrize("name", ["normed", "tied", "masked", "in_place"])
+@pytest.mark.parametrize("name", thinned(["normed", "masked", "tied", "in_place"]))
 def test_evaluation_equals_the_model_in_eval_mode(name):
     model, captured = capture_case(name)
     _, make, loss, metrics = CASES[name]

@@ -4,9 +4,10 @@ import torch
 from gpp.capture.build import capture
 from tests.support.capture_zoo import CASES
 from tests.support.cutting import assert_cuts_exactly
+from tests.support.long import thinned
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES))
 def test_random_cuts_equal_the_model(name):
     """Loss, gradients, buffers; `normed` draws dropout too, in the order of execution, since it is a chain."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpp.capture.build import capture
 from gpp.errors import CaptureError
 from tests.support.cutting import assert_cuts_exactly
+from tests.support.long import thinned
 
 ENDS = [3, 3, 7]
 """The second group has no row, and the last two of nine rows have no group."""
@@ -78,7 +79,7 @@ def next_token(outputs: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("kind", thinned(["mixtral", "qwen2_moe"]))
 def test_experts_of_transformers(kind: str) -> None:
     """Captured for any batch size; losses and gradients are those of the model, FLOPs those of every chosen expert.
 

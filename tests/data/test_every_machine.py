@@ -84,7 +84,8 @@ def digests_under(settings: dict[str, str]) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("machine", ["avx2", pytest.param("oldest", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("machine", MACHINES)
 def test_data_are_those_of_any_other_machine(machine: str) -> None:
     here, found = digests(), digests_under(MACHINES[machine])
     assert len(here) == 1 + 2 * (len(MODELS) + len(OTHERS)) + len(MODELS)

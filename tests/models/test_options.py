@@ -29,7 +29,7 @@ def needs(name: str) -> None:
         pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", thinned(SMALL))
 def test_small_sizes_run_forward_and_backward(name, draw):
     needs(name)
     model = model_named(name)
@@ -46,7 +46,7 @@ def test_small_sizes_run_forward_and_backward(name, draw):
         assert 0 <= metric(model.metric)(network(**inputs), targets) <= 1
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", thinned(SMALL, 3))
 def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
     needs(name)
     model = model_named(name)
@@ -63,7 +63,7 @@ def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
     torch.testing.assert_close(part(slice(0, 6)), (2 * part(slice(0, 2)) + 4 * part(slice(2, 6))) / 6)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", thinned(SMALL, 4))
 def test_initial_weights_follow_the_seed(name):
     needs(name)
     model = model_named(name)

@@ -35,6 +35,7 @@ def test_it_learns_to_translate() -> None:
     assert accuracy > 0.9
 
 
+@pytest.mark.long
 def test_a_small_gpt_learns_to_spell() -> None:
     model = model_named("char_gpt_small", "model.num_layers=2", "model.sequence=16")
     # a quarter of the characters are spaces

@@ -20,6 +20,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.conf import option
 from tests.support.graphs import chain, diamond, graph, problem, two_towers
+from tests.support.long import thinned
 
 PLANNERS = ["graphpipe", "sequential", "even", "pipedream", "piper", "pipedream_2bw"]
 FLUSH = ("strategy/weights=flush", "strategy/schedule=1f1b")
@@ -102,7 +103,7 @@ def test_losses_without_a_common_tensor_are_apart_from_each_other() -> None:
     assert [stage.devices for stage in split.stages[2:]] == [(1,), (1,)]
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", thinned(PLANNERS))
 def test_every_planner_is_judged_by_what_will_run(name: str) -> None:
     strategy = option("strategy", name, "name=test", *FLUSH)
     fine = diamond() if name == "even" else two_towers(3)
@@ -117,7 +118,7 @@ def test_every_planner_is_judged_by_what_will_run(name: str) -> None:
     assert predicted.metrics.iteration_s == pytest.approx(strategy.predict(plan, of, record=False).metrics.iteration_s)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", thinned(range(15), 3))
 def test_random_plans_with_the_loss_apart_never_deadlock(seed: int) -> None:
     rng = random.Random(seed)
     fine = random_dag(rng.randint(4, 20), seed)

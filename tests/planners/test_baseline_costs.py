@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -21,6 +22,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.chain_objectives import pipedream_s, piper_s
 from tests.support.conf import option
+from tests.support.long import thinned
 from tests.support.problems import Rate
 from tests.support.published import profile
 
@@ -32,6 +34,7 @@ BASELINES = {
 }
 
 
+@cache
 def posed(model: str, cluster_name: str, efficiency: float | None) -> Problem:
     """A profile, or a random graph with heavy weights, on a cluster of conf/ whose all-reduces may be slow."""
     cluster = option("cluster", cluster_name)
@@ -51,7 +54,7 @@ def plan_of(planner: AbstractPlanner, problem: Problem):
 
 @pytest.mark.parametrize("name", list(BASELINES))
 @pytest.mark.parametrize("efficiency", [None, 0.1])
-@pytest.mark.parametrize("cluster_name", CLUSTERS)
+@pytest.mark.parametrize("cluster_name", thinned(CLUSTERS))
 @pytest.mark.parametrize(
     "model",
     [

@@ -20,6 +20,7 @@ from gpp.planners.graphpipe import graphpipe
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
+from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, towers
 
@@ -118,7 +119,7 @@ def test_heterogeneous_cluster_is_judged_on_its_own_devices():
     assert run(GraphPipe(colocate="never"), replace(problem, cluster=base))[1] < seconds
 
 
-@pytest.mark.parametrize(("branches", "blocks"), [(4, 16), (7, 6), (14, 4)])
+@pytest.mark.parametrize(("branches", "blocks"), thinned([(4, 16), (7, 6), (14, 4)], 3))
 def test_search_takes_few_calls(branches, blocks):
     problem = Problem(
         graph=towers(branches, blocks, fork=True, saved=10.0),
@@ -130,7 +131,7 @@ def test_search_takes_few_calls(branches, blocks):
     assert calls(lambda: run(GraphPipe(colocate="never"), problem)) < 2_000_000
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", thinned(range(8)))
 def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
     """Above `SMALL`, where chains are no starts, and if its own search found nothing at all. Whole problems of that size:
     `python -m tests.checks.planners --what chains`, and `--what models`."""

@@ -39,6 +39,7 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
+from tests.support.long import thinned
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
 
@@ -148,7 +149,7 @@ def most_update_s(plan: Plan, problem: Problem) -> float:
     return out
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", thinned(range(20), 3))
 @pytest.mark.parametrize("weights", [Stash(), DoubleBuffer()], ids=lambda w: w.name)
 def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed: int) -> None:
     """What the searches leave out by it could not have won: nothing fills or drains in a steady step."""
@@ -203,7 +204,7 @@ def test_versions_of_the_weights_change_what_fits() -> None:
 
 
 @pytest.mark.parametrize("planner", PLANNERS[1:], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("weights", [Stash(), DoubleBuffer(), SpecTrain(form=2)], ids=lambda w: w.name)
+@pytest.mark.parametrize("weights", thinned([DoubleBuffer(), Stash(), SpecTrain(form=2)], 3), ids=lambda w: w.name)
 def test_what_lacks_is_named_with_what_would_fit(planner: AbstractPlanner, weights: AbstractWeights) -> None:
     of, problem = strategy(planner, weights), heavy(200.0)
     with pytest.raises(Infeasible) as caught:

@@ -7,6 +7,7 @@ one autograd graph, under the same seeding rule.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule
 from tests.support import inprocess
+from tests.support.long import thinned
 from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured, parts_of, problem_of
 
 STEPS = 2
@@ -94,8 +96,7 @@ def plan_of(case: Case, found: Captured, schedule: AbstractSchedule, k: int) -> 
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "schedule"), thinned(product(CASES, SCHEDULES), 3))
 def test_gradients_and_weights_equal_one_device(name: str, schedule: str, tmp_path: Path) -> None:
     case, (order, k) = CASES[name], SCHEDULES[schedule]
     model, found, weights = captured(case.network)

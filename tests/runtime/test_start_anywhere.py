@@ -30,6 +30,7 @@ from gpp.runtime.run_dir import RUN, RunDir
 from gpp.runtime.transport.network import client, serve
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
+from tests.support.long import thinned
 from tests.support.machines import Machine, two_machines, why_not
 
 TORCHRUN = {
@@ -183,7 +184,7 @@ def attend(place: LaunchPlace, words: list[str], limit_s: float = 20.0) -> tuple
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(0, None), (1, "ValueError: x"), (2, "steps=0: must be\nat least 1"), (3, "no plan fits"), (143, "stopped")],
+    thinned([(0, None), (1, "ValueError: x"), (2, "steps=0: must be\nat least 1"), (3, "no plan fits"), (143, "stopped")]),
 )
 def test_the_others_end_as_rank_0_does(port: int, code: int, reason: str | None, capfd: pytest.CaptureFixture[str]) -> None:
     others = [attend(place(rank, port, 3), ["x"]) for rank in (1, 2)]

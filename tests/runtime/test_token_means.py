@@ -30,6 +30,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
+from tests.support.long import thinned
 from tests.support.staged import parts_of
 
 IGNORED, BATCH, UPDATES, LENGTH, CLASSES = -100, 16, 2, 5, 5
@@ -152,9 +153,9 @@ def total(value: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "items", "schedule"),
     [
-        *((loss, None, OneFOneB()) for loss in (*RECOGNISED, Tempered())),
+        *thinned(((loss, None, OneFOneB()) for loss in (*RECOGNISED, Tempered())), 3),
         (over_labels, None, ZeroBubbleH1()),
-        (unrecognised, COUNTED, GPipe()),
+        pytest.param(unrecognised, COUNTED, GPipe(), marks=pytest.mark.long),
         (unrecognised, COUNTED, ZeroBubbleH1()),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),

@@ -27,6 +27,7 @@ from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
 from tests.checks.memory import SEARCHES, judged_chains, random_chain_problem
 from tests.support.graphs import graph, problem
+from tests.support.long import thinned
 
 
 def residual_chain(blocks: int, memory_bytes: float = 1e9, minibatch_size: int = 8) -> Problem:
@@ -40,7 +41,7 @@ def residual_chain(blocks: int, memory_bytes: float = 1e9, minibatch_size: int =
     return problem(operators, 4, minibatch_size, memory_bytes=memory_bytes, microbatch_size=1)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", thinned(range(8)))
 def test_equal_to_every_cut_and_every_way(number: int) -> None:
     rng = random.Random(f"suite-{number}")
     found = judged_chains(

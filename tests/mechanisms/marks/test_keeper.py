@@ -42,6 +42,7 @@ from gpp.weights.stash import Stash
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.capture_zoo import CASES, floats, mse
 from tests.support.cards.machine import Machine, Policy, Rule
+from tests.support.long import thinned
 from tests.support.markings import POLICIES, Case, keep, random_case, random_ways, train, with_host
 from tests.support.staged import parts_of
 
@@ -156,7 +157,7 @@ def subsets(count: int, rng: random.Random) -> Iterator[Ways]:
         yield ways.__getitem__
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", thinned(ZOO))
 def test_markings_of_the_zoo_change_nothing(name: str) -> None:
     """In-place writes, running statistics and a running mean by hand, dropout and noise, masks and derived weights, views."""
     zoo = Zoo.of(name)
@@ -209,7 +210,7 @@ class Wide(nn.Module):
         return self.last(h)
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("in_flight", thinned([3, 1]))
 def test_the_allocator_s_peak_falls_by_what_is_not_held(in_flight: int) -> None:
     """Discarded: their bytes of every micro-batch, but the largest run of one. Moved: those of all but two."""
     torch.manual_seed(0)

@@ -25,13 +25,14 @@ from gpp.plan.plan import Plan
 from gpp.planners.chains.typed_chain import PlacedStage, TypedChain
 from tests.checks.edgepipe import check
 from tests.support.cli import run
+from tests.support.long import thinned
 from tests.support.problems import random_problem
 
 PROFILES = Path(__file__).resolve().parents[3] / "sweeps" / "pipeedge"
 MODELS, TYPES = PROFILES / "models.yml", PROFILES / "device_types.yml"
 
 
-@pytest.mark.parametrize("shape", ["chain", "graph"])
+@pytest.mark.parametrize("shape", thinned(["graph", "chain"]))
 def test_no_plan_is_faster(shape):
     """A sample of `python -m tests.checks.edgepipe`."""
     wrong, words = check(shape, range(1000, 1007))

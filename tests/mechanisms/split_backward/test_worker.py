@@ -26,6 +26,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.weights.flush import Flush
 from tests.checks.split_backward import differences
 from tests.support import inprocess
+from tests.support.long import thinned
 from tests.support.markings import keep, model_of, random_case, train
 from tests.support.weight_uses import UsingStages
 
@@ -52,7 +53,7 @@ def test_trainings_are_equal_bit_for_bit(name: str, late: int, dtype: str, marke
     assert differences(name, random.Random(name), late=late, dtype=dtype, marked=marked, minibatch=16) == []
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", thinned(USES))
 def test_every_way_to_read_weights(use: str) -> None:
     """Three micro-batches whose weights' gradients all come at the end; whatever is computed from weights alone included."""
     torch.manual_seed(0)
@@ -97,7 +98,7 @@ def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
     assert all(torch.equal(*(p.grad for p in pair)) for pair in zip(whole.parameters(), split.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", ["gpt_small", "ThreeOutputs", "dlrm_small"])
+@pytest.mark.parametrize("name", thinned(["gpt_small", "dlrm_small", "ThreeOutputs"]))
 def test_the_bill_of_what_is_late(name: str) -> None:
     """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second.
 
