@@ -303,7 +303,7 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 def test_sample() -> None:
     """Of `python -m tests.checks.cards`: proof and model say the same."""
-    wrong, counts = check_many(1)
+    wrong, counts = check_many(3)
     assert not wrong, "\n".join(wrong)
     for path in ("strictest", "today", "one communicator", "overlapped, one send under way"):
         ran = Counter()
