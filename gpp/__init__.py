@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
     from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
     from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
+    from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+    from gpp.mechanisms.weight_versions.naive import Naive
+    from gpp.mechanisms.weight_versions.pipemare import PipeMare
+    from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+    from gpp.mechanisms.weight_versions.spectrain import SpecTrain
+    from gpp.mechanisms.weight_versions.stash import Stash
+    from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
     from gpp.memory import Keep
     from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
     from gpp.plan.plan import Plan
@@ -53,14 +60,7 @@ if TYPE_CHECKING:
     from gpp.schedules.no_flush import NoFlush
     from gpp.schedules.one_f_one_b import OneFOneB
     from gpp.strategy import Strategy
-    from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
-    from gpp.weights.naive import Naive
-    from gpp.weights.pipemare import PipeMare
-    from gpp.weights.pipeoptim import PipeOptim
-    from gpp.weights.spectrain import SpecTrain
-    from gpp.weights.stash import Stash
-    from gpp.weights.vertical_sync import VerticalSync
 
 __all__ = [
     "SGD",
@@ -144,7 +144,7 @@ _HOME = {
     "DawnPiper": "gpp.mechanisms.marks.dawnpiper",
     "Device": "gpp.cluster",
     "Distributed": "gpp.runtime.engines.distributed",
-    "DoubleBuffer": "gpp.weights.double_buffer",
+    "DoubleBuffer": "gpp.mechanisms.weight_versions.double_buffer",
     "DualPipeV": "gpp.mechanisms.split_backward.schedules.dualpipe_v",
     "EdgePipe": "gpp.mechanisms.serving.edgepipe.edgepipe",
     "Emulate": "gpp.runtime.engines.emulate",
@@ -159,7 +159,7 @@ _HOME = {
     "Link": "gpp.cluster",
     "Muon": "gpp.optimizers",
     "NAdam": "gpp.optimizers",
-    "Naive": "gpp.weights.naive",
+    "Naive": "gpp.mechanisms.weight_versions.naive",
     "NoFlush": "gpp.schedules.no_flush",
     "Offload": "gpp.mechanisms.marks.policies",
     "OneFOneB": "gpp.schedules.one_f_one_b",
@@ -167,8 +167,8 @@ _HOME = {
     "OptimalOrder": "gpp.mechanisms.split_backward.schedules.optimal",
     "PipeDream": "gpp.planners.chains.pipedream",
     "PipeDream2BW": "gpp.planners.chains.pipedream_2bw",
-    "PipeMare": "gpp.weights.pipemare",
-    "PipeOptim": "gpp.weights.pipeoptim",
+    "PipeMare": "gpp.mechanisms.weight_versions.pipemare",
+    "PipeOptim": "gpp.mechanisms.weight_versions.pipeoptim",
     "Pipeline": "gpp.app.pipeline",
     "Piper": "gpp.planners.chains.piper",
     "Plan": "gpp.plan.plan",
@@ -181,15 +181,15 @@ _HOME = {
     "Sequential": "gpp.planners.chains.sequential",
     "Simulate": "gpp.runtime.engines.simulate",
     "Single": "gpp.planners.chains.single",
-    "SpecTrain": "gpp.weights.spectrain",
+    "SpecTrain": "gpp.mechanisms.weight_versions.spectrain",
     "Split1F1B": "gpp.mechanisms.split_backward.schedules.split_1f1b",
-    "Stash": "gpp.weights.stash",
+    "Stash": "gpp.mechanisms.weight_versions.stash",
     "Strategy": "gpp.strategy",
     "Tail": "gpp.mechanisms.marks.tail",
     "VHalf": "gpp.mechanisms.split_backward.schedules.v_half",
     "VMin": "gpp.mechanisms.split_backward.schedules.v_min",
     "VPipe": "gpp.mechanisms.marks.vpipe",
-    "VerticalSync": "gpp.weights.vertical_sync",
+    "VerticalSync": "gpp.mechanisms.weight_versions.vertical_sync",
     "ZeroBubbleAuto": "gpp.mechanisms.split_backward.schedules.zero_bubble_auto",
     "ZeroBubbleH1": "gpp.mechanisms.split_backward.schedules.zero_bubble_h1",
     "ZeroBubbleH2": "gpp.mechanisms.split_backward.schedules.zero_bubble_h2",

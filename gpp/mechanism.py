@@ -17,7 +17,8 @@ core that it adds something to, and each such file has one name that the room as
     mode.py        MODE       a mode of runs that train nothing (`gpp.runtime.mode.AbstractMode`)
     course.py      COURSE     the settings of their workers (`gpp.runtime.job_course.AbstractJobCourse`)
     run.py         RUN        their workers, and the results of these (`gpp.runtime.course.AbstractCourseRun`)
-    worker.py      WORKER     stages on shards, hooks around passes and messages (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
+    worker.py      WORKER     stages on shards, weights of several versions, hooks around passes and messages
+                              (`gpp.runtime.worker.hooks.AbstractWorkerPart`)
 
 The files of a mechanism import the rooms that they add to. A room never imports them: it calls `found`, which reads a file when
 its room first asks for it. So planning never reads the files for workers, and a mechanism that is not there costs nothing.

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, final
 
 from pydantic import Field
 
-from gpp.errors import InvalidConfig
 from gpp.settings import Decay, Natural, NotNegative, Share, settings
-from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition, Predictor
-from gpp.weights.work import ADD, COPY, WeightWork
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +40,6 @@ Rate = Annotated[float, Field(gt=0, examples=[0.01])]
 ClipNorm = Annotated[float, Field(gt=0, examples=[1.0])]
 ClipScope = Literal["model", "stage"]
 Shard = Literal["none", "replicas"]
-
-
-def keeping(weight_decay: float) -> WeightWork:
-    """Keeping the last gradient at an update, with the coupled decay in it."""
-    return ADD if weight_decay else COPY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,34 +104,6 @@ class AbstractOptimizer(AroundSteps, ABC):
     def with_momentum(self, factor: float) -> Self:
         """The same with another `momentum_factor`."""
 
-    def at(self, weights: AbstractWeights | None, position: PipelinePosition) -> Self:
-        """The optimizer of a stage, under the policy of a pipeline that does not drain."""
-        correction = weights.corrects(position) if weights else None
-        if weights is None or correction is None:
-            return self
-        found = correction.momentum(self.momentum_factor, weights.staleness(position), position.depth)
-        return self if found == self.momentum_factor else self.with_momentum(found)
-
-    def check(self, weights: AbstractWeights) -> None:
-        """Refuse a correction that has nothing to work on.
-
-        Raises:
-            InvalidConfig: names the correction.
-        """
-        correction = weights.correction
-        if correction is None:
-            return
-        if correction.direction(0.5, 1) and not (isinstance(self, SGD) and self.momentum):
-            rule = "is written for the steps of SGD with momentum"
-            raise InvalidConfig("strategy.weights.correction", correction.name, rule, "use optimizer=sgd optimizer.momentum=0.9")
-        if correction.momentum(0.5, 1, 2) != 0.5 and not self.momentum_factor:
-            rule = f"raises the momentum, and optimizer={type(self).__name__} has none"
-            raise InvalidConfig("strategy.weights.correction", correction.name, rule, "use optimizer=nadam")
-
-    @abstractmethod
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        """The cost of predicting weights by a rule (`gpp.runtime.worker.weights.prediction`): reads and writes of its operators."""
-
     @property
     @abstractmethod
     def state_factor(self) -> float:
@@ -172,14 +136,6 @@ class SGD(AbstractOptimizer):
     def state_factor(self) -> float:
         return 1.0 if self.momentum else 0.0
 
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        if rule.future == "zero":
-            shrunk = WeightWork(2.0, 1)
-            return Extrapolation(once=shrunk if not self.momentum else shrunk + ADD if self.weight_decay else ADD)
-        if self.momentum and not rule.nesterov:
-            return Extrapolation()
-        return Extrapolation(once=ADD * (2 if self.momentum else 1), kept=1.0, update=keeping(self.weight_decay))
-
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
@@ -211,15 +167,6 @@ class AbstractAdam(AbstractOptimizer):
 class Adam(AbstractAdam):
     """Adam and AdamW."""
 
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
-        step, shrinks = WeightWork(8.0, 3), bool(rule.decay and self.decoupled and self.weight_decay)
-        if rule.future == "same":
-            return Extrapolation(once=step + COPY * shrinks)
-        if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=COPY * 2, each=step + WeightWork(5.0, 2))
-        return Extrapolation(once=COPY, each=step)
-
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
@@ -248,18 +195,6 @@ class RMSprop(AbstractOptimizer):
     def state_factor(self) -> float:
         return 2.0 if self.momentum else 1.0
 
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        if rule.future == "zero":
-            if self.weight_decay:
-                # Weights copied, a root made and shifted, a velocity copied or filled; then a step of three operators.
-                velocity = COPY if self.momentum else WeightWork(1.0, 1)
-                return Extrapolation(once=COPY + WeightWork(4.0, 2) + velocity, each=WeightWork(9.0, 3))
-            return Extrapolation() if self.momentum else Extrapolation(once=COPY)
-        if self.momentum:
-            return Extrapolation()
-        # At the update the gradient is copied, with its decay, and divided by the root of the mean square.
-        return Extrapolation(kept=1.0, update=keeping(self.weight_decay) + WeightWork(7.0, 3))
-
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
@@ -274,25 +209,12 @@ class RMSprop(AbstractOptimizer):
         )
 
 
-LAST_STEP = Extrapolation(kept=1.0, update=WeightWork(7.0, 3))
-"""Along the last step, which is kept at an update: the weights before it, less those after it, over the rate."""
-
-
 @final
 @settings("optimizer")
 class NAdam(AbstractAdam):
     """Adam with Nesterov's momentum (Dozat, 2016), whose first factor grows from half of `betas[0]`."""
 
     momentum_decay: NotNegative = 0.004
-
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        if rule.future == "same":
-            shrinks = bool(rule.decay and self.decoupled and self.weight_decay)
-            return replace(LAST_STEP, once=WeightWork(2.0, 1) + ADD if shrinks else ADD)
-        # As Adam's; with L2 decay each update reads the weights once more, as the gradient itself.
-        if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=COPY * 2, each=WeightWork(16.0, 6))
-        return Extrapolation(once=COPY, each=WeightWork(8.0, 3))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -341,12 +263,6 @@ class Muon(AbstractOptimizer):
     def state_factor(self) -> float:
         """Of matrices, which are nearly all; AdamW keeps 2."""
         return 1.0
-
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        if rule.future == "zero":
-            lacks = "has no steps without gradients other than its last one, repeated"
-            raise InvalidConfig("strategy.weights.future", "zero", f"optimizer=muon {lacks}", "set strategy.weights.future=same")
-        return replace(LAST_STEP, once=WeightWork(2.0, 1) + ADD if rule.decay and self.weight_decay else ADD)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

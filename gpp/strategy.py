@@ -156,7 +156,7 @@ class Strategy:
             Infeasible: nothing fits, however operators run.
         """
         found, why = list[tuple[float, Plan]](), None
-        for view in chain([problem], self.memory.views(problem, same=self.weights.backward == "same")):
+        for view in chain([problem], self.memory.views(problem, same=self.weights.same)):
             try:
                 plan = self._search(view, problem, judged)
                 found.append((self._step_s(plan, problem), plan))

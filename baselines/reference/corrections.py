@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.optimizers import AbstractOptimizer
-from gpp.weights.corrections.base import AbstractCorrection
 
 MEAN = "squared_changes"
 """The name that a checkpoint knows the running mean by."""

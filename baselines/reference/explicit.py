@@ -9,7 +9,7 @@ follows from one of three sources, and that decides with which weights it is com
 
 So the backward is the derivative of the stage's function, at the activations that the forward left and at weights of
 its own. No memory is overwritten, and a tensor that the model derives from a weight is computed again, which is what
-makes this independent of `gpp.runtime.worker.weights`.
+makes this independent of `gpp.mechanisms.weight_versions.on_worker`.
 """
 
 from __future__ import annotations

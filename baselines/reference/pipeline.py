@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,14 +25,15 @@ from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
 from gpp.mechanisms.helpers.operands import head_of_stage
 from gpp.mechanisms.helpers.stage import columns, helpers_of
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.routing import Piece, pieces
 from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import PassPlace, Seen, told, told_of_weights
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.flush import Flush
+from gpp.weights.base import PipelinePosition
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
@@ -60,7 +62,8 @@ class Pipeline:
         self.spec = restore(settings.optimizer)
         self.norm: dict[str, float] = {}
         """The norm of all gradients of the step, where it was taken."""
-        self.policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
+        # A pipeline that drains is one in which no micro-batch is ahead of an update: it keeps nothing.
+        self.policy: AbstractVersionPolicy = restore(settings.weights) if settings.weights else Stash()
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
         modules: list[list[StageModule]] = []
         for s, stage in enumerate(plan.stages):
@@ -92,8 +95,8 @@ class Pipeline:
             # A weight that several stages share is one tensor here, of the first of them.
             own = [p for p in masters if p not in taken]
             taken.update(own)
-            position = plan.position(s)
-            spec = self.spec.at(self.policy, position)
+            position = plan.position(s) if self.job.streams else replace(plan.position(s), warmup=0)
+            spec = self.policy.optimizer_at(self.spec, position)
             optimizer = spec.build(own) if own else None
             self.optimizers += [optimizer] if optimizer else []
             rate = self._rate_of(position)

@@ -1,6 +1,6 @@
 """One stage of a pipeline that is followed in one process: its replicas, and its weights by the policy's version table.
 
-This code shares nothing with the workers' weight versions (`gpp.runtime.worker.weights`) but the formulas of
+This code shares nothing with the workers' weight versions (`gpp.mechanisms.weight_versions.on_worker`) but the formulas of
 `prediction`, so each checks the other: a backward through other weights than its forward's is a function of its own
 here (`explicit`). When the stage has made v updates, the table tells which coming forwards use
 version v or a prediction from it; those values are made there and then, from the optimizer's state as it is, and kept
@@ -21,10 +21,11 @@ from baselines.reference.corrections import corrected_step, damp
 from baselines.reference.explicit import Explicit, explicit
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.mechanisms.weight_versions.on_worker.prediction import direction_kept, predictor
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, nonfinite
-from gpp.runtime.worker.weights.prediction import direction_kept, predictor
-from gpp.weights.base import AbstractWeights, PipelinePosition
+from gpp.weights.base import PipelinePosition
 
 EMPTY: Mapping[str, Tensor] = {}
 
@@ -46,7 +47,7 @@ class Table:
 
     def __init__(
         self,
-        policy: AbstractWeights,
+        policy: AbstractVersionPolicy,
         position: PipelinePosition,
         masters: Sequence[Tensor],
         *,
@@ -307,7 +308,7 @@ def advance(table: Table, rate: float) -> None:
     """The optimizer's step; keeps where it goes, where a policy that predicts would not find it in the optimizer's state."""
     policy, spec, optimizer = table.policy, table.spec, table.optimizer
     assert optimizer
-    keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
+    keeps = policy.predictor is not None and policy.prediction(spec).kept > 0
     params = [p for group in optimizer.param_groups for p in group["params"]]
     memory = policy.drift_memory(table.position)
     before = [(p, p.data.clone()) for p in params if p.grad is not None] if memory else []

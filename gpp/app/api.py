@@ -118,7 +118,7 @@ def problem(
         shares_state=optimizer.shard == "replicas",
         global_norm=optimizer.needs_norm(None),
         norm_for=optimizer.norm_for(None),
-        extrapolation=optimizer.extrapolation,
+        optimizer=optimizer,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 

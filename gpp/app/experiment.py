@@ -308,7 +308,7 @@ class Experiment:
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.needs_norm(autocast),
             norm_for=self.optimizer.norm_for(autocast),
-            extrapolation=self.optimizer.extrapolation,
+            optimizer=self.optimizer,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed

@@ -24,7 +24,7 @@ from gpp.cost.variants import NOTHING_AGAIN, Repeats, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import OpSums, SetSums
-from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
+from gpp.optimizers import AbstractOptimizer
 
 ENDLESS = 1e18
 """Bytes of memory that nothing fills."""
@@ -88,7 +88,7 @@ class Problem:
         global_norm: whether all devices meet before the update, for the norm of all gradients (to clip by it, or to log it).
         norm_for: what asks for that norm, for messages: setting, value, and what to set instead.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
-        extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
+        optimizer: its settings, for weight policies that keep more or less beside its state; None: nothing of it is known.
         regime: what the strategy says of time and memory.
         refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: the most replicas of a stage; None: as many as devices. 1 for a model that runs at one batch size only.
@@ -109,7 +109,7 @@ class Problem:
     minibatch_ops: int = 0
     global_norm: bool = False
     norm_for: tuple[str, object, str] | None = None
-    extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
+    optimizer: AbstractOptimizer | None = None
     regime: Regime = field(default_factory=Regime)
     refuses: Callable[[Any], str | None] = field(default=_nothing, repr=False, compare=False)
     overheads: Overheads = field(default_factory=Overheads)
@@ -303,19 +303,9 @@ class Problem:
         return tensor.bytes_per_sample if edges is None else edges.sent_bytes(tensor, self.graph.dtype)
 
     @property
-    def prediction(self) -> Extrapolation:
-        """The cost of the regime's predictions; nothing where none are made."""
-        rule = self.regime.weights.predictor
-        if self.regime.weights.drifts:
-            return self.regime.weights.drifts
-        return Extrapolation() if rule is None else self.extrapolation(rule)
-
-    @property
     def state_factor(self) -> float:
-        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions and
-        corrections (which the stages at the sink do without)."""
-        correction = self.regime.weights.correction
-        return self.optimizer_state_factor + self.prediction.kept + (correction.cost.kept if correction else 0.0)
+        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's and the weight policy's."""
+        return self.optimizer_state_factor + self.regime.weights.kept_factor(self.optimizer)
 
     @property
     def memory_limit_bytes(self) -> float:

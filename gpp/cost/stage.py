@@ -295,6 +295,6 @@ def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tu
     trainable, device = problem.trainable_bytes(stage.ops, stage.devices_per_replica), problem.cluster.devices[stage.devices[0]]
     if not trainable:
         return 0.0, 0.0, 0.0
-    traffic, launch_s = problem.regime.weights.traffic(position, problem.prediction), problem.cost.launch_s(device)
+    traffic, launch_s = problem.regime.weights.traffic(position, problem.optimizer), problem.cost.launch_s(device)
     forward, backward, update = (problem.cost.move_s(work.moved * trainable, device) + work.launches * launch_s for work in traffic)
     return forward, backward, update

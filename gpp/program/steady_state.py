@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
+from gpp.mechanism import parts
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.added import lowerings
+from gpp.program.added import AbstractLowering, lowerings
 from gpp.program.kinds import KINDS, SUMS, UPDATES
 from gpp.program.program import Program
 from gpp.weights.base import AbstractWeights
@@ -138,7 +139,7 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
 
     Raises:
         InvalidPlan: a device holds several stages without periods of their own, or a micro-batch does not divide the mini-batch.
-        InvalidConfig: too few micro-batches, stages that count them otherwise, or shared weights, for the policy.
+        InvalidConfig: the weight policy cannot hold in it.
     """
     if plan.shares_devices and not plan.periodic:
         raise InvalidPlan(
@@ -159,36 +160,5 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
                 f"stage {s}: micro-batch {stage.microbatch_size} must divide the mini-batch, {plan.minibatch_size}, in a pipeline "
                 "that does not drain between two of them"
             )
-        weights.check(plan.position(s))
-    _check_versions(plan, weights)
-    tied = [] if weights.in_step else plan.shared_weights(graph)
-    if tied:
-        name, stages = tied[0]
-        where = " and ".join(map(str, stages))
-        rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
-        fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
-        raise InvalidConfig("strategy.weights", weights.name, rule, fix)
-
-
-def _check_versions(plan: Plan, weights: AbstractWeights) -> None:
-    """Refuse weights that do not exist yet, and several versions for one sample where the policy promises one.
-
-    Raises:
-        InvalidConfig: names the stages.
-    """
-    fix = "set strategy/weights=stash, or one microbatch_size for all stages and strategy.replicas=split"
-    steady = 2 + 2 * max(fill(plan), plan.depth)
-    first: list[int] = []
-    for s, stage in enumerate(plan.stages):
-        place, before = plan.position(s), steady * plan.minibatch_size
-        own = [(before + i) // stage.microbatch_size // stage.round_robin_degree for i in range(plan.minibatch_size)]
-        versions = [weights.forward_version(place, number) for number in own]
-        if any(version > place.latest(number) for version, number in zip(versions, own, strict=True)):
-            rule = f"stage {s} would use weights that it does not have yet: its forwards are {place.warmup} micro-batches ahead"
-            raise InvalidConfig("strategy.weights", weights.name, rule, fix)
-        first = first or versions
-        if weights.in_step and versions != first:
-            rule = (
-                f"stages 0 and {s} would use different versions for one sample: they count micro-batches of other sizes, or in turn"
-            )
-            raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+    for part in parts((weights.mechanism,), "lowering", "LOWERING", AbstractLowering):
+        part.check_stream(plan, graph, weights)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,14 +36,13 @@ from gpp.private import keep, shown
 from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.runtime.job_checks import check_clipping, check_derived, check_weights
+from gpp.runtime.job_checks import check_clipping
 from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
-from gpp.weights.base import AbstractWeights
 
 
 def restore(description: Mapping[str, Any]) -> Any:
@@ -66,10 +64,10 @@ def restore(description: Mapping[str, Any]) -> Any:
     return dataclasses.replace(made, **within) if within else made
 
 
-def _described(weights: AbstractWeights) -> dict[str, Any]:
-    """A policy with its correction, whose class the policy's fields do not tell."""
-    correction = weights.correction
-    return describe(weights) | ({"correction": describe(correction)} if correction else {})
+def _described(policy: Any) -> dict[str, Any]:
+    """A weight policy with the parts that it has, whose classes its fields do not tell."""
+    own = {each.name: getattr(policy, each.name) for each in dataclasses.fields(policy)}
+    return describe(policy) | {name: describe(part) for name, part in own.items() if dataclasses.is_dataclass(part)}
 
 
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
@@ -174,8 +172,9 @@ class Job:
 
     @property
     def mechanisms(self) -> frozenset[str]:
-        """The names of the mechanisms of the plan's stages, and of the program's kinds of actions."""
-        return self.plan.mechanisms | self.program.mechanisms
+        """The names of the mechanisms of the plan's stages, of the program's kinds of actions, and of the weight policy."""
+        own = frozenset({restore(self.settings.weights).mechanism} if self.settings.weights else ())
+        return self.plan.mechanisms | self.program.mechanisms | own
 
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
@@ -232,7 +231,7 @@ class Job:
         return job
 
 
-class AbstractJobPart(ABC):
+class AbstractJobPart:
     """What a mechanism refuses before a worker starts."""
 
     def check_engine(self, name: str) -> None:
@@ -255,21 +254,25 @@ class AbstractJobPart(ABC):
         """Numbers by name that workers keep to where they train nothing, of the problem that the plan was made for."""
         return {}
 
-    def check(self, job: Job) -> None:
-        """Refuse a job in which the captured model is none for the mechanism, whatever runs it.
+    def check(self, job: Job, *, overwrites: bool) -> None:
+        """Refuse a job in which the captured model or the settings are none for the mechanism, whatever runs it.
+
+        Args:
+            overwrites: as in `gpp.runtime.engine.AbstractEngine`.
 
         Raises:
             UnsupportedPlan: names stage, field, value, rule and fix.
+            InvalidConfig: names the setting.
         """
         return None
 
-    @abstractmethod
     def refuse(self, job: Job) -> None:
         """Refuse what workers cannot combine with the mechanism.
 
         Raises:
             InvalidConfig: names the setting.
         """
+        return None
 
 
 def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
@@ -350,12 +353,8 @@ def assemble(
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
-    check_weights(strategy.weights, settings)
-    optimizer.check(strategy.weights)
     check_clipping(optimizer, plan, problem.graph)
     check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
-    if overwrites:
-        check_derived(captured, plan, problem.graph, strategy.weights, kind)
     job = Job(
         settings=Settings(
             steps=steps,
@@ -383,7 +382,7 @@ def assemble(
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
     for part in job_parts(job.mechanisms):
-        part.check(job)
+        part.check(job, overwrites=overwrites)
     return job
 
 

@@ -12,7 +12,6 @@ import torch
 from gpp.errors import InvalidConfig
 from gpp.optimizers import AbstractOptimizer
 from gpp.settings import NotNegative
-from gpp.weights.base import Extrapolation, Predictor
 
 RATE_SHARE = "rate_share"
 """Key of a parameter group: its learning rate over that of the optimizer; 1 where there is none."""
@@ -74,10 +73,6 @@ class TorchOptimizer(AbstractOptimizer):
     @property
     def state_factor(self) -> float:
         return self.state
-
-    def extrapolation(self, rule: Predictor) -> Extrapolation:
-        lacks = "has steps that nothing is known of, and weights are to be predicted along them"
-        raise InvalidConfig("optimizer", self.path, lacks, "use gpp.SGD or gpp.Adam, or other weights")
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""

@@ -1,1 +1,1 @@
-"""Which version of its weights a stage uses for which pass, as plain values; `gpp.runtime.weights` carries them out."""
+"""The versions of its weights that a stage holds, as the rooms ask of a weight policy; and plain weights, of which there is one."""

@@ -6,6 +6,7 @@ import pytest
 
 from gpp.analysis.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -17,7 +18,6 @@ from gpp.report.run.strategies import best_lines, best_names, columns, compared_
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.support.graphs import chain, problem, two_towers
 
 

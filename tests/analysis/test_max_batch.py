@@ -14,6 +14,8 @@ from gpp.app.surveys import scaled
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.mechanisms.marks.policies import Auto, Recompute
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
@@ -25,8 +27,6 @@ from gpp.report.run.strategies import boundary_dicts
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.stash import Stash
 from tests.checks.memory import random_problem
 from tests.support.graphs import chain, problem
 

@@ -22,17 +22,17 @@ from baselines.reference.pipeline import Pipeline, run_reference
 from baselines.reference.reference import Reference
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.naive import Naive
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.spectrain import SpecTrain
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.schedules.no_flush import NoFlush
 from gpp.weights.base import AbstractWeights
-from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.naive import Naive
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.spectrain import SpecTrain
-from gpp.weights.stash import Stash
-from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
 from tests.support.asynchronous import DATA, MINIBATCH, STEPS, captured, make_job
 from tests.support.cli import run

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from tests.mechanisms.tensor_parallel import test_worker as tensor_parallel
+from tests.mechanisms.weight_versions.test_async_equality import POLICIES
 from tests.runtime import test_equality as equality
 from tests.runtime.cards import test_path as path
-from tests.runtime.test_async_equality import POLICIES
 from tests.support.cards.machine import Machine
 from tests.support.staged import SCHEDULES
 

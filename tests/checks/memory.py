@@ -42,11 +42,11 @@ from gpp.mechanisms.marks.choices import Choices, Marking
 from gpp.mechanisms.marks.dawnpiper import DawnPiper
 from gpp.mechanisms.marks.fit import fit
 from gpp.mechanisms.marks.policies import Auto
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings
 from tests.oracle.memory_chains import MarkedChains
 from tests.oracle.memory_plans import MarkedPlans

@@ -32,6 +32,9 @@ from typing import Any
 import torch
 
 from gpp.errors import GppError
+from gpp.mechanisms.weight_versions.pipemare import PipeMare
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.spectrain import SpecTrain
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.replan import Moved
 from gpp.runtime.checkpoint.final import load_final
@@ -39,9 +42,6 @@ from gpp.runtime.hang_detection.watch import said_pids
 from gpp.runtime.job import Job
 from gpp.runtime.worker.announced import announced
 from gpp.weights.base import AbstractWeights
-from gpp.weights.pipemare import PipeMare
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.spectrain import SpecTrain
 from tests.support import switches
 from tests.support.cli import ROOT
 from tests.support.markings import NAMED, POLICIES, SMALL, Case, keep, random_case, random_ways

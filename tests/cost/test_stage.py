@@ -17,6 +17,10 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.spectrain import SpecTrain
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.lower import POSTED_AHEAD
@@ -28,11 +32,7 @@ from gpp.serialization import from_json, to_json
 from gpp.simulate.simulator import simulate
 from gpp.stage import Stage
 from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.spectrain import SpecTrain
-from gpp.weights.stash import Stash
 from tests.support.programs import lower
 
 POLICIES: list[AbstractWeights] = [

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Backward
+from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.settings import Count, settings
-from gpp.weights.base import AbstractActual, Backward, PipelinePosition
-from gpp.weights.corrections.base import AbstractCorrection
+from gpp.weights.base import PipelinePosition
 
 
 @final
 @settings("strategy.weights")
-class EquallyLate(AbstractActual):
+class EquallyLate(AbstractVersionPolicy):
     """Both passes of mini-batch t use version t - delay at every stage.
 
     Args:

@@ -27,6 +27,7 @@ from gpp.errors import Infeasible
 from gpp.formats.profiles import read_profile
 from gpp.graph.captured import load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -41,7 +42,6 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_text, to_json
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.support.cli import run
 from tests.support.conf import CONF
 from tests.support.inprocess import captured_named, in_threads, make_job, problem_of, workers_of

@@ -12,6 +12,9 @@ from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import in_turn
@@ -31,10 +34,7 @@ from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
 from gpp.stage import Stage
 from gpp.strategy import Strategy
-from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
-from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, graph, problem, with_weights
 from tests.support.problems import random_problem

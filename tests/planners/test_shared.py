@@ -11,6 +11,7 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import bits
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import lower_bound
@@ -25,7 +26,6 @@ from gpp.report.run.key_figures import certificate
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, diamond, problem, two_towers

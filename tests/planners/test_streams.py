@@ -13,6 +13,12 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.naive import Naive
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.spectrain import SpecTrain
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -30,13 +36,7 @@ from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
 from gpp.strategy import JudgedCandidates, Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
-from gpp.weights.naive import Naive
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.spectrain import SpecTrain
-from gpp.weights.stash import Stash
-from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.long import thinned

@@ -16,6 +16,7 @@ import pytest
 
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.program.action import Action
 from gpp.program.cards import OVERLAPPED, STRICTEST, check_cards
@@ -29,7 +30,6 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
-from gpp.weights.stash import Stash
 from tests.checks.cards import TODAY, check_many
 from tests.oracle.cards import outcome
 from tests.support.card_programs import AHEAD, Case, case, perturbed, stretch

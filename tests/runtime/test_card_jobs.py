@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpp.errors import MalformedProgram
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.program.cards import check_cards
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
-from tests.runtime.test_stage_weights import job_of
+from tests.mechanisms.weight_versions.test_worker import job_of
 
 
 @pytest.mark.parametrize("weights", [Flush(), Stash()], ids=["drains", "streams"])

@@ -12,6 +12,9 @@ from torch import Tensor
 from gpp.cluster import Link, uniform
 from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -25,9 +28,6 @@ from gpp.simulate.simulator import steady_period
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
-from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.stash import Stash
 from tests.plan.test_round_robin import random_plan
 from tests.runtime import test_emulate
 from tests.support import inprocess

@@ -18,13 +18,13 @@ from gpp.cost.shares import largest_share, share_out
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import Checkpoints, find
 from gpp.runtime.job import Job
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.weights.stash import Stash
 from tests.runtime.test_checkpoint import train
 from tests.support import inprocess
 from tests.support.cli import run

@@ -8,6 +8,12 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.naive import Naive
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.spectrain import SpecTrain
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -22,12 +28,6 @@ from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs, simulate
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.naive import Naive
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.spectrain import SpecTrain
-from gpp.weights.stash import Stash
-from gpp.weights.vertical_sync import VerticalSync
 from tests.support.graphs import chain, problem, two_towers
 from tests.support.programs import lower
 

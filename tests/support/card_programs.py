@@ -12,6 +12,7 @@ from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.global_order import in_global_order
@@ -23,7 +24,6 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
-from gpp.weights.stash import Stash
 from tests.support.graphs import graph, with_weights
 from tests.support.host import on_host
 from tests.support.problems import Rate, cluster, uneven

@@ -16,6 +16,9 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import marked
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
@@ -27,10 +30,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
-from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
 from tests.support.asynchronous import captured as small_captured
 from tests.support.conf import network_named

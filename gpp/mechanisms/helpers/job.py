@@ -21,7 +21,7 @@ class JobPart(AbstractJobPart):
             fix = "use engine=distributed or engine=reference, or mode=plan, which predicts it"
             raise InvalidConfig("engine", name, rule, fix)
 
-    def check(self, job: Job) -> None:
+    def check(self, job: Job, *, overwrites: bool) -> None:
         if any(helpers_of(stage).input_share for stage in job.plan.stages):
             # Needs torch, which nobody else has loaded yet.
             from gpp.mechanisms.helpers.operands import check_divided

@@ -21,6 +21,7 @@ from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING,
 from gpp.mechanisms.helpers.stage import Ticks, helpers_of, parts_of_inputs, ticks
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
@@ -97,10 +98,10 @@ class Lowering(AbstractLowering):
                     f"stage {s}: weight_device={stage.adding[0]} has nothing to make, since the stage trains no weights. "
                     "Fix: leave it out"
                 )
-        if weights.backward != "same":
+        if not weights.same:
             rule = "has backwards use the latest weights, and in a plan with helpers these come a period before their own update"
             raise InvalidConfig("strategy.weights", weights.name, rule, "set strategy/weights=stash")
-        if weights.correction and weights.correction.damping:
+        if isinstance(weights, AbstractVersionPolicy) and weights.correction and weights.correction.damping:
             rule = "damps gradients by the weights of their forwards, and helpers, who make some of them, have no weights"
             fix = "use another correction, or a strategy without helpers"
             raise InvalidConfig("strategy.weights.correction", weights.correction.name, rule, fix)

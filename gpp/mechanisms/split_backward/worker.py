@@ -16,7 +16,7 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.around import AbstractRest
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.weights.base import AbstractStageWeights
+from gpp.runtime.worker.weights import AbstractStageWeights
 
 
 class SplitHooks(Hooks):
@@ -29,7 +29,7 @@ class SplitHooks(Hooks):
     def __init__(self, own: OwnDevice) -> None:
         job, notes = own.job, list[str]()
         self._split = set(split_stages(job)) & set(own.modules)
-        moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
+        moves = bool(job.settings.weights) and not restore(job.settings.weights).same
         for s in self._split:
             stage = job.plan.stages[s]
             formulas, elsewhere = moves or stage.spares, bool(stage.adding)

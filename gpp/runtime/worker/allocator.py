@@ -17,7 +17,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from gpp.runtime.worker.operators import place_of
 
 if TYPE_CHECKING:
-    from gpp.runtime.worker.weights.base import AbstractStageWeights
+    from gpp.runtime.worker.weights import AbstractStageWeights
 
 _ALLOCATION = "memory_alloc"
 """Kind of the events of the allocator: bytes handed out, below zero where they are taken back."""
@@ -127,7 +127,7 @@ def held_by(
         yield from (param.grad for param in module.parameters() if param.grad is not None)
     yield from states(optimizers)
     for own in weights:
-        yield from (tensor for copy in (own.own, *own.scratch()) for tensor in copy)
+        yield from own.held()
 
 
 def states(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gpp.capture.shards import AbstractShards
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan.plan import Plan
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
@@ -17,7 +20,9 @@ from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.stage import Span, StageRunner
+from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.stage import Stage
+from gpp.weights.base import AbstractWeights
 
 OwnAction = Callable[[int, int], Span | None]
 """Function that runs an action of a stage and a micro-batch, whose messages have arrived; its span, None for no event."""
@@ -96,9 +101,34 @@ class AbstractWorkerPart:
         """
         return None
 
+    def weights(
+        self,
+        policy: Any,
+        plan: Plan,
+        modules: Mapping[int, StageModule],
+        optimizers: Mapping[int, torch.optim.Optimizer],
+        specs: Mapping[int, AbstractOptimizer],
+        *,
+        rate: Callable[[int], float],
+        saved_at: Callable[[int], bool],
+    ) -> dict[int, AbstractStageWeights]:
+        """The weights of each of a device's stages that trains something, under a policy of the mechanism; none: they are plain.
+
+        Args:
+            optimizers, specs: by stage, and their settings.
+            rate: number of an update -> its learning rate.
+            saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
+        """
+        return {}
+
     def build(self, own: OwnDevice) -> Hooks | None:
         """The hooks of a device; None where it has nothing to do."""
         return None
+
+
+def part_of(policy: AbstractWeights) -> AbstractWorkerPart:
+    """The part of the mechanism that has the weights of a policy; one that does nothing where they are plain."""
+    return next(iter(parts((policy.mechanism,), "worker", "WORKER", AbstractWorkerPart)), AbstractWorkerPart())
 
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:

@@ -44,7 +44,7 @@ from gpp.runtime.transport.network import clock_offset_s, interface_of, join, me
 from gpp.runtime.transport.shared_memory import place
 from gpp.runtime.transport.staged import StagedTransport
 from gpp.runtime.worker.parent import end_with_parent
-from gpp.runtime.worker.weights.base import AbstractStageWeights
+from gpp.runtime.worker.weights import AbstractStageWeights
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""

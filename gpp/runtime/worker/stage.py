@@ -24,7 +24,7 @@ from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
-    from gpp.runtime.worker.weights.base import AbstractStageWeights
+    from gpp.runtime.worker.weights import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 

@@ -40,7 +40,7 @@ from gpp.runtime.worker.build import (
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.handout import Handout
-from gpp.runtime.worker.hooks import Hooks, OwnDevice, build_hooks
+from gpp.runtime.worker.hooks import Hooks, OwnDevice, build_hooks, part_of
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -51,8 +51,9 @@ from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
-from gpp.runtime.worker.weights.base import AbstractStageWeights
-from gpp.runtime.worker.weights.make import device_weights
+from gpp.runtime.worker.weights import AbstractStageWeights
+from gpp.weights.base import AbstractWeights
+from gpp.weights.flush import Flush
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
@@ -101,14 +102,13 @@ class Worker:
         self._hooks = self._own_hooks()
         self._params |= {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
-        self._policy = restore(settings.weights) if job.streams else None
-        self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
+        policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
+        specs = {s: policy.optimizer_at(self.spec, plan.position(s)) for s in self.stages}
         self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
-        self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
+        self.optimizers = build_optimizers(specs, self.modules, partial(self.shares.applies, device_id))
         self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
-        self.weights = device_weights(
-            self._policy, plan, self.modules, self.optimizers, self._specs, rate=self._rate, saved_at=self._saved_at
-        )
+        known = policy, plan, self.modules, self.optimizers, specs
+        self.weights = part_of(policy).weights(*known, rate=self._rate, saved_at=self._saved_at)
         self.rows = rows(settings, device, card)
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None

@@ -16,6 +16,7 @@ from gpp.errors import InvalidConfig, MalformedProgram, UnsupportedPlan
 from gpp.mechanisms.helpers.job import JOB
 from gpp.mechanisms.helpers.kinds import HELPED_WEIGHTS
 from gpp.mechanisms.helpers.layerpipe import LayerPipe
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.plan.plan import Plan
 from gpp.program.added import prove
@@ -26,7 +27,6 @@ from gpp.runtime.job_fit import check_work
 from gpp.schedules.no_flush import NoFlush
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds
 from tests.mechanisms.helpers.test_stage import PROBLEM, STREAM, delayed, helped
 from tests.support.asynchronous import make_job

@@ -14,10 +14,10 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import helpers_of
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.plan import Plan
 from gpp.schedules.no_flush import NoFlush
 from gpp.strategy import Strategy
-from gpp.weights.stash import Stash
 from tests.support.graphs import chain, cluster, with_weights
 
 MICROBATCHES = 90

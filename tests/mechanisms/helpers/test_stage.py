@@ -17,6 +17,10 @@ from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
 from gpp.mechanisms.marks.policies import Recompute
 from gpp.mechanisms.marks.stage import Marks
+from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
+from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
+from gpp.mechanisms.weight_versions.naive import Naive
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -28,10 +32,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.corrections.gap_aware import GapAware
-from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.naive import Naive
-from gpp.weights.stash import Stash
 from tests.mechanisms.helpers.test_prediction import layers
 from tests.support.graphs import cluster
 

@@ -1,4 +1,4 @@
-"""What a helper holds; that its numbers are those of a whole backward is in `tests/runtime/test_async_equality.py`."""
+"""What a helper holds. Its numbers are those of a whole backward: `tests/mechanisms/weight_versions/test_async_equality.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 from gpp.mechanisms.helpers.operands import operands_of_stage
 from gpp.mechanisms.helpers.worker import WORKER
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.runtime.worker.hooks import OwnDevice
-from gpp.weights.stash import Stash
 from tests.support.asynchronous import make_job
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 

@@ -25,6 +25,8 @@ from gpp.mechanisms.marks.keeper import Keeper
 from gpp.mechanisms.marks.nodes import KEPT, NodeMarks
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
@@ -37,8 +39,6 @@ from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.stash import Stash
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.capture_zoo import CASES, floats, mse
 from tests.support.cards.machine import Machine, Policy, Rule

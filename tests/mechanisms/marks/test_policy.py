@@ -12,6 +12,8 @@ from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
 from gpp.mechanisms.marks.stage import marked, marks_of
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.memory import AbstractMemory, Keep, _with_fewer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -24,8 +26,6 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from gpp.weights.pipeoptim import PipeOptim
-from gpp.weights.stash import Stash
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_partition, random_problem
 

@@ -19,6 +19,7 @@ from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -38,7 +39,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
 from tests.oracle.split_orders import most_held, step_ends
 from tests.support.graphs import chain, graph, problem, with_weights
 from tests.support.programs import lower

@@ -166,7 +166,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
     by_stage = {**job.settings.optimizer, "clip_norm": 1.0, "clip_scope": "stage"}
     with pytest.raises(InvalidConfig, match=r"optimizer.clip_scope.*clip_scope=model"):
         engine.refuse(replace(job, settings=replace(job.settings, optimizer=by_stage)))
-    policy = {"_target_": "gpp.weights.stash.Stash"}
+    policy = {"_target_": "gpp.mechanisms.weight_versions.stash.Stash"}
     streaming = replace(job, program=replace(job.program, minibatches=2), settings=replace(job.settings, weights=policy))
     with pytest.raises(InvalidConfig, match=r"strategy.weights.*stash.*strategy/weights=flush"):
         engine.refuse(streaming)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpp.errors import MalformedProgram
+from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.program.cards import check_cards
 from gpp.program.program import reduce_groups
@@ -20,7 +21,6 @@ from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.gradients import Gradients
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
 from tests.checks.cards import TODAY
 from tests.support import asynchronous, on_cards
 from tests.support.cards.faults import Deadlock, EarlyReuse, Mismatch, Race

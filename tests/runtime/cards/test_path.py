@@ -25,8 +25,8 @@ from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.mechanisms.tensor_parallel import test_worker as tensor_parallel
+from tests.mechanisms.weight_versions.test_async_equality import POLICIES, followed
 from tests.runtime import test_equality as equality
-from tests.runtime.test_async_equality import POLICIES, followed
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
 from tests.support.cards.machine import Machine, Policy, Rule

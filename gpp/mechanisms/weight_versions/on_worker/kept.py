@@ -1,0 +1,95 @@
+"""Versions that live as long as a micro-batch needs them: stashing, vertical sync, double buffering.
+
+Every version has memory and leaves of its own, so a backward finds the very tensors of its forward, and nothing is
+copied around a pass. An update of a version that is still needed first moves the masters, by one copy, into memory that
+nobody needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.mechanisms.weight_versions.on_worker.base import AbstractVersions, alias, copy_values
+from gpp.weights.base import PipelinePosition
+
+
+@dataclass(slots=True)
+class _Version:
+    number: int
+    tensors: list[Tensor]
+    leaves: list[Tensor]
+    users: int = 0
+
+
+@final
+class KeptVersions(AbstractVersions):
+    """Forward and backward of a micro-batch on one version, which the policy names."""
+
+    def __init__(self, policy: AbstractVersionPolicy, position: PipelinePosition, module: nn.Module, **settings: Any) -> None:
+        super().__init__(policy, position, module, **settings)
+        self._memory: list[list[Tensor]] = []
+
+    def scratch(self) -> list[list[Tensor]]:
+        return self._memory
+
+    def _room(self) -> list[Tensor]:
+        """Memory for one version that nobody needs, or more of it."""
+        if self._free:
+            return self._free.pop()
+        self._memory.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
+        self.most = len(self._memory)
+        return self._memory[-1]
+
+    def reset(self) -> None:
+        held = {t.data_ptr() for t in self.masters}
+        # The masters may have moved into what was scratch memory, and left what was theirs.
+        self._free = [tensors for tensors in (self.own, *self._memory) if {t.data_ptr() for t in tensors} != held]
+        self._versions = {self.version: _Version(self.version, [m.data for m in self.masters], alias(self.masters))}
+        self._of: dict[int, _Version] = {}
+        self._next = self.number(0)
+        for key, tensors in self.remembered.items():
+            number, memory = self.version - int(key), self._room()
+            copy_values(memory, tensors)
+            self._versions[number] = _Version(number, memory, alias(memory))
+
+    def history(self) -> dict[str, list[Tensor]]:
+        return {str(self.version - n): v.tensors for n, v in self._versions.items() if n != self.version}
+
+    def ready(self, microbatch: int) -> int:
+        number = self.number(microbatch)
+        which = self.policy.forward_version(self.position, number, self.start)
+        version = self._of[microbatch] = self._versions[which]
+        version.users += 1
+        self._next = number + 1
+        self.parameters.install(version.leaves)
+        return which
+
+    def prepare(self, microbatch: int) -> int:
+        return self._of[microbatch].number
+
+    def leaves(self, microbatch: int) -> list[Tensor]:
+        return self._of[microbatch].leaves
+
+    def release(self, microbatch: int) -> None:
+        self._of.pop(microbatch).users -= 1
+
+    def make_room(self) -> None:
+        oldest = self.policy.forward_version(self.position, self._next, self.start)
+        for number in [n for n, v in self._versions.items() if n < oldest and not v.users and n != self.version]:
+            self._free.append(self._versions.pop(number).tensors)
+        latest = self._versions[self.version]
+        if not latest.users and oldest > self.version:
+            latest.number += 1
+            self._versions[latest.number] = self._versions.pop(self.version)
+            return
+        fresh = self._room()
+        copy_values(fresh, self.masters)
+        for into, master in zip(fresh, self.masters, strict=True):
+            # No graph refers to a master, only to leaves, so it may move.
+            master.data = into
+        self._versions[self.version + 1] = _Version(self.version + 1, fresh, alias(fresh))
