@@ -204,14 +204,21 @@ NAMING_SERVING = {
     "timeline.py",
 }
 
+OF_VERSIONS = re.compile(
+    r"\b_?stash|[Dd]ouble_?[Bb]uffer|[Ss]pec_?[Tt]rain|[Pp]ipe_?[Mm]are|[Pp]ipe_?[Oo]ptim|[Vv]ertical_?[Ss]ync|\b[Nn]aive\b"
+    r"|[Pp]redictor|[Pp]redict(s|ed|ing)? (the )?weights|weights?[/._]correction|\b[Cc]orrections?\b"
+)
+"""Words of policies under which a pipeline does not drain."""
+# A list of strategies to compare, and the title of a group of options. The set may only shrink.
+NAMING_VERSIONS = {"app/cli.py", "app/vocabulary.py"}
+
 
 def test_the_core_names_no_mechanism() -> None:
     # The package's own list of public names is where a user finds planners, wherever they lie.
     core = [path for path in SOURCES if path.relative_to(ROOT).parts[1] not in ("mechanisms", "__init__.py")]
     assert not [str(path) for path in core for module, _ in imports(path) if module.startswith("gpp.mechanisms.")]
-    named = {str(path.relative_to(ROOT / "gpp")) for path in core if OF_MECHANISMS.search(path.read_text())}
-    assert named == SEARCHED
-    assert {str(path.relative_to(ROOT / "gpp")) for path in core if OF_SERVING.search(path.read_text())} == NAMING_SERVING
+    for words, naming in ((OF_MECHANISMS, SEARCHED), (OF_SERVING, NAMING_SERVING), (OF_VERSIONS, NAMING_VERSIONS)):
+        assert {str(path.relative_to(ROOT / "gpp")) for path in core if words.search(path.read_text())} == naming
 
 
 @pytest.mark.parametrize("room", WINGS)
@@ -283,7 +290,8 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
         "gpp.mechanisms.serving.planning, gpp.mechanisms.serving.mode, gpp.mechanisms.serving.run, "
         "gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.searching, gpp.mechanisms.tensor_parallel.job, "
-        "gpp.mechanisms.split_backward.schedules.optimal"
+        "gpp.mechanisms.split_backward.schedules.optimal, gpp.mechanisms.weight_versions.pipeoptim, "
+        "gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

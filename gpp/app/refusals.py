@@ -343,7 +343,7 @@ def _circle(flat: Mapping[str, Any]) -> list[str]:
 def another_kind(error: InvalidConfig, config: Any, vocabulary: Vocabulary) -> InvalidConfig:
     """The error with a better fix, where an object of the configuration is of the wrong class.
 
-    The fix names the group that makes the right one: `strategy.weights=stash` means `strategy/weights=stash`.
+    The fix names the group that makes the right one: `strategy.weights=flush` means `strategy/weights=flush`.
     """
     group, value = error.field.replace(".", "/"), error.value
     options = vocabulary.options(group)

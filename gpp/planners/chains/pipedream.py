@@ -26,7 +26,7 @@ Departures from the released optimizer, which `compatible: true` asks:
   must be those that it is judged by; the update counts too. Over nodes it is the ring over all of a stage's devices,
   where the paper adds one inside a node and one between nodes;
 * gradients are synchronised once a mini-batch, as a synchronous pipeline does: 1/N of the cost falls on a micro-batch, not 1/r;
-* memory is this project's, not `stash x stages behind`, which lets the last stage have any size;
+* memory is this project's, not a version for each stage behind, which lets the last stage have any size;
 * a tensor counts for a cut if a reader is behind it; every source is searched; devices may stay idle;
 * times are those of b / r samples, not 1/r of b's.
 A heterogeneous cluster is searched as if all devices were its slowest and smallest.
