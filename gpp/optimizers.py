@@ -76,18 +76,14 @@ class AbstractOptimizer(AroundSteps, ABC):
         """What it is called where times measured with it are kept."""
         return type(self).__name__
 
-    def needs_norm(self, autocast: str | None) -> bool:
-        """Whether an update needs the norm of all gradients: to clip by it, to log it, or to see whether float16 has overflowed."""
-        return self.norm_for(autocast) is not None
-
-    def norm_for(self, autocast: str | None) -> tuple[str, object, str] | None:
-        """The first setting that needs that norm, its value, and what to set instead; None if nothing does."""
+    @property
+    def norm_for(self) -> tuple[str, object, str] | None:
+        """The first setting for which an update needs the norm of all gradients (to clip by it, or to log it), its value, and what
+        to set instead; None if nothing does."""
         if self.clips_model:
             return "optimizer.clip_scope", "model", "set optimizer.clip_scope=stage to clip each stage by its own norm"
         if self.log_gradient_norm:
             return "optimizer.log_gradient_norm", True, "set optimizer.log_gradient_norm=false"
-        if autocast == "float16":
-            return "engine.autocast", autocast, "set engine.autocast=bfloat16, which needs no loss scale"
         return None
 
     @property

@@ -62,6 +62,7 @@ WINGS: dict[str, list[set[str]]] = {
     "runtime": [
         {
             "job_checks",
+            "job_asked",
             "job_fit",
             "job",
             "job_course",
@@ -72,7 +73,6 @@ WINGS: dict[str, list[set[str]]] = {
             "devices",
             "nonfinite",
             "run_dir",
-            "sharded_state",
         },
         {"cards"},
         {"transport"},
@@ -212,13 +212,26 @@ OF_VERSIONS = re.compile(
 # A list of strategies to compare, and the title of a group of options. The set may only shrink.
 NAMING_VERSIONS = {"app/cli.py", "app/vocabulary.py"}
 
+OF_SHARED_STATE = re.compile(
+    r"ZeRO\b|optimizer\.shard|\bshard:|shares?_state|state_share|[Ss]hare[sd]? (the|their) (optimizer's )?state"
+)
+"""Words of optimizer's state that replicas share."""
+# Files of the core that still have them: a setting that users give the optimizer.
+NAMING_SHARED_STATE = {"optimizers.py"}
+
 
 def test_the_core_names_no_mechanism() -> None:
     # The package's own list of public names is where a user finds planners, wherever they lie.
     core = [path for path in SOURCES if path.relative_to(ROOT).parts[1] not in ("mechanisms", "__init__.py")]
     assert not [str(path) for path in core for module, _ in imports(path) if module.startswith("gpp.mechanisms.")]
-    for words, naming in ((OF_MECHANISMS, SEARCHED), (OF_SERVING, NAMING_SERVING), (OF_VERSIONS, NAMING_VERSIONS)):
-        assert {str(path.relative_to(ROOT / "gpp")) for path in core if words.search(path.read_text())} == naming
+    texts = {str(path.relative_to(ROOT / "gpp")): path.read_text() for path in core}
+    for words, naming in (
+        (OF_MECHANISMS, SEARCHED),
+        (OF_SERVING, NAMING_SERVING),
+        (OF_VERSIONS, NAMING_VERSIONS),
+        (OF_SHARED_STATE, NAMING_SHARED_STATE),
+    ):
+        assert {name for name, text in texts.items() if words.search(text)} == naming
 
 
 @pytest.mark.parametrize("room", WINGS)
@@ -289,9 +302,9 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.helpers.layerpipe, gpp.mechanisms.helpers.lowering, gpp.mechanisms.helpers.prediction, "
         "gpp.mechanisms.helpers.job, gpp.mechanisms.quantised_edges.bill, gpp.mechanisms.quantised_edges.job, "
         "gpp.mechanisms.serving.planning, gpp.mechanisms.serving.mode, gpp.mechanisms.serving.run, "
-        "gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.searching, gpp.mechanisms.tensor_parallel.job, "
-        "gpp.mechanisms.split_backward.schedules.optimal, gpp.mechanisms.weight_versions.pipeoptim, "
-        "gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
+        "gpp.mechanisms.shared_state.job, gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.searching, "
+        "gpp.mechanisms.tensor_parallel.job, gpp.mechanisms.split_backward.schedules.optimal, "
+        "gpp.mechanisms.weight_versions.pipeoptim, gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -63,7 +63,7 @@ def test_every_optimizer_keeps_the_whole_contract_also_as_a_worker_reads_it() ->
     for one in (*made, *(restore(describe(one)) for one in made)):
         for name in (*names, *(field.name for field in fields(AbstractOptimizer))):
             getattr(one, name)
-        assert one.needs_norm(None) == (one.clips_model or one.log_gradient_norm)
+        assert (one.norm_for is not None) == (one.clips_model or one.log_gradient_norm)
     for setting in fields(AroundSteps):
         assert getattr(found, setting.name) == getattr(asked, setting.name)
 

@@ -37,6 +37,7 @@ from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
+from gpp.runtime.job_asked import with_asked
 from gpp.runtime.run_dir import RunDir
 from gpp.settings import Count, arguments
 from gpp.strategy import Strategy
@@ -108,19 +109,17 @@ def problem(
 
         beside = {"device": cluster.devices[0].kind, "num_companions": cost.num_companions(cluster)}
         cost = measured(cost, captured, graph, largest=minibatch_size, optimizer=optimizer, **beside, recheck=warnings.warn)
-    return Problem(
+    made = Problem(
         graph=graph,
         cluster=cluster,
         cost=cost or Analytical(),
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
-        shares_state=optimizer.shard == "replicas",
-        global_norm=optimizer.needs_norm(None),
-        norm_for=optimizer.norm_for(None),
         optimizer=optimizer,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
+    return with_asked(made, optimizer, {})
 
 
 def train(

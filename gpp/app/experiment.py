@@ -41,6 +41,7 @@ from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask
 from gpp.runtime.job import Job, assemble
+from gpp.runtime.job_asked import asked_by, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
@@ -132,6 +133,8 @@ class Experiment:
             rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", rule, "use engine=distributed")
         self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
+        for part in () if self.engine.own_runtime else asked_by(self.optimizer, self.engine.worker_settings):
+            part.refuse_engine(self.engine.name)
         check_modes(self)
         check_replan(self)
         if self.own_mode is not None:
@@ -291,7 +294,6 @@ class Experiment:
 
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
-        autocast = self.engine.worker_settings.get("autocast")
         if fixed and captured.batch and self.minibatch_size % captured.batch:
             rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
             nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
@@ -304,13 +306,11 @@ class Experiment:
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
-            shares_state=self.optimizer.shard == "replicas",
-            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
-            global_norm=self.optimizer.needs_norm(autocast),
-            norm_for=self.optimizer.norm_for(autocast),
             optimizer=self.optimizer,
+            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
+        posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed

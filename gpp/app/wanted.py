@@ -29,6 +29,7 @@ from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
+from gpp.runtime.job_asked import with_asked
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import Count, Seed, settings
 from gpp.strategy import Strategy
@@ -121,8 +122,8 @@ class Wanted:
             cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss_scope,
         )
-        norm_for = self.optimizer.norm_for(self.engine.worker_settings["autocast"])
-        return replace(made, global_norm=norm_for is not None, norm_for=norm_for, max_replicas=1 if captured.batch else None)
+        made = with_asked(made, self.optimizer, self.engine.worker_settings)
+        return replace(made, max_replicas=1 if captured.batch else None)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""

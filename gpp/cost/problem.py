@@ -17,8 +17,7 @@ from gpp.cluster import Cluster
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
-from gpp.cost.regime import Regime
-from gpp.cost.shares import largest_share
+from gpp.cost.regime import AbstractUpdates, Regime
 from gpp.cost.tensors import StageTensors
 from gpp.cost.variants import NOTHING_AGAIN, Repeats, held, passes
 from gpp.errors import InvalidConfig
@@ -84,7 +83,7 @@ class Problem:
         minibatch_size: samples between two optimizer steps (B in the paper).
         microbatch_size: imposed by the user; None leaves it to the planner.
         optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
-        shares_state: whether a stage's replicas share the optimizer's state (`gpp.cost.shares`).
+        updates: which part of a stage's update each of its replicas makes; None: all of it.
         global_norm: whether all devices meet before the update, for the norm of all gradients (to clip by it, or to log it).
         norm_for: what asks for that norm, for messages: setting, value, and what to set instead.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
@@ -104,7 +103,7 @@ class Problem:
     minibatch_size: int
     microbatch_size: int | None = None
     optimizer_state_factor: float = 0.0
-    shares_state: bool = False
+    updates: AbstractUpdates | None = None
     max_replicas: int | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
@@ -285,12 +284,12 @@ class Problem:
             return self.param_bytes(mask_of(ops))[0]
         return held(self.graph, ops, (), degree).trainable
 
-    def state_share(self, ops: tuple[int, ...], replicas: int) -> float:
-        """Part of a stage's trainable parameters whose state the fullest of its replicas keeps, and applies."""
-        if not self.shares_state or replicas == 1:
+    def updated_share(self, ops: tuple[int, ...], replicas: int) -> float:
+        """Part of a stage's trainable parameters that the busiest of its replicas updates."""
+        if self.updates is None or replicas == 1:
             return 1.0
         names = sorted({name for op in ops for name in self.graph.trained_by[op]})
-        return largest_share({name: self.graph.param_of[name].num_bytes for name in names}, replicas)
+        return self.updates.largest({name: self.graph.param_of[name].num_bytes for name in names}, replicas)
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +22,18 @@ class AbstractMessages(ABC):
 
         Args:
             dtype: of the graph's floating-point values.
+        """
+
+
+class AbstractUpdates(ABC):
+    """The updates of replicated stages of which each replica makes a part, and keeps the optimizer's state of that alone."""
+
+    @abstractmethod
+    def largest(self, sizes: Mapping[str, float], replicas: int) -> float:
+        """The largest part of a stage's weights that one of its replicas has.
+
+        Args:
+            sizes: bytes of each weight by name.
         """
 
 

@@ -205,8 +205,7 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
     weights = problem.regime.weights
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
     amounts = stage_amounts(problem, stage)
-    held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.state_share(stage.ops, len(stage.replicas))
-    # Of a stage whose replicas share the optimizer's state.
+    held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.updated_share(stage.ops, len(stage.replicas))
     return held._replace(static=held.static - amounts.trainable * problem.optimizer_state_factor * elsewhere)
 
 
@@ -260,7 +259,7 @@ def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosi
 
 def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:
     """Seconds after the last backward of a mini-batch: the gradients' all-reduce over a stage's devices, and the update."""
-    updated = trainable_bytes / len(devices) if problem.shares_state else trainable_bytes
+    updated = trainable_bytes if problem.updates is None else trainable_bytes / len(devices)
     update_s = problem.cost.update_s(updated, problem.cluster.devices[devices[0]])
     return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
 
@@ -283,7 +282,7 @@ def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosi
 
 def _update_s(problem: Problem, stage: Stage, position: PipelinePosition) -> float:
     trainable = problem.trainable_bytes(stage.ops, stage.devices_per_replica)
-    share = problem.state_share(stage.ops, len(stage.replicas))
+    share = problem.updated_share(stage.ops, len(stage.replicas))
     update_s = problem.cost.update_s(trainable * share, problem.cluster.devices[stage.devices[0]])
     return update_s + _weights_s(problem, stage, position)[2]
 

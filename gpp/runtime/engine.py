@@ -190,9 +190,6 @@ class AbstractEngine(ABC):
             rule = f"engine={self.name} does not say the norm"
             fix = "set optimizer.log_gradient_norm=false, or use engine=distributed"
             raise InvalidConfig("optimizer.log_gradient_norm", True, rule, fix)
-        if optimizer.shard != "none":
-            rule = f"engine={self.name} updates every replica whole"
-            raise InvalidConfig("optimizer.shard", optimizer.shard, rule, "set optimizer.shard=none, or use engine=distributed")
         if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
             rule = f"engine={self.name} clips by the norm of the whole model"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")

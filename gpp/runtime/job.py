@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,10 +36,10 @@ from gpp.private import keep, shown
 from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
+from gpp.runtime.job_asked import asked, with_asked
 from gpp.runtime.job_checks import check_clipping
 from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
-from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -172,9 +172,10 @@ class Job:
 
     @property
     def mechanisms(self) -> frozenset[str]:
-        """The names of the mechanisms of the plan's stages, of the program's kinds of actions, and of the weight policy."""
-        own = frozenset({restore(self.settings.weights).mechanism} if self.settings.weights else ())
-        return self.plan.mechanisms | self.program.mechanisms | own
+        """The names of the mechanisms of stages, of kinds of actions, of the weight policy, and of settings."""
+        settings = {each.name: getattr(self.settings, each.name) for each in dataclasses.fields(self.settings)}
+        policy = {restore(self.settings.weights).mechanism} if self.settings.weights else set[str]()
+        return self.plan.mechanisms | self.program.mechanisms | policy | asked(self.settings.optimizer, settings).keys()
 
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
@@ -255,16 +256,19 @@ class AbstractJobPart:
         return {}
 
     def check(self, job: Job, *, overwrites: bool) -> None:
-        """Refuse a job in which the captured model or the settings are none for the mechanism, whatever runs it.
+        """Refuse a job whose model, plan or settings are none for the mechanism, whatever runs it.
 
         Args:
             overwrites: as in `gpp.runtime.engine.AbstractEngine`.
 
         Raises:
-            UnsupportedPlan: names stage, field, value, rule and fix.
-            InvalidConfig: names the setting.
+            UnsupportedPlan, InvalidConfig: names stage or setting, field, value, rule and fix.
         """
         return None
+
+    def owners(self, job: Job) -> Mapping[str, int]:
+        """The one device that updates a parameter, keeps its state and saves both, by name, where not all that hold it do."""
+        return {}
 
     def refuse(self, job: Job) -> None:
         """Refuse what workers cannot combine with the mechanism.
@@ -278,6 +282,11 @@ class AbstractJobPart:
 def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
     """Those of the mechanisms of these names."""
     return parts(names, "job", "JOB", AbstractJobPart)
+
+
+def owners_of(job: Job) -> dict[str, int]:
+    """The owners of the parameters that have one by a mechanism of the job (`AbstractJobPart.owners`)."""
+    return {name: device for part in job_parts(job.mechanisms) for name, device in part.owners(job).items()}
 
 
 def _check_fit(job: Job, folder: Path) -> None:
@@ -354,7 +363,6 @@ def assemble(
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     check_clipping(optimizer, plan, problem.graph)
-    check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
     job = Job(
         settings=Settings(
             steps=steps,
@@ -377,7 +385,7 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, replace(problem, global_norm=optimizer.needs_norm(settings.get("autocast"))), cards=cards),
+        program=strategy.lower(plan, with_asked(problem, optimizer, settings), cards=cards),
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )

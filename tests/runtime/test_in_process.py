@@ -147,7 +147,7 @@ def test_the_norm_of_all_gradients_is_that_of_one_device_and_changes_nothing(eng
     states = []
     for asked in (False, True):
         chosen = replace(optimizer, log_gradient_norm=asked)
-        problem = inprocess.problem_of(cap, 3, 16, global_norm=chosen.needs_norm(None))
+        problem = inprocess.problem_of(cap, 3, 16, global_norm=chosen.norm_for is not None)
         where = [(0,), (1, 2), (0,)]
         masks = random_partition(problem.graph, 3, random.Random(11))
         parts = [(mask, len(devices)) for mask, devices in zip(masks, where, strict=True)]

@@ -99,9 +99,9 @@ class Server:
         modules = build_modules(job, run_dir, self.stages, device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
         self.clock = clock or HostClock()
-        ends = {"device_id": device_id, "device": device, "transport": transport, "handover": {}}
-        hooks = build_hooks(OwnDevice(job=job, modules=self.modules, params={}, now=self.clock.now, card=None, **ends))
-        mailboxes = build_mailboxes(job, self.modules, job.program, hooks=hooks, **ends)
+        ends = {"device_id": device_id, "device": device, "transport": transport, "status": self.status}
+        own = OwnDevice(job=job, modules=self.modules, params={}, handover={}, now=self.clock.now, card=None, **ends)
+        mailboxes = build_mailboxes(own, self.modules, job.program, build_hooks(own))
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
         sends = [action for action in self.actions if action.kind in SENDS]
         each = max((sum(a[1:3] == b[1:3] for b in sends) for a in sends), default=1)

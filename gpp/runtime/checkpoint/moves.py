@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.stage import leaves_of
-from gpp.program.program import reduce_groups
-from gpp.runtime.job import Job, restore
-from gpp.runtime.sharded_state import Shares
+from gpp.runtime.job import Job, owners_of
 
 
 class Move(NamedTuple):
@@ -45,12 +43,12 @@ def _first_holders(job: Job, leaves: Sequence[frozenset[str]]) -> dict[str, int]
 
 
 def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
-    """The names among those that a device holds whose tensors it saves: a tensor is saved once, by its first holder.
+    """The names among those that a device holds whose tensors it saves: a tensor is saved once, by its owner or its first holder.
 
     Replicas hold equal parameters, and so do stages that share one; of buffers, which replicas update by the samples
     that they see, the first replica's are kept.
     """
-    first = _first_holders(job, _leaves(job))
+    first = _first_holders(job, _leaves(job)) | owners_of(job)
     # A hand-written block may hold tensors that the captured graph does not name.
     otherwise = next((stage.devices[0] for stage in job.plan.stages if device in stage.devices), device)
     return frozenset(name for name in names if first.get(name, otherwise) == device)
@@ -59,19 +57,17 @@ def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
 def moves(old: Job, new: Job) -> tuple[Move, ...]:
     """What is sent where `new` takes over from `old`, in one order on all devices; both have the same model and devices."""
     before, after = _leaves(old), _leaves(new)
-    shares = [Shares(restore(job.settings.optimizer), job.graph, reduce_groups(job.plan, job.graph)) for job in (old, new)]
-    first = _first_holders(old, before)
+    owned, owns = owners_of(old), owners_of(new)
+    first = _first_holders(old, before) | owned
     trained = {name for names in old.graph.trained_by for name in names}
     written = {name for node in old.captured.nodes for name in node.mutates}
     out = set[Move]()
     for device, stages in new.plan.stages_of_device.items():
         had = {name for s in old.plan.stages_of_device.get(device, ()) for name in before[s]}
         for name in {name for s in stages for name in after[s]}:
-            state = name in trained and shares[1].applies(device, name)
-            # Of shared state each replica has a part, and saves that one's weights, too.
-            source = next((d for d in old.plan.devices if name in shares[0].owned(d, frozenset())), first[name])
-            has = name in had and name not in written and (not state or shares[0].applies(device, name))
-            if source != device and not has:
+            state = name in trained and owns.get(name, device) == device
+            has = name in had and name not in written and (not state or owned.get(name, device) == device)
+            if (source := first[name]) != device and not has:
                 out.add(Move(name, source, device, state))
     return tuple(sorted(out))
 

@@ -1,13 +1,15 @@
-"""What mechanisms do around the passes of a stage, and behind them."""
+"""What mechanisms do around the passes of a stage, behind them, and with the sums of their gradients."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from gpp.runtime.transport.channels import Handle
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageWatcher
@@ -30,6 +32,22 @@ class AbstractAround(ABC):
     @abstractmethod
     def arrive(self, microbatch: int) -> None:
         """Before a backward: see to it that all of its micro-batch is there."""
+
+
+class AbstractSums(ABC):
+    """Sums of gradient groups of which each device is left with a part, whose weights are its own to update."""
+
+    @abstractmethod
+    def order(self, group: int) -> Sequence[str]:
+        """The parameters of a gradient group, in the order of their gradients in its buffer."""
+
+    @abstractmethod
+    def begin(self, group: int, flat: Tensor) -> Handle:
+        """Start to sum a group's buffer, [elements], over its devices."""
+
+    @abstractmethod
+    def norm(self, counted: Sequence[str]) -> Tensor:
+        """The norm of the gradients of some parameters of the device, whose sums may be elsewhere."""
 
 
 class AbstractRest(ABC):

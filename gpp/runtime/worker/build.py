@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,13 +19,12 @@ from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Probes
-from gpp.runtime.sharded_state import Shares
-from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.hooks import Hooks
+from gpp.runtime.worker.hooks import Hooks, OwnDevice
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
-from gpp.runtime.worker.mailbox import Handover, Mailbox
+from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
@@ -87,16 +86,16 @@ def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], dev
 
 
 def build_optimizers(
-    specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule], applies: Callable[[str], bool]
+    specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule], elsewhere: Collection[str]
 ) -> dict[int, torch.optim.Optimizer]:
     """An optimizer for each stage that trains, by its settings; a weight shared by two stages of this device is the first's.
 
     Args:
-        applies: whether the device applies a parameter's gradient; another replica does so otherwise.
+        elsewhere: parameters that another device updates.
     """
     out, taken = {}, set()
     for s, module in modules.items():
-        own = {name: p for name, p in module.named_parameters() if p.requires_grad and p not in taken and applies(name)}
+        own = {name: p for name, p in module.named_parameters() if p.requires_grad and p not in taken and name not in elsewhere}
         taken.update(own.values())
         if own:
             out[s] = specs[s].build_named(own.items())
@@ -115,21 +114,18 @@ def build_checkpointer(
     optimizers: Mapping[int, torch.optim.Optimizer],
     *,
     device_id: int,
-    shares: Shares,
     split: SplitWeights,
     scale: LossScale | None,
 ) -> Checkpointer:
     """A device's share of every checkpoint.
 
     Args:
-        shares: who applies which gradients.
         split: which weights are shares, of stages whose replicas are several devices.
         scale: the loss scale, which the first rank saves.
     """
     params = {name: p for module in modules.values() for name, p in module.named_parameters()}
     weights = {**params, **{name: b for module in modules.values() for name, b in module.named_buffers()}}
-    own = shares.owned(device_id, owned_names(job, device_id, weights))
-    owned = own if job.settings.checkpoint_every else frozenset[str]()
+    owned = owned_names(job, device_id, weights) if job.settings.checkpoint_every else frozenset[str]()
     rank = job.plan.devices.index(device_id)
     if scale:
         weights, owned = weights | {NAME: scale.state}, owned if rank else owned | {NAME}
@@ -139,23 +135,16 @@ def build_checkpointer(
 
 
 def build_mailboxes(
-    job: Job,
-    modules: Mapping[int, StageModule],
-    program: Program,
-    *,
-    device_id: int,
-    device: torch.device,
-    transport: AbstractTransport,
-    hooks: Sequence[Hooks],
-    handover: Handover,
+    own: OwnDevice, modules: Mapping[int, StageModule], program: Program, hooks: Sequence[Hooks]
 ) -> dict[int, Mailbox]:
     """A mailbox for each stage of a device.
 
     Args:
+        modules: of the stages, in training or evaluation.
         program: whose messages they are.
         hooks: of the mechanisms, which may have messages of their own.
-        handover: of the device.
     """
+    job = own.job
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     out: dict[int, Mailbox] = {}
     for s, module in modules.items():
@@ -164,12 +153,12 @@ def build_mailboxes(
             messages = each.boundary(s, messages)
         out[s] = Mailbox(
             stage=s,
-            device_id=device_id,
-            transport=transport,
-            device=device,
+            device_id=own.device_id,
+            transport=own.transport,
+            device=own.device,
             boundary=messages,
-            handover=handover,
-            sends=sending(program.actions[device_id], s),
+            handover=own.handover,
+            sends=sending(program.actions[own.device_id], s),
         )
     return out
 

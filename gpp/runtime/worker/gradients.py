@@ -12,10 +12,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
 from gpp.runtime.engine import GRADIENT_NORM
-from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Handle
+from gpp.runtime.worker.around import AbstractSums
 from gpp.runtime.worker.buckets import Buckets
-from gpp.runtime.worker.handout import in_parts
 from gpp.runtime.worker.loss_scale import LossScale
 
 
@@ -28,7 +27,7 @@ class Gradients:
         groups: those groups of `gpp.program.program.reduce_groups` that this device is in.
         clip_norm: largest norm of all gradients of the model; None where the norm alone is asked for, or nothing.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
-        shares: who applies which of the summed gradients, where not everybody does; None: everybody.
+        sums: how groups are summed of whose sums each device has a part; None: all devices have all of them.
         scale: what the losses of this step were multiplied by; None for nothing.
         bucket_bytes: sizes of the parts in which a backward that is armed has its gradients summed; None: at once, and
             not before `reduce`.
@@ -44,7 +43,7 @@ class Gradients:
         transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
-        shares: Shares | None = None,
+        sums: AbstractSums | None = None,
         scale: LossScale | None = None,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -55,23 +54,18 @@ class Gradients:
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
         # A sum that several devices hold counts once in the norm: at the first of them.
         elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
-        self._counted = [param for name, param in self.params.items() if name not in elsewhere and counts(name)]
+        self._counted = [name for name in self.params if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, Buckets] = {}
-        self._parts: dict[int, list[torch.Tensor]] = {}
-        self._applied = {name for name in self.params if shares is None or shares.applies(device_id, name)}
-        self._numbers = {g: group.devices.index(device_id) for g, group in self._groups.items()}
+        self._rule, self._start = sums, sums.begin if sums else transport.reduce
         for g, group in self._groups.items():
-            dealt = shares.parts(g) if shares else None
-            own = [self.params[name] for name in (group.params if dealt is None else [n for part in dealt for n in part])]
+            own = [self.params[name] for name in (sums.order(g) if sums else group.params)]
             flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
             at = 0
             for param in own:
                 # Autograd adds into it in place, so the sum over devices needs no packing.
                 param.grad = flat[at : at + param.numel()].view_as(param)
                 at += param.numel()
-            if dealt is not None:
-                self._parts[g] = in_parts(self.params, dealt, flat)
             if bucket_bytes is not None:
                 self._buckets[g] = Buckets(own, flat, partial(self._begin, g), bucket_bytes)
         shared = {name for group in self._groups.values() for name in group.params}
@@ -89,7 +83,7 @@ class Gradients:
             self._buckets[group].arm()
 
     def _begin(self, group: int, part: torch.Tensor) -> None:
-        self._sums.append(self.transport.reduce(group, part))
+        self._sums.append(self._start(group, part))
 
     def reduce(self, group: int) -> int:
         """Start to sum a group's gradients over its devices; `settle` before they are read.
@@ -100,8 +94,6 @@ class Gradients:
         flat, n = self._flat[group], len(self._groups[group].devices)
         if group in self._buckets:
             self._buckets[group].finish()
-        elif group in self._parts:
-            self._sums.append(self.transport.scatter(group, self._parts[group], self._numbers[group]))
         else:
             self._begin(group, flat)
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
@@ -122,9 +114,9 @@ class Gradients:
         """
         self.settle()
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
-        if self._parts:
-            total += torch.linalg.vector_norm(self._norms()).double().square()
-        elif grads := [param.grad for param in self._counted if param.grad is not None]:
+        if self._rule:
+            total += self._rule.norm(self._counted).double().square()
+        elif grads := [grad for name in self._counted if (grad := self.params[name].grad) is not None]:
             total += get_total_norm(grads).double().square()
         self.transport.reduce(EVERYONE, total).wait()
         norm = total.sqrt()[0]
@@ -140,28 +132,6 @@ class Gradients:
             clip_grads_with_norm_(self.params.values(), self.clip_norm, norm)
         self.norm = norm
         return total.numel() * total.element_size()
-
-    def _norms(self) -> torch.Tensor:
-        """The norm of each gradient that this device counts: [number of them].
-
-        One whose sum another replica has comes from there, so the norm of all is what it is where every replica has all sums.
-        """
-        found = {
-            name: torch.linalg.vector_norm(param.grad)
-            for name, param in self.params.items()
-            if param.grad is not None and name in self._applied
-        }
-        for g in self._parts:
-            names = self._groups[g].params
-            norms = self._flat[g].new_zeros(len(names))
-            for i, name in enumerate(names):
-                if name in found:
-                    norms[i] = found[name]
-            self.transport.reduce(g, norms).wait()
-            found |= dict(zip(names, norms, strict=True))
-        name_of = {id(param): name for name, param in self.params.items()}
-        counted = [found[name] for name in (name_of[id(param)] for param in self._counted) if name in found]
-        return torch.stack(counted) if counted else torch.zeros(1, device=self._device)
 
     @property
     def told(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Mark
+from gpp.runtime.worker.around import AbstractSums
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.stage import Span, StageRunner
@@ -37,6 +38,7 @@ class OwnDevice:
         params: stage -> its parameters by full name, whose gradients an update finds; passes may use other versions of them.
         transport: carries messages to and from other devices.
         handover: tensors between stages of the device.
+        status: is told when the device waits for others.
         now: gives the marks at which a pass begins and ends.
         card: the accelerator that `device` is; None for a processor.
     """
@@ -48,6 +50,7 @@ class OwnDevice:
     params: Mapping[int, Mapping[str, torch.nn.Parameter]]
     transport: AbstractTransport
     handover: Handover
+    status: AbstractStatus
     now: Callable[[], Mark]
     card: AbstractCard | None
 
@@ -81,6 +84,15 @@ class Hooks:
 
     def before_update(self, stage: int, minibatch: int) -> None:
         """Do what belongs between the last backward of a mini-batch and its update, when the sums are over."""
+        return None
+
+    def after_updates(self) -> None:
+        """Do what belongs behind the updates of all stages of the device, in a pipeline that drains."""
+        return None
+
+    def sums(self) -> AbstractSums | None:
+        """How gradient groups are summed where each of their devices updates a part of the weights; None: all devices have all
+        sums."""
         return None
 
     def told(self) -> Mapping[str, float]:

@@ -22,8 +22,7 @@ from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
-from gpp.runtime.job import Job, Settings, restore
-from gpp.runtime.sharded_state import Shares
+from gpp.runtime.job import Job, Settings, owners_of, restore
 from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
@@ -39,11 +38,10 @@ from gpp.runtime.worker.build import (
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.handout import Handout
-from gpp.runtime.worker.hooks import Hooks, OwnDevice, build_hooks, part_of
+from gpp.runtime.worker.hooks import OwnDevice, build_hooks, part_of
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
-from gpp.runtime.worker.mailbox import Handover, Mailbox
+from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
@@ -97,22 +95,22 @@ class Worker:
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
-        self._handover: Handover = {}
-        self._params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        self._hooks = self._own_hooks()
-        self._params |= {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
+        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
+        own = {"device_id": device_id, "device": device, "transport": transport, "status": self.status, "card": card}
+        self._own = OwnDevice(job=job, modules=self.modules, params=params, handover={}, now=self.clock.now, **own)
+        self._hooks = build_hooks(self._own)
+        self._params = params | {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
         policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
         specs = {s: policy.optimizer_at(self.spec, plan.position(s)) for s in self.stages}
-        self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
-        self.optimizers = build_optimizers(specs, self.modules, partial(self.shares.applies, device_id))
-        self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
+        elsewhere = {name for name, owner in owners_of(job).items() if owner != device_id}
+        self.optimizers = build_optimizers(specs, self.modules, elsewhere)
         known = policy, plan, self.modules, self.optimizers, specs
         self.weights = part_of(policy).weights(*known, rate=self._rate, saved_at=self._saved_at)
         self.rows = rows(settings, device, card)
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
-        self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
+        self.gradients = self._gradients(reduce_groups(plan, job.graph), BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
         self.training = self._training(overlaps=overlaps)
@@ -127,7 +125,6 @@ class Worker:
             self.modules,
             self.optimizers,
             device_id=device_id,
-            shares=self.shares,
             split=self.teams.split,
             scale=self.scale,
         )
@@ -142,27 +139,18 @@ class Worker:
         self._lines: Lines | None = None
         self.built_s = time.thread_time() - began  # without what others are waited for
 
-    def _own_hooks(self) -> tuple[Hooks, ...]:
-        """The hooks of the job's mechanisms, for the modules of the job."""
-        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport, "handover": self._handover}
-        return build_hooks(OwnDevice(job=self.job, modules=self.modules, params=params, now=self.clock.now, card=self.card, **ends))
-
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes for the user."""
         return tuple(note for hooks in self._hooks for note in hooks.notes)
-
-    def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
-        ends = {"device_id": self.device_id, "device": self.device, "transport": self.transport}
-        return build_mailboxes(self.job, modules, program, **ends, hooks=self._hooks, handover=self._handover)
 
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
         params = {name: p for own in self._params.values() for name, p in own.items()}
         made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
         clip = self.spec.clip_norm if self.spec.clips_model else None
-        return made(clip_norm=clip, counts=self.teams.split.counts, shares=self.shares, scale=self.scale, bucket_bytes=bucket_bytes)
+        sums = next((sums for hooks in self._hooks if (sums := hooks.sums())), None)
+        return made(clip_norm=clip, counts=self.teams.split.counts, sums=sums, scale=self.scale, bucket_bytes=bucket_bytes)
 
     def _rate(self, update: int) -> float:
         """The learning rate of an update."""
@@ -200,7 +188,7 @@ class Worker:
 
     def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
         job, actions = self.job, self.job.program.actions[self.device_id]
-        mailboxes = self._mailboxes(self.modules, job.program)
+        mailboxes = build_mailboxes(self._own, self.modules, job.program, self._hooks)
         runners = self._runners(self.modules, mailboxes, job.program, train=True)
         for hooks in self._hooks:
             hooks.attach(runners)
@@ -226,7 +214,7 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = self._mailboxes(modules, program)
+        mailboxes = build_mailboxes(self._own, modules, program, self._hooks)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -259,7 +247,8 @@ class Worker:
         if self.job.plan.periodic:
             self.gradients.clear(self._params[stage])
         elif stage == self.stages[-1]:
-            self._hand_out()
+            for hooks in self._hooks:
+                hooks.after_updates()
             self.gradients.clear()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:

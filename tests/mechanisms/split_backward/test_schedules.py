@@ -32,6 +32,7 @@ from gpp.program.held import device_peaks
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.engines.emulate import Emulate
+from gpp.runtime.job_asked import with_asked
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.no_flush import NoFlush
@@ -241,7 +242,7 @@ def test_a_norm_over_all_stages_is_refused_by_the_setting_that_needs_it(
     asked: dict[str, Any], autocast: str | None, message: str, order: dict[str, Any], other: str
 ) -> None:
     optimizer = SGD(lr=0.1, **asked)
-    posed = problem(with_weights(chain(4)), 4, 8, global_norm=optimizer.needs_norm(autocast), norm_for=optimizer.norm_for(autocast))
+    posed = with_asked(problem(with_weights(chain(4)), 4, 8), optimizer, {"autocast": autocast})
     with pytest.raises(InvalidConfig, match=f"(?=.*{message}).*{other}"):
         Strategy(name="test", planner=Even(), **order).plan(posed)
 

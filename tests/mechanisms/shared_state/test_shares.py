@@ -14,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gpp.cost.shares import largest_share, share_out
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.shared_state.asked import SharedUpdates
+from gpp.mechanisms.shared_state.job import check_shares
+from gpp.mechanisms.shared_state.shares import largest_share, share_out
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
@@ -130,7 +132,7 @@ def test_the_bill_has_the_fullest_share() -> None:
     assert largest_share({"a": 90.0, "b": 5.0, "c": 5.0}, 2) == 0.9 and largest_share({}, 2) == 1.0
     _, found, _ = captured("Fork")
     problem = replace(problem_of(found, OneFOneB(), 3), optimizer_state_factor=2.0)
-    sharing = replace(problem, shares_state=True)
+    sharing = replace(problem, updates=SharedUpdates())
     plan = make_plan(problem, "test", [(problem.graph.all_mask, 3)], 3)
     stage, names = plan.stages[0], {name for op in problem.graph.trained_by for name in op}
     trained = {name: problem.graph.param_of[name].num_bytes for name in names}
@@ -166,24 +168,16 @@ def test_what_cannot_share_is_refused(network: str, replicas: tuple[int, ...], m
 
 
 def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
-    from gpp.runtime.sharded_state import check_shares
-
     job, _ = job_of(OPTIMIZERS["adam"], (2, 1, 2, 2))
     sharing = shared(OPTIMIZERS["adam"])
     with pytest.raises(InvalidConfig, match=r"strategy.weights=stash holds versions.*strategy/weights=flush"):
         check_shares(sharing, job.plan, job.graph, Stash(), cards=False)
     crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages))
     with pytest.raises(InvalidConfig, match=r"stage 0 is on a device with other stages.*colocate=never"):
-        check_shares(sharing, crowded, job.graph, job_weights(), cards=False)
+        check_shares(sharing, crowded, job.graph, None, cards=False)
     split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2))
     with pytest.raises(InvalidConfig, match=r"stage 0 splits its operators over 2 devices.*tensor_parallel=false"):
-        check_shares(sharing, replace(job.plan, stages=(split, *job.plan.stages[1:])), job.graph, job_weights(), cards=False)
-
-
-def job_weights() -> Any:
-    from gpp.weights.flush import Flush
-
-    return Flush()
+        check_shares(sharing, replace(job.plan, stages=(split, *job.plan.stages[1:])), job.graph, None, cards=False)
 
 
 @pytest.mark.dist

@@ -17,6 +17,7 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.program.kinds import NORM
 from gpp.runtime.job import Job
+from gpp.runtime.job_asked import with_asked
 from gpp.runtime.worker import loss_scale
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -30,7 +31,7 @@ STEPS = 12
 
 def job_of(model: AbstractModel, cap: Captured, **settings: object) -> Job:
     """Two branches on three devices."""
-    problem = inprocess.problem_of(cap, 3, 8, global_norm=OPTIMIZER.needs_norm("float16"))
+    problem = with_asked(inprocess.problem_of(cap, 3, 8), OPTIMIZER, {"autocast": "float16"})
     parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]
     plan = make_plan(problem, "test", parts, 4)
     job = inprocess.make_job(
