@@ -219,6 +219,11 @@ OF_SHARED_STATE = re.compile(
 # Files of the core that still have them: a setting that users give the optimizer.
 NAMING_SHARED_STATE = {"optimizers.py"}
 
+OF_PRECISION = re.compile(r"[Aa]utocast|[Ll]oss[ _]?[Ss]cale|LossScale|overflowed")
+"""Words of passes in a type narrower than the model's own."""
+# Files of the core that still have them: a setting that users give the engine and workers keep to, and what a model may not do.
+NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py"}
+
 
 def test_the_core_names_no_mechanism() -> None:
     # The package's own list of public names is where a user finds planners, wherever they lie.
@@ -230,6 +235,7 @@ def test_the_core_names_no_mechanism() -> None:
         (OF_SERVING, NAMING_SERVING),
         (OF_VERSIONS, NAMING_VERSIONS),
         (OF_SHARED_STATE, NAMING_SHARED_STATE),
+        (OF_PRECISION, NAMING_PRECISION),
     ):
         assert {name for name, text in texts.items() if words.search(text)} == naming
 
@@ -304,7 +310,8 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.serving.planning, gpp.mechanisms.serving.mode, gpp.mechanisms.serving.run, "
         "gpp.mechanisms.shared_state.job, gpp.mechanisms.split_backward.job, gpp.mechanisms.tensor_parallel.searching, "
         "gpp.mechanisms.tensor_parallel.job, gpp.mechanisms.split_backward.schedules.optimal, "
-        "gpp.mechanisms.weight_versions.pipeoptim, gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
+        "gpp.mechanisms.precision.asked, gpp.mechanisms.shared_state.asked, gpp.mechanisms.weight_versions.pipeoptim, "
+        "gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -26,7 +26,7 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, narrowed
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
@@ -279,8 +279,9 @@ class Experiment:
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
         graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
-        # Messages travel in the type of autocast, half as wide as float32.
-        return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
+        for part in asked_by(self.optimizer, self.engine.worker_settings):
+            graph = part.graph(graph, captured)
+        return graph
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.

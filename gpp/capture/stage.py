@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -70,6 +71,7 @@ class StageModule(nn.Module):
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
         self._watched: Callable[..., Any] | None = None
+        self._context: Callable[[], AbstractContextManager[object]] | None = None
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
@@ -86,6 +88,10 @@ class StageModule(nn.Module):
         """Let training passes call nodes by other functions of the same arguments."""
         self.cut.calls_through = dict(calls)
         self._run = self.cut.compile(self._root, training=True)[0]
+
+    def call_in(self, context: Callable[[], AbstractContextManager[object]]) -> None:
+        """Let passes, in training and evaluation, and what is called of them again run in a context."""
+        self._context = context
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -109,7 +115,8 @@ class StageModule(nn.Module):
         run, reads = self.cut.part(self._root, nodes, draws)
 
         def again(batch: int, watcher: Watcher, values: Iterable[Tensor]) -> None:
-            run(self._root, batch, watcher, *values)
+            with self._context() if self._context else nullcontext():
+                run(self._root, batch, watcher, *values)
 
         return again, reads
 
@@ -135,8 +142,8 @@ class StageModule(nn.Module):
             assert self._watched is not None, "`watch` comes first"
             watcher.given(batch, arguments)
             run, head = self._watched, (self._root, batch, watcher)
-        if self._keeps_mode:
-            with torch.set_grad_enabled(torch.is_grad_enabled()):
+        if self._keeps_mode or self._context:
+            with torch.set_grad_enabled(torch.is_grad_enabled()), self._context() if self._context else nullcontext():
                 made = run(*head, *arguments)
         else:
             made = run(*head, *arguments)
@@ -144,7 +151,9 @@ class StageModule(nn.Module):
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
-        return StageModule(self.cut, self._root, self.counts, training=False)
+        module = StageModule(self.cut, self._root, self.counts, training=False)
+        module._context = self._context
+        return module
 
     def counting(self, rows: Rows, labels: Rows, size: int) -> Rows:
         """The rows of a pass, and what the losses of mini-batches are divided by.

@@ -25,7 +25,7 @@ import importlib.metadata
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -206,21 +206,6 @@ def is_row(node: Any) -> bool:
 def is_loss(result: str) -> bool:
     """Whether a result is a loss or a term of one, which training differentiates."""
     return result == LOSS or result.startswith(f"{LOSS}:")
-
-
-def narrowed(graph: OpGraph, captured: Captured, factor: float) -> OpGraph:
-    """The graph in which messages of float32 tensors are smaller by `factor`: they travel in autocast's type.
-
-    Args:
-        graph: of `captured`, coarsened or not.
-    """
-    tensors = tuple(
-        replace(tensor, bytes_per_sample=tensor.bytes_per_sample * factor)
-        if captured.node_of[tensor.name].dtype == "float32"
-        else tensor
-        for tensor in graph.tensors
-    )
-    return replace(graph, tensors=tensors)
 
 
 def loss_nodes(results: Mapping[str, str]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpp.cost.problem import Problem
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import found
 from gpp.models.base import describe
 from gpp.optimizers import AbstractOptimizer
@@ -19,6 +21,10 @@ class AbstractAsked(ABC):
     @abstractmethod
     def by(self, optimizer: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
         """Whether settings ask for it; arguments as `asked` has them."""
+
+    def graph(self, graph: OpGraph, captured: Captured) -> OpGraph:
+        """The operators that planners see, of `captured`, coarsened or not."""
+        return graph
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
         """The planning problem; `settings` as `asked` has them."""

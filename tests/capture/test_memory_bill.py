@@ -85,7 +85,7 @@ def measured(captured: Captured, graph: OpGraph, stage: Stage, weights: dict[str
 def keeper_of(captured: Captured, graph: OpGraph, stage: Stage, module: StageModule) -> Keeper:
     marks = NodeMarks.of(captured, graph, stage, module.calls)
     generators = [torch.default_generator] if module.has_random else []
-    return Keeper(module, marks, device=torch.device("cpu"), autocast=None, generators=generators, copies=None)
+    return Keeper(module, marks, generators=generators, copies=None)
 
 
 @pytest.mark.parametrize(("name", "settings"), thinned(CASES), ids=[name for name, _ in CASES])

@@ -1,4 +1,4 @@
-"""Settings of the engine that change how a stage computes: autocast and torch.compile."""
+"""A setting of the engine that changes how a stage computes: torch.compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.engines.distributed import Distributed, _check_backend
+from gpp.runtime.engines.distributed import _check_backend
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.problems import random_partition
@@ -31,16 +31,6 @@ def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[s
     return inprocess.run(replace(job, settings=replace(job.settings, **settings)), tmp_path, weights)
 
 
-def test_autocast_computes_and_sends_in_bfloat16_and_keeps_weights(tmp_path: Path) -> None:
-    plain, _, _ = trained(tmp_path / "plain", "float32")
-    losses, state, workers = trained(tmp_path / "cast", "float32", autocast="bfloat16")
-    assert losses != plain
-    assert losses == pytest.approx(plain, rel=0.03)
-    assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float32}
-    sent = [spec for worker in workers for runner in worker.training.runners.values() for spec in runner._specs.values()]
-    assert {spec.dtype for spec in sent if spec.dtype.is_floating_point} == {torch.bfloat16}
-
-
 def test_compiled_stages_train_alike(tmp_path: Path) -> None:
     plain, state, _ = trained(tmp_path / "plain", "float64")
     losses, compiled, workers = trained(tmp_path / "compiled", "float64", compile="aot_eager")
@@ -49,9 +39,7 @@ def test_compiled_stages_train_alike(tmp_path: Path) -> None:
     assert all(hasattr(module._run, "_torchdynamo_orig_callable") for worker in workers for module in worker.modules.values())
 
 
-def test_unknown_types_and_compilers_are_refused() -> None:
+def test_unknown_compilers_are_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"engine\.compile=fast: .*inductor"):
         _check_backend("fast")
     _check_backend("aot_eager")
-    with pytest.raises(InvalidConfig, match=r"engine\.autocast"):
-        Distributed(autocast="int8")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -211,7 +211,6 @@ class Keeper(AbstractAround):
     """Carries out the policy of one stage on one device.
 
     Args:
-        autocast: the type that forwards are cast to, None for none.
         generators: what passes draw random numbers from.
         copies: to the host and back; None where the stage moves nothing.
     """
@@ -221,15 +220,13 @@ class Keeper(AbstractAround):
         module: StageModule,
         marks: NodeMarks,
         *,
-        device: torch.device,
-        autocast: torch.dtype | None,
         generators: Sequence[torch.Generator],
         copies: AbstractCopies | None,
     ) -> None:
         self.module, self.marks, self.generators = module, marks, generators
         self.readers = marks.readers
         self.arguments = [[(i, name) for i, name in enumerate(module.arguments) if name in run.reads] for run in marks.runs]
-        self._device, self._autocast, self._copies = device, autocast, copies
+        self._copies = copies
         self._codes: dict[tuple[int, frozenset[int]], _Code] = {}
         self._moved: dict[int, list[weakref.ref[Slot]]] = {}
         self._under_way: dict[int, _Moving] = {}
@@ -257,10 +254,7 @@ class Keeper(AbstractAround):
     def repeating(self, *, draws: bool) -> Iterator[None]:
         """Context in which a run is called again."""
         states = [generator.get_state() for generator in self.generators] if draws else []
-        with ExitStack() as modes:
-            modes.enter_context(torch.enable_grad())
-            if self._autocast:
-                modes.enter_context(torch.autocast(self._device.type, dtype=self._autocast, cache_enabled=False))
+        with torch.enable_grad():
             try:
                 yield
             finally:

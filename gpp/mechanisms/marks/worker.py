@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from gpp.mechanisms.marks.host import CardCopies, HostCopies
 from gpp.mechanisms.marks.keeper import Keeper
 from gpp.mechanisms.marks.kinds import COPY_IN, COPY_OUT
@@ -32,8 +30,6 @@ class Keepers(Hooks):
             runners[s].around = self._keepers[s] = Keeper(
                 module,
                 NodeMarks.of(job.captured, job.graph, stage, module.calls),
-                device=own.device,
-                autocast=getattr(torch, job.settings.autocast) if job.settings.autocast else None,
                 generators=generators(own.device) if module.has_random else (),
                 copies=copies,
             )

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpp.cost.problem import Problem
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
 from gpp.runtime.job_asked import AbstractAsked
 
 
@@ -15,6 +17,16 @@ class PrecisionAsked(AbstractAsked):
 
     def by(self, optimizer: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
         return settings.get("autocast") is not None
+
+    def graph(self, graph: OpGraph, captured: Captured) -> OpGraph:
+        # Float32 tensors travel in a type half as wide.
+        tensors = tuple(
+            replace(tensor, bytes_per_sample=tensor.bytes_per_sample * 0.5)
+            if captured.node_of[tensor.name].dtype == "float32"
+            else tensor
+            for tensor in graph.tensors
+        )
+        return replace(graph, tensors=tensors)
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
         if problem.global_norm or settings["autocast"] != "float16":

@@ -21,9 +21,8 @@ from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.hooks import Hooks, OwnDevice
+from gpp.runtime.worker.hooks import Hooks, OwnDevice, set_context
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
 from gpp.runtime.worker.stage import StageRunner
@@ -54,6 +53,7 @@ def build_modules(
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
             module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
+            set_context(job, module, device.type)
     tie(modules.values())
     teams.join(modules)
     if job.settings.compile:
@@ -80,6 +80,7 @@ def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], dev
             held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
             module.adopt({name: tensor for name, tensor in shared.items() if name in held})
             module.load(shared | dict(constants))
+            set_context(job, module, device.type)
             if job.settings.compile:
                 module.compile_with(job.settings.compile)
     return found
@@ -108,30 +109,30 @@ def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
 
 
 def build_checkpointer(
-    job: Job,
-    run_dir: Path,
-    modules: Mapping[int, StageModule],
-    optimizers: Mapping[int, torch.optim.Optimizer],
-    *,
-    device_id: int,
-    split: SplitWeights,
-    scale: LossScale | None,
+    own: OwnDevice, run_dir: Path, optimizers: Iterable[torch.optim.Optimizer], split: SplitWeights, hooks: Sequence[Hooks]
 ) -> Checkpointer:
     """A device's share of every checkpoint.
 
     Args:
         split: which weights are shares, of stages whose replicas are several devices.
-        scale: the loss scale, which the first rank saves.
+        hooks: of the mechanisms, which may have something to keep; the first rank saves that.
     """
-    params = {name: p for module in modules.values() for name, p in module.named_parameters()}
-    weights = {**params, **{name: b for module in modules.values() for name, b in module.named_buffers()}}
-    owned = owned_names(job, device_id, weights) if job.settings.checkpoint_every else frozenset[str]()
-    rank = job.plan.devices.index(device_id)
-    if scale:
-        weights, owned = weights | {NAME: scale.state}, owned if rank else owned | {NAME}
-    world = job.plan.num_devices
-    found = list(optimizers.values())
-    return Checkpointer(job, run_dir, rank=rank, world=world, weights=weights, optimizers=found, owned=owned, split=split)
+    job, modules = own.job, own.modules.values()
+    params = {name: p for module in modules for name, p in module.named_parameters()}
+    weights = {**params, **{name: b for module in modules for name, b in module.named_buffers()}}
+    owned = owned_names(job, own.device_id, weights) if job.settings.checkpoint_every else frozenset[str]()
+    kept = {name: tensor for each in hooks for name, tensor in each.kept().items()}
+    rank = job.plan.devices.index(own.device_id)
+    return Checkpointer(
+        job,
+        run_dir,
+        rank=rank,
+        world=job.plan.num_devices,
+        weights=weights | kept,
+        optimizers=list(optimizers),
+        owned=owned if rank else owned | kept.keys(),
+        split=split,
+    )
 
 
 def build_mailboxes(
@@ -145,10 +146,9 @@ def build_mailboxes(
         hooks: of the mechanisms, which may have messages of their own.
     """
     job = own.job
-    narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     out: dict[int, Mailbox] = {}
     for s, module in modules.items():
-        messages = boundary(job.plan, job.graph, module, s, narrow)
+        messages = boundary(job.plan, job.graph, module, s)
         for each in hooks:
             messages = each.boundary(s, messages)
         out[s] = Mailbox(

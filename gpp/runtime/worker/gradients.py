@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -13,9 +12,8 @@ from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
 from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.transport.channels import AbstractTransport, Handle
-from gpp.runtime.worker.around import AbstractSums
 from gpp.runtime.worker.buckets import Buckets
-from gpp.runtime.worker.loss_scale import LossScale
+from gpp.runtime.worker.hooks import Hooks
 
 
 class Gradients:
@@ -27,8 +25,7 @@ class Gradients:
         groups: those groups of `gpp.program.program.reduce_groups` that this device is in.
         clip_norm: largest norm of all gradients of the model; None where the norm alone is asked for, or nothing.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
-        sums: how groups are summed of whose sums each device has a part; None: all devices have all of them.
-        scale: what the losses of this step were multiplied by; None for nothing.
+        hooks: of the mechanisms, which may leave a part of the sums to each device, and have a say in the norm.
         bucket_bytes: sizes of the parts in which a backward that is armed has its gradients summed; None: at once, and
             not before `reduce`.
     """
@@ -43,12 +40,11 @@ class Gradients:
         transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
-        sums: AbstractSums | None = None,
-        scale: LossScale | None = None,
+        hooks: Sequence[Hooks] = (),
         bucket_bytes: int | None = None,
     ) -> None:
-        self.transport, self.clip_norm, self.scale = transport, clip_norm, scale
-        self.overflowed, self._device = False, device
+        self.transport, self.clip_norm, self._hooks = transport, clip_norm, hooks
+        self.omits, self._device = False, device
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.norm: torch.Tensor | None = None
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
@@ -57,7 +53,8 @@ class Gradients:
         self._counted = [name for name in self.params if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, Buckets] = {}
-        self._rule, self._start = sums, sums.begin if sums else transport.reduce
+        sums = self._rule = next((sums for each in hooks if (sums := each.sums())), None)
+        self._start = sums.begin if sums else transport.reduce
         for g, group in self._groups.items():
             own = [self.params[name] for name in (sums.order(g) if sums else group.params)]
             flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
@@ -108,8 +105,7 @@ class Gradients:
         """Take the norm of all gradients, and scale them down to the largest one allowed, if there is one and it is larger.
 
         Returns the bytes moved.
-        Where the losses were scaled, the gradients are divided by that first; if one of them is not finite,
-        `overflowed` is set until the next step, and the update is to be left out.
+        `omits` says until the next step whether the update is to be left out.
         As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
         """
         self.settle()
@@ -120,14 +116,9 @@ class Gradients:
             total += get_total_norm(grads).double().square()
         self.transport.reduce(EVERYONE, total).wait()
         norm = total.sqrt()[0]
-        if self.scale:
-            scale = self.scale.value
-            self.overflowed = not math.isfinite(norm.item())
-            self.scale.agree(not self.overflowed)
-            norm = norm / scale
-            for grad in (param.grad for param in self.params.values()):
-                if grad is not None:
-                    grad.div_(scale)
+        for each in self._hooks:
+            norm = each.measured(norm, self.params.values())
+        self.omits = any(each.omits for each in self._hooks)
         if self.clip_norm is not None:
             clip_grads_with_norm_(self.params.values(), self.clip_norm, norm)
         self.norm = norm

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,8 @@ class Hooks:
 
     notes: tuple[str, ...] = ()
     """What a user is to be told before the first step."""
+    omits: bool = False
+    """Whether the update is left out for which the norm was `measured` last."""
 
     def boundary(self, stage: int, found: Boundary) -> Boundary:
         """The boundary of a stage of the device, with the layouts of the mechanism's messages, and its form of other ones."""
@@ -94,6 +97,18 @@ class Hooks:
         """How gradient groups are summed where each of their devices updates a part of the weights; None: all devices have all
         sums."""
         return None
+
+    def measured(self, norm: torch.Tensor, params: Collection[torch.Tensor]) -> torch.Tensor:
+        """The norm of all gradients as it counts, before the update clips by it.
+
+        Args:
+            norm: of the sums in `params`, the parameters of the device, whose gradients may be changed in place.
+        """
+        return norm
+
+    def kept(self) -> Mapping[str, torch.Tensor]:
+        """What checkpoints hold beside weights and states, by a name that no weight has: all devices have the same."""
+        return {}
 
     def told(self) -> Mapping[str, float]:
         """Numbers of the step that is over, for metrics.jsonl and the trackers; each is asked for once."""
@@ -133,6 +148,10 @@ class AbstractWorkerPart:
         """
         return {}
 
+    def context(self, job: Job, kind: str) -> Callable[[], AbstractContextManager[object]] | None:
+        """Makes the context in which the code of all stages is called, on devices of a kind; None: it needs none."""
+        return None
+
     def build(self, own: OwnDevice) -> Hooks | None:
         """The hooks of a device; None where it has nothing to do."""
         return None
@@ -141,6 +160,13 @@ class AbstractWorkerPart:
 def part_of(policy: AbstractWeights) -> AbstractWorkerPart:
     """The part of the mechanism that has the weights of a policy; one that does nothing where they are plain."""
     return next(iter(parts((policy.mechanism,), "worker", "WORKER", AbstractWorkerPart)), AbstractWorkerPart())
+
+
+def set_context(job: Job, module: StageModule, kind: str) -> None:
+    """Let a module's code be called in the contexts that the job's mechanisms need, on devices of a kind."""
+    for part in parts(job.mechanisms, "worker", "WORKER", AbstractWorkerPart):
+        if (context := part.context(job, kind)) is not None:
+            module.call_in(context)
 
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:

@@ -36,6 +36,7 @@ from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.status import EVALUATION, TRAINING, AbstractStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.hooks import set_context
 from gpp.runtime.worker.operators import operator_at, raised_at
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def _rehearse(job: Job, device_id: int) -> None:
             shape = [evaluate(extent, stage.samples) for extent in nodes[name].shape or ()]
             values[name] = torch.zeros(shape, dtype=dtype_of(nodes[name].dtype or "float32"))
             values[name].requires_grad_(nodes[name].requires_grad and nodes[name].kind != "input")
-        with torch.autocast("cpu", dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=bool(settings.autocast)):
-            made = [value for value in module(stage.samples, values).values() if value.requires_grad]
+        set_context(job, module, "cpu")
+        made = [value for value in module(stage.samples, values).values() if value.requires_grad]
         if made:
             torch.autograd.backward(made, [torch.zeros_like(value) for value in made])
     weight = torch.nn.Parameter(torch.zeros(1, 1))

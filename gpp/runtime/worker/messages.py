@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,7 +134,7 @@ class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
 
     Args:
-        wide: types of the tensors inside the stage, by name, where messages have a narrower one.
+        wide: types of the tensors inside the stage, by name, where messages may have narrower ones.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
         coded: forms of forward messages that are other than their layouts say.
@@ -168,20 +168,12 @@ class Boundary:
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow: torch.dtype | None = None) -> Boundary:
-    """The boundary of `stage`, whose module is `module`.
-
-    Args:
-        narrow: type in which messages of float32 tensors travel; None: as captured.
-    """
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Boundary:
+    """The boundary of `stage`, whose module is `module`."""
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
             specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
-            if narrow is not None:
-                cast = {name for name, spec in specs if spec.dtype is torch.float32}
-                out.wide.update(dict.fromkeys(cast, torch.float32))
-                specs = [(name, replace(spec, dtype=narrow) if name in cast else spec) for name, spec in specs]
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,6 @@ from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.around import AbstractAround, AbstractRest
-from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
 
@@ -115,15 +113,14 @@ class StageRunner:
         round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
-        autocast: the type to which forwards are cast where PyTorch's rules allow; float32 tensors travel in it, too.
         now: gives the marks at which a pass begins and ends (`gpp.runtime.worker.clock`).
         deferred: whether losses are looked at when `examine` is called, because reading one makes the host wait.
         weights: decides which weights a pass uses; None where there is one version.
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
-        scale: what losses are multiplied by before their backwards; None for nothing.
 
-    `around` is what a mechanism does around its passes; None where they keep what autograd keeps.
+    `around` is what a mechanism does around its passes; None where they keep what autograd keeps. `loss_factor` is
+    what losses are multiplied by before their backwards; None for nothing.
     """
 
     def __init__(
@@ -138,20 +135,19 @@ class StageRunner:
         round_robin_degree: int = 1,
         num_samples: int,
         train: bool = True,
-        autocast: torch.dtype | None = None,
         now: Callable[[], Mark] = time.perf_counter,
         deferred: bool = False,
         weights: AbstractStageWeights | None = None,
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
-        scale: LossScale | None = None,
     ) -> None:
         self.around: AbstractAround | None = None
+        self.loss_factor: Callable[[], float] | None = None
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
-        self.autocast, self.now, self.deferred = autocast, now, deferred
-        self.weights, self.on_nonfinite, self.probes, self.scale = weights, on_nonfinite, probes, scale
+        self.now, self.deferred = now, deferred
+        self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
         self.masters = [p for p in module.parameters() if p.requires_grad]
         self._seeded = generators(device) if module.has_random else ()
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
@@ -162,7 +158,7 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
-        self._specs = mailbox.boundary.specs()
+        self._specs, self._casts = mailbox.boundary.specs(), bool(mailbox.boundary.wide)
         self._differentiated = (
             frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
         )
@@ -210,18 +206,19 @@ class StageRunner:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
+        hooks = self.weights.hooks if self.weights else None
         if self.around:
-            with self._modes(), self.around.forward(microbatch, self.weights.hooks if self.weights else None) as watcher:
+            with self.around.forward(microbatch, hooks) as watcher:
                 outputs = module.forward(hi - lo, values, watcher)
-        elif self.autocast or self.weights:
-            with self._modes():
+        elif hooks:
+            with torch.autograd.graph.saved_tensors_hooks(*hooks):
                 outputs = module.forward(hi - lo, values)
         else:
             outputs = module.forward(hi - lo, values)
         empty = module.counts.empty(values) if module.counts else ()
         losses = self._take_results(microbatch, lo, hi, outputs, empty) if module.results else []
         end = self.now()
-        if self.autocast:
+        if self._casts:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
             roots = _edges(outputs) if self.around else outputs
@@ -288,26 +285,13 @@ class StageRunner:
                 )
         return tuple(found)
 
-    def _modes(self) -> AbstractContextManager[object]:
-        """Context of a forward: autocast, and the hooks of the weight policy; or nothing."""
-        hooks = self.weights.hooks if self.weights and not self.around else None
-        if not self.autocast and not hooks:
-            return nullcontext()
-        modes = ExitStack()
-        if self.autocast:
-            # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
-            modes.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
-        if hooks:
-            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
-        return modes
-
     def _add_result(self, minibatch: int, name: str, value: float | torch.Tensor) -> None:
         results = self.results.setdefault(minibatch, {})
         results[name] = results[name] + value if name in results else value
 
     def _loss_seed(self, loss: torch.Tensor, share: float) -> torch.Tensor:
-        """The gradient with which a backward begins at a loss: its share of the mini-batch, times the loss scale."""
-        key = loss.dtype, share * (self.scale.value if self.scale else 1.0)
+        """The gradient with which a backward begins at a loss: its share of the mini-batch, times `loss_factor`."""
+        key = loss.dtype, share * (self.loss_factor() if self.loss_factor else 1.0)
         if key not in self._loss_seeds:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
         return self._loss_seeds[key]

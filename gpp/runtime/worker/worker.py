@@ -40,7 +40,6 @@ from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks, part_of
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
@@ -92,7 +91,6 @@ class Worker:
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device.get(device_id, ())
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
-        self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
@@ -109,7 +107,6 @@ class Worker:
         self.weights = part_of(policy).weights(*known, rate=self._rate, saved_at=self._saved_at)
         self.rows = rows(settings, device, card)
         overlaps = settings.backend == "nccl" and not job.streams
-        self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(reduce_groups(plan, job.graph), BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
@@ -119,15 +116,7 @@ class Worker:
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
-        self.checkpoints = build_checkpointer(
-            job,
-            run_dir,
-            self.modules,
-            self.optimizers,
-            device_id=device_id,
-            split=self.teams.split,
-            scale=self.scale,
-        )
+        self.checkpoints = build_checkpointer(self._own, run_dir, self.optimizers.values(), self.teams.split, self._hooks)
         # Stages of one device may end a mini-batch in different periods: the last of them ends it for the device.
         self._last = next((a.stage for a in reversed(job.program.actions[device_id]) if a.kind in UPDATES), None)
         self.checkpoints.restore(state)
@@ -149,8 +138,7 @@ class Worker:
         params = {name: p for own in self._params.values() for name, p in own.items()}
         made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
         clip = self.spec.clip_norm if self.spec.clips_model else None
-        sums = next((sums for hooks in self._hooks if (sums := hooks.sums())), None)
-        return made(clip_norm=clip, counts=self.teams.split.counts, sums=sums, scale=self.scale, bucket_bytes=bucket_bytes)
+        return made(clip_norm=clip, counts=self.teams.split.counts, hooks=self._hooks, bucket_bytes=bucket_bytes)
 
     def _rate(self, update: int) -> float:
         """The learning rate of an update."""
@@ -175,14 +163,12 @@ class Worker:
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
-                autocast=self._autocast,
                 now=self.clock.now,
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
                 # Where sums are under way when a backward ends there are no numbers of it.
                 probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
-                scale=self.scale if train else None,
             )
         return out
 
@@ -233,7 +219,7 @@ class Worker:
         self.gradients.settle()
         for hooks in self._hooks:
             hooks.before_update(stage, minibatch)
-        if optimizer is not None and not self.gradients.overflowed:
+        if optimizer is not None and not self.gradients.omits:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             set_rate(optimizer, rate)
             if self.spec.clip_norm is not None and not self.spec.clips_model:
@@ -337,11 +323,6 @@ class Worker:
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
-
-    def _skipped(self) -> None:
-        for runner in self.training.runners.values():
-            if runner.probes:
-                runner.probes.forget()
 
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Order, step: int) -> None:
         for s, runner in interpreter.runners.items():

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class Zoo:
         module.load(self.state)
         return module
 
-    def keeper(self, module: StageModule, ways: Ways, *, autocast: torch.dtype | None = None) -> Keeper:
+    def keeper(self, module: StageModule, ways: Ways) -> Keeper:
         graph = self.captured.graph
         everything = tuple(range(graph.num_ops))
         again, moved, ends = (tuple(op for op in everything if ways(op) in named) for named in ("rb", "m", "b"))
@@ -110,8 +111,6 @@ class Zoo:
         return Keeper(
             module,
             NodeMarks.of(self.captured, graph, stage, module.calls),
-            device=torch.device("cpu"),
-            autocast=autocast,
             generators=(torch.default_generator,),
             copies=HostCopies(lambda: 0.0),
         )
@@ -119,13 +118,14 @@ class Zoo:
     def train(self, ways: Ways | None, *, autocast: torch.dtype | None = None) -> list[bytes]:
         """Losses, gradients and buffers of three micro-batches, two of them in flight at a time."""
         module = self.module()
-        keeper = None if ways is None else self.keeper(module, ways, autocast=autocast)
+        if autocast:
+            module.call_in(partial(torch.autocast, "cpu", dtype=autocast, cache_enabled=False))
+        keeper = None if ways is None else self.keeper(module, ways)
         losses: list[Tensor] = []
 
         def forward(number: int) -> None:
             torch.manual_seed(number)
-            casting = torch.autocast("cpu", dtype=autocast, cache_enabled=False) if autocast else nullcontext()
-            with casting, keeper.forward(number, None) if keeper else nullcontext() as watcher:
+            with keeper.forward(number, None) if keeper else nullcontext() as watcher:
                 losses.append(module.forward(4, self.batches[number], watcher)["loss"])
             if keeper:
                 keeper.copy_out(number)

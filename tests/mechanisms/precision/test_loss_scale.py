@@ -11,6 +11,8 @@ import torch
 
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
+from gpp.mechanisms.precision import loss_scale
+from gpp.mechanisms.precision.worker import ScaledLosses
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import SGD
@@ -18,7 +20,6 @@ from gpp.plan.build import make_plan
 from gpp.program.kinds import NORM
 from gpp.runtime.job import Job
 from gpp.runtime.job_asked import with_asked
-from gpp.runtime.worker import loss_scale
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
@@ -81,8 +82,7 @@ def scaled_by_torch(model: AbstractModel, weights: dict[str, torch.Tensor]) -> t
 
 
 def scale_of(worker: Worker) -> float:
-    assert worker.scale is not None
-    return worker.scale.value
+    return next(hooks.scale.value for hooks in worker._hooks if isinstance(hooks, ScaledLosses))
 
 
 def test_all_stages_leave_out_the_same_updates_as_pytorchs_scaler(

@@ -7,7 +7,6 @@ they double it. The numbers are those of `torch.amp.GradScaler`, which knows one
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import torch
@@ -22,15 +21,10 @@ NAME = "(loss scale)"
 
 @final
 class LossScale:
-    """The scale, and how many updates have been done since it changed last.
+    """The scale, and how many updates have been done since it changed last."""
 
-    Args:
-        skipped: called when an update is left out.
-    """
-
-    def __init__(self, skipped: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.state = torch.tensor([INITIAL, 0.0], dtype=torch.float64)
-        self._skipped = skipped
 
     @property
     def value(self) -> float:
@@ -40,7 +34,6 @@ class LossScale:
         """Note whether all gradients of a step were finite. Every device notes the same."""
         scale, done = self.state.tolist()
         if not finite:
-            self._skipped()
             scale, done = scale * BACKOFF, 0.0
         elif done + 1 == GROWTH_INTERVAL:
             scale, done = scale * GROWTH, 0.0
