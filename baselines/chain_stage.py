@@ -21,6 +21,7 @@ from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.seeding import generators, pass_seed
 from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
@@ -208,14 +209,8 @@ class SharedGradients:
         groups = reduce_groups(job.plan, job.graph)
         self.groups = [g for g, group in enumerate(groups) if harness.device_id in group.devices]
         transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of)
-        self._make = lambda: Gradients(
-            self.params,
-            groups,
-            device_id=harness.device_id,
-            device=harness.device,
-            transport=transport,
-            clip_norm=harness.optimizer.clip_norm,
-        )
+        seat = Seat(device_id=harness.device_id, device=harness.device, transport=transport)
+        self._make = lambda: Gradients(seat, self.params, groups, clip_norm=harness.optimizer.clip_norm)
         self.gradients = self._make()
 
     def renew(self) -> None:

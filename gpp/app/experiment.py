@@ -41,7 +41,7 @@ from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.job_asked import asked_by, with_asked
+from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
@@ -279,9 +279,7 @@ class Experiment:
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
         graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
-        for part in asked_by(self.optimizer, self.engine.worker_settings):
-            graph = part.graph(graph, captured)
-        return graph
+        return asked_graph(graph, captured, self.optimizer, self.engine.worker_settings)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.

@@ -54,6 +54,13 @@ def asked_by(optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> tuple
     return tuple(asked(describe(optimizer), settings).values())
 
 
+def asked_graph(graph: OpGraph, captured: Captured, optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> OpGraph:
+    """The operators of a model as planners see them under settings; `settings` as above."""
+    for part in asked_by(optimizer, settings):
+        graph = part.graph(graph, captured)
+    return graph
+
+
 def with_asked(problem: Problem, optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> Problem:
     """A planning problem with what the optimizer and the mechanisms that settings ask for make of it; `settings` as above."""
     norm_for = optimizer.norm_for

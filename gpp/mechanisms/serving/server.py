@@ -37,6 +37,7 @@ from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
+from gpp.runtime.worker.seat import Portion
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
@@ -102,7 +103,10 @@ class Server:
         ends = {"device_id": device_id, "device": device, "transport": transport, "status": self.status}
         own = OwnDevice(job=job, modules=self.modules, params={}, handover={}, now=self.clock.now, card=None, **ends)
         mailboxes = build_mailboxes(own, self.modules, job.program, build_hooks(own))
-        self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
+        held = {s: Portion.of(plan.stages[s], device_id, plan.minibatch_size) for s in self.stages}
+        self.runners = {
+            s: ServingRunner(self.modules[s], seat=own, mailbox=mailboxes[s], portion=held[s], train=False) for s in self.stages
+        }
         sends = [action for action in self.actions if action.kind in SENDS]
         each = max((sum(a[1:3] == b[1:3] for b in sends) for a in sends), default=1)
         self.interpreter = Interpreter(
@@ -125,22 +129,6 @@ class Server:
         transport.prepare(self.rings)
         self._rows = self._reader()
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
-
-    def _runner(self, s: int, mailbox: Any, device: torch.device) -> ServingRunner:
-        stage = self.job.plan.stages[s]
-        size = self.job.plan.minibatch_size
-        return ServingRunner(
-            self.modules[s],
-            stage=s,
-            device=device,
-            mailbox=mailbox,
-            pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(size) if p.device == self.device_id},
-            accumulation=self.counts[s],
-            round_robin_degree=stage.round_robin_degree,
-            num_samples=size,
-            train=False,
-            now=self.clock.now,
-        )
 
     def _answers(self, run_dir: Path) -> Answers | None:
         """The file of the answers, if this device makes some."""

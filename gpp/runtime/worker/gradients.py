@@ -11,9 +11,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
 from gpp.runtime.engine import GRADIENT_NORM
-from gpp.runtime.transport.channels import AbstractTransport, Handle
+from gpp.runtime.transport.channels import Handle
 from gpp.runtime.worker.buckets import Buckets
 from gpp.runtime.worker.hooks import Hooks
+from gpp.runtime.worker.seat import Seat
 
 
 class Gradients:
@@ -21,7 +22,6 @@ class Gradients:
 
     Args:
         params: the device's parameters by full name.
-        device: where they are, and where the norm is made.
         groups: those groups of `gpp.program.program.reduce_groups` that this device is in.
         clip_norm: largest norm of all gradients of the model; None where the norm alone is asked for, or nothing.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
@@ -32,19 +32,17 @@ class Gradients:
 
     def __init__(
         self,
+        seat: Seat,
         params: Mapping[str, torch.nn.Parameter],
         groups: Sequence[ReduceGroup],
         *,
-        device_id: int,
-        device: torch.device,
-        transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
         hooks: Sequence[Hooks] = (),
         bucket_bytes: int | None = None,
     ) -> None:
-        self.transport, self.clip_norm, self._hooks = transport, clip_norm, hooks
-        self.omits, self._device = False, device
+        self.transport, self.clip_norm, self._hooks = seat.transport, clip_norm, hooks
+        self.omits, self._device, device_id = False, seat.device, seat.device_id
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.norm: torch.Tensor | None = None
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
@@ -54,7 +52,7 @@ class Gradients:
         self._flat: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, Buckets] = {}
         sums = self._rule = next((sums for each in hooks if (sums := each.sums())), None)
-        self._start = sums.begin if sums else transport.reduce
+        self._start = sums.begin if sums else seat.transport.reduce
         for g, group in self._groups.items():
             own = [self.params[name] for name in (sums.order(g) if sums else group.params)]
             flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)

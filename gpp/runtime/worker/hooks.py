@@ -14,13 +14,13 @@ from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
-from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import AbstractTransport, Mark
+from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.around import AbstractSums
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.stage import Stage
@@ -31,29 +31,19 @@ OwnAction = Callable[[int, int], Span | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnDevice:
+class OwnDevice(Seat):
     """The device of a worker, as mechanisms see it.
 
     Args:
         modules: stage -> its module, for the stages of the device.
         params: stage -> its parameters by full name, whose gradients an update finds; passes may use other versions of them.
-        transport: carries messages to and from other devices.
         handover: tensors between stages of the device.
-        status: is told when the device waits for others.
-        now: gives the marks at which a pass begins and ends.
-        card: the accelerator that `device` is; None for a processor.
     """
 
     job: Job
-    device_id: int
-    device: torch.device
     modules: Mapping[int, StageModule]
     params: Mapping[int, Mapping[str, torch.nn.Parameter]]
-    transport: AbstractTransport
     handover: Handover
-    status: AbstractStatus
-    now: Callable[[], Mark]
-    card: AbstractCard | None
 
 
 class Hooks:

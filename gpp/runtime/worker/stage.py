@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.around import AbstractAround, AbstractRest
 from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.seat import Portion, Seat
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
@@ -108,13 +108,8 @@ class StageRunner:
     Args:
         module: the stage's module, or the one that evaluates (`StageModule.eval_module`).
         mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
-        pieces: micro-batch of one mini-batch (or evaluation) -> its samples [lo, hi) that this device holds.
-        accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
-        round_robin_degree: replicas that take them in turn; each counts its own for its weights.
-        num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
+        portion: samples that the device holds; a micro-batch's loss counts by its share of the mini-batch.
         train: backward passes follow, so what they need is kept.
-        now: gives the marks at which a pass begins and ends (`gpp.runtime.worker.clock`).
-        deferred: whether losses are looked at when `examine` is called, because reading one makes the host wait.
         weights: decides which weights a pass uses; None where there is one version.
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
@@ -127,29 +122,23 @@ class StageRunner:
         self,
         module: StageModule,
         *,
-        stage: int,
-        device: torch.device,
+        seat: Seat,
         mailbox: Mailbox,
-        pieces: Mapping[int, tuple[int, int]],
-        accumulation: int,
-        round_robin_degree: int = 1,
-        num_samples: int,
+        portion: Portion,
         train: bool = True,
-        now: Callable[[], Mark] = time.perf_counter,
-        deferred: bool = False,
         weights: AbstractStageWeights | None = None,
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
     ) -> None:
         self.around: AbstractAround | None = None
         self.loss_factor: Callable[[], float] | None = None
-        self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
-        self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
-        self.round_robin_degree = round_robin_degree
-        self.now, self.deferred = now, deferred
+        self.module, self.stage, self.mailbox, self.portion, self.train = module, mailbox.stage, mailbox, portion, train
+        self.now, self._piece = seat.now, portion.piece
+        # Reading a loss makes the host of a card wait: they are looked at when `examine` is called.
+        self.deferred = seat.card is not None
         self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
         self.masters = [p for p in module.parameters() if p.requires_grad]
-        self._seeded = generators(device) if module.has_random else ()
+        self._seeded = generators(seat.device) if module.has_random else ()
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
         self.results: dict[int, dict[str, float | torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
@@ -175,18 +164,9 @@ class StageRunner:
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
 
     def _place(self, microbatch: int, lo: int, hi: int) -> PassPlace:
-        minibatch, within = divmod(microbatch, self.accumulation)
-        before = minibatch * self.num_samples
+        minibatch, within = divmod(microbatch, self.portion.accumulation)
+        before = minibatch * self.portion.num_samples
         return PassPlace(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
-
-    def _piece(self, microbatch: int) -> tuple[int, int] | None:
-        """Samples of the pass that this device holds of a micro-batch."""
-        minibatch, within = divmod(microbatch, self.accumulation)
-        piece = self.pieces.get(within)
-        if piece is None or not minibatch:
-            return piece
-        before = minibatch * self.num_samples
-        return piece[0] + before, piece[1] + before
 
     def forward(self, microbatch: int) -> Span | None:
         """Run the module on the piece of `microbatch` that this device holds; None if it holds none."""
@@ -201,7 +181,7 @@ class StageRunner:
         values = {**leaves, **self._fetch(lo, hi)} if module.inputs else leaves
         start = self.now()
         if self.weights:
-            self.weights.forward(microbatch // self.round_robin_degree)
+            self.weights.forward(microbatch // self.portion.round_robin_degree)
         if self._seeded:
             seed = self._seed(microbatch)
             for generator in self._seeded:
@@ -222,7 +202,7 @@ class StageRunner:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
             roots = _edges(outputs) if self.around else outputs
-            self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.num_samples)
+            self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.portion.num_samples)
         # A message without tensors, which only says whose turn it is, is one too.
         self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
@@ -233,7 +213,8 @@ class StageRunner:
         self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor], empty: Collection[str]
     ) -> list[_Loss]:
         """Take the results out of `outputs`, and count them; returns the losses, those in `empty` without a gradient."""
-        share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[_Loss]()
+        portion, losses = self.portion, list[_Loss]()
+        share, minibatch = (hi - lo) / portion.num_samples, microbatch // portion.accumulation
         for name in self.module.results:
             if name not in outputs:
                 continue
@@ -276,7 +257,7 @@ class StageRunner:
                 found.append(
                     Finding(
                         stage=self.stage,
-                        microbatch=microbatch % self.accumulation,
+                        microbatch=microbatch % self.portion.accumulation,
                         received=nonfinite(kept.leaves),
                         rows=nonfinite(self._fetch(first, end)) if self.module.inputs else (),
                         made=nonfinite(made),
@@ -306,7 +287,7 @@ class StageRunner:
         piece = self._piece(microbatch)
         if piece is None:
             return None
-        start, number = self.now(), microbatch // self.round_robin_degree
+        start, number = self.now(), microbatch // self.portion.round_robin_degree
         if self.weights:
             self.weights.collect(number)
         rest.finish(microbatch, number)
@@ -328,7 +309,7 @@ class StageRunner:
         if self.around:
             self.around.arrive(microbatch)
         roots, seeds = self._roots(done, microbatch)
-        start, number = self.now(), microbatch // self.round_robin_degree
+        start, number = self.now(), microbatch // self.portion.round_robin_degree
         if self.weights:
             self.weights.backward(number)
             if not rest:

@@ -45,6 +45,7 @@ from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
+from gpp.runtime.worker.seat import Portion
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
@@ -136,9 +137,8 @@ class Worker:
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
         params = {name: p for own in self._params.values() for name, p in own.items()}
-        made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
-        clip = self.spec.clip_norm if self.spec.clips_model else None
-        return made(clip_norm=clip, counts=self.teams.split.counts, hooks=self._hooks, bucket_bytes=bucket_bytes)
+        clip, counts = self.spec.clip_norm if self.spec.clips_model else None, self.teams.split.counts
+        return Gradients(self._own, params, groups, clip_norm=clip, counts=counts, hooks=self._hooks, bucket_bytes=bucket_bytes)
 
     def _rate(self, update: int) -> float:
         """The learning rate of an update."""
@@ -150,21 +150,13 @@ class Worker:
         plan = self.job.plan
         out: dict[int, StageRunner] = {}
         for s, module in modules.items():
-            stage = plan.stages[s]
-            num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
             out[s] = StageRunner(
                 module,
-                stage=s,
-                device=self.device,
+                seat=self._own,
                 mailbox=mailboxes[s],
-                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == leader},
-                accumulation=-(-num_samples // stage.microbatch_size),
-                round_robin_degree=stage.round_robin_degree,
-                num_samples=num_samples,
+                portion=Portion.of(plan.stages[s], self.device_id, plan.minibatch_size if train else program.num_samples),
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
-                now=self.clock.now,
-                deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
                 # Where sums are under way when a backward ends there are no numbers of it.
