@@ -233,7 +233,7 @@ class Job:
 
 
 class AbstractJobPart:
-    """What a mechanism refuses before a worker starts."""
+    """What a mechanism refuses before a worker starts, and who updates what: nothing, unless its own class says otherwise."""
 
     def check_engine(self, name: str) -> None:
         """Refuse an engine that does not run the mechanism.

@@ -8,7 +8,7 @@ from gpp.cost.problem import Problem
 from gpp.mechanisms.quantised_edges.settings import PLAIN, QuantisedEdges, sample_s
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.plan.plan import Plan
-from gpp.runtime.job import AbstractJobPart, Job
+from gpp.runtime.job import AbstractJobPart
 
 
 class EdgeJobPart(AbstractJobPart):
@@ -20,9 +20,6 @@ class EdgeJobPart(AbstractJobPart):
         asked = problem.regime.edges
         edges = asked if isinstance(asked, QuantisedEdges) else PLAIN
         return {"sample_s": sample_s(edges, plan, problem), "window": edges.window}
-
-    def refuse(self, job: Job) -> None:
-        return None
 
 
 JOB = EdgeJobPart()

@@ -8,44 +8,31 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.shared_state.asked import REPLICAS
 from gpp.mechanisms.shared_state.shares import share_out
-from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import ReduceGroup, reduce_groups
 from gpp.runtime.job import AbstractJobPart, Job, restore
-from gpp.weights.base import AbstractWeights
 
 
-def check_shares(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph, weights: AbstractWeights | None, *, cards: bool) -> None:
-    """Refuse to share the state of a plan that cannot.
+def _refuse(rule: str, fix: str) -> None:
+    raise InvalidConfig("optimizer.shard", REPLICAS, rule, f"set optimizer.shard=none, or {fix}")
+
+
+def _check_stages(plan: Plan, shared: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Refuse a replicated stage whose update cannot be shared.
 
     Args:
-        weights: the policy of a pipeline that does not drain.
-        cards: whether it runs on cards.
-
-    Raises:
-        InvalidConfig: names the stage, the parameter or the other setting.
+        shared: weights that several stages read, with these stages.
     """
-
-    def refuse(rule: str, fix: str) -> None:
-        raise InvalidConfig("optimizer.shard", REPLICAS, rule, f"set optimizer.shard=none, or {fix}")
-
-    if weights is not None:
-        refuse(f"strategy.weights={weights.name} holds versions of all weights on every replica", "strategy/weights=flush")
-    if cards:
-        refuse("a worker on a card hands weights out in its updates, which no proof covers yet", "use cluster=local")
-    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
-        refuse("no replica has the norm of its stage's gradients", "optimizer.clip_scope=model")
-    shared = plan.shared_weights(graph)
     for s, stage in enumerate(plan.stages):
         if len(stage.replicas) == 1:
             continue
         if (t := stage.devices_per_replica) > 1:
-            refuse(f"stage {s} splits its operators over {t} devices, whose weights are shares already", stage.unshared)
+            _refuse(f"stage {s} splits its operators over {t} devices, whose weights are shares already", stage.unshared)
         if tied := next((name for name, stages in shared if s in stages), None):
             fix = "a plan in which one stage reads it (strategy=data_parallel)"
-            refuse(f"stage {s} shares {tied} with another stage, whose devices need its gradient, too", fix)
+            _refuse(f"stage {s} shares {tied} with another stage, whose devices need its gradient, too", fix)
         if any(len(plan.stages_of_device[device]) > 1 for device in stage.devices):
-            refuse(
+            _refuse(
                 f"stage {s} is on a device with other stages, which would wait for its replicas", "strategy.planner.colocate=never"
             )
 
@@ -60,20 +47,20 @@ class SharedStateJobPart(AbstractJobPart):
     """Jobs whose replicas share the optimizer's state."""
 
     def check(self, job: Job, *, overwrites: bool) -> None:
-        weights = restore(job.settings.weights) if job.settings.weights else None
-        check_shares(restore(job.settings.optimizer), job.plan, job.graph, weights, cards=job.settings.device_kind == "cuda")
-
-    def refuse(self, job: Job) -> None:
-        return None
+        settings, optimizer = job.settings, restore(job.settings.optimizer)
+        if settings.weights:
+            rule = f"strategy.weights={restore(settings.weights).name} holds versions of all weights on every replica"
+            _refuse(rule, "strategy/weights=flush")
+        if settings.device_kind == "cuda":
+            _refuse("a worker on a card hands weights out in its updates, which no proof covers yet", "use cluster=local")
+        if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
+            _refuse("no replica has the norm of its stage's gradients", "optimizer.clip_scope=model")
+        _check_stages(job.plan, job.plan.shared_weights(job.graph))
 
     def owners(self, job: Job) -> Mapping[str, int]:
-        groups: Sequence[ReduceGroup] = reduce_groups(job.plan, job.graph)
-        return {
-            name: device
-            for group in groups
-            for device, names in zip(group.devices, dealt(job.graph, group), strict=True)
-            for name in names
-        }
+        groups = reduce_groups(job.plan, job.graph)
+        parts = (part for group in groups for part in zip(group.devices, dealt(job.graph, group), strict=True))
+        return {name: device for device, names in parts for name in names}
 
 
 JOB = SharedStateJobPart()

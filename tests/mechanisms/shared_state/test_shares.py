@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.shared_state.asked import SharedUpdates
-from gpp.mechanisms.shared_state.job import check_shares
+from gpp.mechanisms.shared_state.job import JOB
 from gpp.mechanisms.shared_state.shares import largest_share, share_out
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.models.base import describe
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.final import load_final
@@ -168,16 +169,15 @@ def test_what_cannot_share_is_refused(network: str, replicas: tuple[int, ...], m
 
 
 def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
-    job, _ = job_of(OPTIMIZERS["adam"], (2, 1, 2, 2))
-    sharing = shared(OPTIMIZERS["adam"])
+    job, _ = job_of(shared(OPTIMIZERS["adam"]), (2, 1, 2, 2))
     with pytest.raises(InvalidConfig, match=r"strategy.weights=stash holds versions.*strategy/weights=flush"):
-        check_shares(sharing, job.plan, job.graph, Stash(), cards=False)
-    crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages))
+        JOB.check(replace(job, settings=replace(job.settings, weights=describe(Stash()))), overwrites=True)
+    crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages), overwrites=True)
     with pytest.raises(InvalidConfig, match=r"stage 0 is on a device with other stages.*colocate=never"):
-        check_shares(sharing, crowded, job.graph, None, cards=False)
-    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2))
+        JOB.check(replace(job, plan=crowded), overwrites=True)
+    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2), overwrites=True)
     with pytest.raises(InvalidConfig, match=r"stage 0 splits its operators over 2 devices.*tensor_parallel=false"):
-        check_shares(sharing, replace(job.plan, stages=(split, *job.plan.stages[1:])), job.graph, None, cards=False)
+        JOB.check(replace(job, plan=replace(job.plan, stages=(split, *job.plan.stages[1:]))), overwrites=True)
 
 
 @pytest.mark.dist
