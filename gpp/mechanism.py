@@ -10,6 +10,7 @@ core that it adds something to, and each such file has one name that the room as
     schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
     planning.py    PLANNING   plans and predictions of pipelines that train nothing (`gpp.simulate.added.AbstractPlanning`)
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
+    sharing.py     SHARING    what replicas do with micro-batches, under `strategy.replicas` (`gpp.plan.choice.AbstractSharing`)
     searching.py   SEARCH     plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
     variants.py    VARIANTS   other ways to run the operators of a captured model (`gpp.capture.added.AbstractVariants`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)

@@ -139,7 +139,7 @@ class Keep(AbstractMemory):
 
 def held(stage: Stage) -> int:
     """Micro-batches, whole or in part, that a device of a stage may hold at a time."""
-    return -(-stage.in_flight // (stage.microbatch_size * stage.round_robin_degree))
+    return -(-stage.in_flight // stage.unit)
 
 
 def _holding_fewer(plan: Plan, problem: Problem) -> Iterator[Plan]:
@@ -147,10 +147,10 @@ def _holding_fewer(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
     A stage cannot run further ahead than those that feed it: these would wait for its backward, and it for their forwards. So
     what follows a stage holds no more than it does. None for plans whose stages count in other units (micro-batches of several
-    sizes, k above 1, replicas that take turns), or share devices.
+    sizes, k above 1, replicas with micro-batches of their own), or share devices.
     """
     alike = len({stage.microbatch_size for stage in plan.stages}) == 1 and not plan.shares_devices
-    plain = all(stage.k == 1 and stage.round_robin_degree == 1 for stage in plan.stages)
+    plain = all(stage.k == 1 and stage.stride == 1 for stage in plan.stages)
     if not (alike and plain) or problem.regime.holds != DEPTH or not problem.regime.weights.flushes or problem.minibatch_ops:
         return
     peaks = [_peak(plan, problem, s, bill.memory) for s, bill in enumerate(plan.bills(problem))]

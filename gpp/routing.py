@@ -1,8 +1,8 @@
 """Routing: who sends which samples to whom, as one static function.
 
-A stage's micro-batch is a range of samples. The stage's replicas split that range or take whole micro-batches in round
-robin, and a message is the intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes,
-replicated stages, forks, joins and skip edges, forwards and backwards, all follow this one rule.
+A stage's micro-batch is a range of samples, which the stage's replicas split: all of them, or those whose turn it is. A message
+is the intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes, replicated stages, forks, joins
+and skip edges, forwards and backwards, all follow this one rule.
 """
 
 from __future__ import annotations
@@ -34,27 +34,25 @@ class Message(NamedTuple):
     hi: int
 
 
-def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, round_robin: bool = False) -> list[Piece]:
+def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, stride: int = 1) -> list[Piece]:
     """The pieces of a stage in sample order: micro-batch by micro-batch, replica by replica.
 
     The last micro-batch may be smaller; a replica without samples has no piece.
 
     Args:
-        devices: devices of the R replicas.
-        round_robin: whether replica j mod R has all of micro-batch j; else every replica has a part of each.
+        devices: of the replicas, one for each.
+        stride: micro-batches in a row of which each replica has a part in one (`gpp.stage.Stage.stride`).
 
     >>> [tuple(piece) for piece in pieces([4, 5], microbatch_size=4, num_samples=6)]
     [(4, 0, 0, 2), (5, 0, 2, 4), (4, 1, 4, 5), (5, 1, 5, 6)]
-    >>> [tuple(piece) for piece in pieces([4, 5], microbatch_size=4, num_samples=6, round_robin=True)]
+    >>> [tuple(piece) for piece in pieces([4, 5], microbatch_size=4, num_samples=6, stride=2)]
     [(4, 0, 0, 4), (5, 1, 4, 6)]
     """
-    out, n = list[Piece](), len(devices)
+    out = list[Piece]()
     for m, start in enumerate(range(0, num_samples, microbatch_size)):
-        size = min(microbatch_size, num_samples - start)
-        if round_robin:
-            out.append(Piece(devices[m % n], m, start, start + size))
-            continue
-        for r, device in enumerate(devices):
+        size, own = min(microbatch_size, num_samples - start), devices if stride == 1 else devices[m % stride :: stride]
+        n = len(own)
+        for r, device in enumerate(own):
             lo, hi = start + size * r // n, start + size * (r + 1) // n
             if lo < hi:
                 out.append(new(Piece, (device, m, lo, hi)))

@@ -47,6 +47,8 @@ class AbstractStageValue(ABC):
     periodic: ClassVar[bool] = False
     """Whether the devices of the whole plan run side by side, each doing in a period what others have prepared in periods before: a
     stage is as late as the samples in flight say, and has updates of its own."""
+    dealt: ClassVar[str] = ""
+    """How replicas have micro-batches, in words, of a mechanism by which not all of them split each (`stride`)."""
     codes: ClassVar[bool] = False
     """Whether the stage's messages forwards are other than its tensors are; the mechanism's bill then says what they take."""
     backward: ClassVar[tuple[str, ...]] = ()
@@ -59,6 +61,10 @@ class AbstractStageValue(ABC):
     @property
     def devices_per_replica(self) -> int:
         """Devices that share one replica of the stage."""
+        return 1
+
+    def stride(self, replicas: int) -> int:
+        """Micro-batches in a row of which each of so many replicas has a part in one, which divides them."""
         return 1
 
     @property
@@ -211,9 +217,7 @@ class Stage:
         microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
-            `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
-        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
-            replicas at the update; else every replica runs a part of each micro-batch.
+            a stride of b times that, so that all replicas may hold equally many micro-batches, whole or in part (`ahead`).
         mechanisms: what mechanisms say of the stage, in the order of their names.
     """
 
@@ -222,7 +226,6 @@ class Stage:
     microbatch_size: Count
     in_flight: Count
     k: Count = 1
-    round_robin: bool = False
     mechanisms: Values = ()
 
     def __getitem__(self, kind: type[V]) -> V | None:
@@ -289,23 +292,48 @@ class Stage:
         return self.devices[at : at + t]
 
     @property
-    def round_robin_degree(self) -> int:
-        """Replicas that take micro-batches in turn: R with `round_robin`, else 1."""
-        return len(self.devices) // self.devices_per_replica if self.round_robin else 1
+    def sharing(self) -> AbstractStageValue | None:
+        """By what replicas share out micro-batches; None: all split each of them."""
+        return next((value for value in self.mechanisms if value.dealt), None)
+
+    @property
+    def stride(self) -> int:
+        """Micro-batches in a row of which a replica has a part in one: replica r in each m that leaves the rest r mod stride."""
+        sharing = self.sharing if self.mechanisms else None
+        return sharing.stride(len(self.devices) // self.devices_per_replica) if sharing else 1
+
+    @property
+    def unit(self) -> int:
+        """Samples that pass a stage while each of its replicas has a part in one micro-batch."""
+        return self.microbatch_size * self.stride
+
+    @property
+    def dealt(self) -> str:
+        """How replicas have micro-batches, in words; empty where each has a part in all of them."""
+        return self.sharing.dealt if self.sharing and self.stride > 1 else ""
+
+    def first(self, device: int) -> int:
+        """The first micro-batch that a device has a part in; the next ones follow by strides."""
+        return self.devices.index(device) // self.devices_per_replica % self.stride
+
+    def takers(self, microbatch: int) -> tuple[int, ...]:
+        """The devices that pass through a micro-batch, even one with too few samples for some of them."""
+        stride = self.stride
+        return self.devices if stride == 1 else tuple(d for team in self.replicas[microbatch % stride :: stride] for d in team)
 
     @property
     def samples(self) -> int:
-        """Samples of a micro-batch on each device: its share of them, all of them where replicas take whole ones in turn."""
+        """Samples of a micro-batch on each device that has a part in it, at most."""
         return self.share(self.microbatch_size)
 
     def share(self, num_samples: int) -> int:
         """Samples on each device of a micro-batch of so many, at most."""
-        return -(-num_samples * self.devices_per_replica * self.round_robin_degree // len(self.devices))
+        return -(-num_samples * self.devices_per_replica * self.stride // len(self.devices))
 
     @property
     def ahead(self) -> int:
         """Micro-batches, whole or in part, that a replica may hold at a time."""
-        return self.in_flight // (self.microbatch_size * self.round_robin_degree)
+        return self.in_flight // self.unit
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """The samples that each replica has in a pass over `num_samples`: pieces on its first device.
@@ -314,4 +342,4 @@ class Stage:
         [(1, 0, 0, 1), (1, 1, 1, 2)]
         """
         leaders = self.devices[:: self.devices_per_replica]
-        return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)
+        return pieces(leaders, self.microbatch_size, num_samples, self.stride)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from itertools import chain
-from typing import Literal, final
+from typing import final
 
 from gpp import mechanism
 from gpp.cost.holding import EVERYTHING
@@ -22,10 +22,9 @@ from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, MalformedProgram
 from gpp.memory import AbstractMemory, Keep, fits_whole
-from gpp.plan.choice import AbstractChoice
+from gpp.plan.choice import SPLIT, AbstractChoice, sharing
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
@@ -65,8 +64,8 @@ class Strategy:
     """A bundle of choices that a user names in one word and an expert swaps one by one.
 
     Args:
-        replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
-            as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
+        replicas: what those of a stage do with its micro-batches: `split` all of them, or as the mechanism of that name shares them
+            out. Planners cut as if they split; their candidates are judged, and the plan is made, with the mechanism.
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
         objective, edges, replan: what planners minimise and how values travel where nothing is trained; when a plan is replaced.
         mechanisms: what stages do beyond plain passes, in the order in which they are asked, `edges` last.
@@ -77,7 +76,7 @@ class Strategy:
     schedule: AbstractSchedule
     weights: AbstractWeights = field(default_factory=Flush)
     memory: AbstractMemory = field(default_factory=Keep)
-    replicas: Literal["split", "round_robin"] = "split"
+    replicas: str = SPLIT
     ceiling: bool = False
     objective: Objective = "throughput"
     edges: AbstractChoice | None = None
@@ -86,6 +85,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         mechanism.use(each.package for each in self.choices)
+        sharing(self.replicas)
         if self.weights.flushes != self.schedule.drains:
             does = "drains before every update" if self.schedule.drains else "does not drain"
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
@@ -111,9 +111,9 @@ class Strategy:
         """
         self._check_problem(problem)
         check_count(self.schedule, problem, self.planner)
-        if self.replicas == ROUND_ROBIN:
+        if (shared := sharing(self.replicas)) is not None:
             own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
-            check_turns(problem, problem.microbatch_size or own)
+            shared.check(problem, problem.microbatch_size or own)
         if self.drafted is not self:
             return self.drafted.plan(problem, first=first)
         start = time.perf_counter()
@@ -379,8 +379,8 @@ class Strategy:
         if self.schedule.per_device > 1:
             passes = (problem.stage_times(stage.ops, stage.microbatch_size, (0,)) for stage in plan.stages)
             plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
-        if self.replicas == ROUND_ROBIN:
-            plan = in_turn(plan, problem)
+        if (shared := sharing(self.replicas)) is not None:
+            plan = shared.chosen(plan, problem)
         plan = with_loss_apart(plan, problem)
         for each in self.choices:
             plan = each.chosen(plan, problem)

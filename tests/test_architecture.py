@@ -185,6 +185,7 @@ OF_MECHANISMS = re.compile(
     r"|split_backward|INPUT_GRADIENTS|WEIGHT_GRADIENTS|HALVES|split(s|ting)? (a |the |their )?backwards?\b"
     r"|backwards?( that)? (is|are|be) split|hal(f|ves) of (a|the|its|their) backwards?"
     r"|[Tt]ensor[ _-]parallel"
+    r"|[Rr]ound[ _-]?[Rr]obin|1F1B-RR|replicas( that)? take (turns|whole)"
 )
 """Words of mechanisms that have left the core: their fields, and what their papers call things."""
 

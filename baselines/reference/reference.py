@@ -84,7 +84,7 @@ def _refuse(plan: Plan) -> None:
     """
     refuse_split_operators(plan, "engine=reference")
     for s, stage in enumerate(plan.stages):
-        if stage.round_robin_degree > 1:
+        if stage.stride > 1:
             raise UnsupportedPlan(
                 f"stage {s}: its replicas take micro-batches in turn, with versions of their own, which engine=reference does not "
                 "follow. Fix: strategy.replicas=split, or engine=distributed"

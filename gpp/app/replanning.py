@@ -277,7 +277,7 @@ class _ReplannedTraining(_ReplannedRun):
         for rank, device in enumerate(self._devices):
             for s in self.plan.stages_of_device[device]:
                 stage = self.plan.stages[s]
-                passes = -(-self.plan.minibatch_size // stage.microbatch_size) / stage.round_robin_degree
+                passes = -(-self.plan.minibatch_size // stage.microbatch_size) / stage.stride
                 out[rank] += passes * (bills[s].forward_s + bills[s].backward_s - sum(beside[s]))
         return out
 

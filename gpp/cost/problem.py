@@ -178,7 +178,7 @@ class Problem:
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        round_robin_degree: int = 1,
+        stride: int = 1,
         repeats: Repeats | None = None,
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
@@ -186,17 +186,17 @@ class Problem:
         The fixed cost of a pass is in them; that of messages, which depends on the plan, is in `Plan.bills`.
 
         Args:
-            round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
+            stride: micro-batches in a row of which a replica has a part in one; the time is that of its part.
             repeats: what is done again; None: nothing.
         """
-        return self.split_times(ops, microbatch_size, devices, round_robin_degree, repeats)[:2]
+        return self.split_times(ops, microbatch_size, devices, stride, repeats)[:2]
 
     def split_times(
         self,
         ops: tuple[int, ...],
         microbatch_size: int,
         devices: tuple[int, ...],
-        round_robin_degree: int = 1,
+        stride: int = 1,
         repeats: Repeats | None = None,
         degree: int = 1,
         exchange: tuple[float, float] = (0.0, 0.0),
@@ -207,7 +207,7 @@ class Problem:
             degree: devices of each replica.
             exchange: seconds that these exchange tensors in a forward and in a backward.
         """
-        samples = -(-microbatch_size * degree * round_robin_degree // len(devices))
+        samples = -(-microbatch_size * degree * stride // len(devices))
         index = list(ops)
         found = list[tuple[float, float, float]]()
         for device in {self.type_of_device[d] for d in devices}:

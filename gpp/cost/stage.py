@@ -247,7 +247,7 @@ def pass_times(problem: Problem, stage: Stage, samples: int) -> tuple[float, flo
     sharing = ((added, value) for added, value in bills_of(stage) if value.devices_per_replica > 1)
     each = (added.exchange_s(problem, stage, value, samples, repeats or NOTHING_AGAIN) for added, value in sharing)
     exchange = next(each, (0.0, 0.0))
-    return problem.split_times(stage.ops, samples, stage.devices, stage.round_robin_degree, repeats, degree, exchange)
+    return problem.split_times(stage.ops, samples, stage.devices, stage.stride, repeats, degree, exchange)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:
@@ -276,7 +276,7 @@ def finish_array_s(problem: Problem, trainable_bytes: np.ndarray, devices: tuple
 
 
 def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:
-    accumulation = max(problem.accumulation(stage.microbatch_size) // stage.round_robin_degree, 1)
+    accumulation = max(problem.accumulation(stage.microbatch_size) // stage.stride, 1)
     return PipelinePosition(warmup=max(stage.ahead, 1) - 1, depth=depth or max(stage.ahead, 1), accumulation=accumulation)
 
 

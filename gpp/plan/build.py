@@ -10,7 +10,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
-from gpp.stage import Stage
+from gpp.stage import AbstractStageValue, Stage
 
 
 def make_plan(
@@ -23,7 +23,7 @@ def make_plan(
     chain: bool = False,
     ordered: bool = False,
     placement: Sequence[tuple[int, ...]] | None = None,
-    round_robin: bool | Sequence[bool] = False,
+    sharing: AbstractStageValue | Sequence[AbstractStageValue | None] | None = None,
     explanation: tuple[str, ...] = (),
 ) -> Plan:
     """A plan from a partition.
@@ -33,7 +33,7 @@ def make_plan(
 
     Args:
         parts: (operator mask, number of devices) for each stage, in any order.
-        microbatch_size, k, round_robin: one for all stages, or one for each part.
+        microbatch_size, k, sharing: one for all stages, or one for each part; `sharing` as `Stage` has it.
         chain: add an order edge between neighbours, which makes the stage graph a chain.
         ordered: the parts are given in a topological order that is to be kept.
         placement: devices of each part, if `ordered`.
@@ -50,7 +50,7 @@ def make_plan(
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
     ks = [k] * len(parts) if isinstance(k, int) else list(k)
-    takes_turns = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
+    values = list(sharing) if isinstance(sharing, Sequence) else [sharing] * len(parts)
     owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
     succ: list[set[int]] = [set() for _ in parts]
     for tensor in graph.tensors:
@@ -64,9 +64,8 @@ def make_plan(
     edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
     if chain:
         edges |= {(s, s + 1) for s in range(len(parts) - 1)}
-    total = problem.minibatch_size
-    shapes = [(sizes[p], ks[p], parts[p][1] if takes_turns[p] else 1) for p in order]
-    drained = total if problem.regime.weights.flushes else None
+    shapes = [(sizes[p], ks[p], value.stride(parts[p][1]) if (value := values[p]) else 1) for p in order]
+    drained = problem.minibatch_size if problem.regime.weights.flushes else None
     in_flight = in_flight_samples(shapes, edges, drained, problem.regime.holds)
     stages, device = [], 0
     for s, p in enumerate(order):
@@ -78,7 +77,7 @@ def make_plan(
                 microbatch_size=sizes[p],
                 in_flight=in_flight[s],
                 k=ks[p],
-                round_robin=takes_turns[p],
+                mechanisms=(value,) if (value := values[p]) else (),
             )
         )
         device += count
@@ -86,7 +85,7 @@ def make_plan(
         planner=planner,
         stages=tuple(stages),
         edges=tuple(sorted(edges)),
-        minibatch_size=total,
+        minibatch_size=problem.minibatch_size,
         graph_fingerprint=graph.fingerprint,
         explanation=explanation,
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from difflib import get_close_matches
 from typing import ClassVar
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import AbstractMessages
+from gpp.errors import InvalidConfig
+from gpp.mechanism import found
 from gpp.plan.plan import Plan
+
+SPLIT = "split"
+"""The word of `strategy.replicas` under which each replica has a part in every micro-batch."""
 
 
 class AbstractChoice(ABC):
@@ -38,3 +44,38 @@ class AbstractChoice(ABC):
         Raises:
             Infeasible: the plan cannot have it.
         """
+
+
+class AbstractSharing(ABC):
+    """What replicas do with the micro-batches of their stage, under the mechanism's name in `strategy.replicas`."""
+
+    @abstractmethod
+    def check(self, problem: Problem, size: int | None) -> None:
+        """Refuse a problem in which no plan could have it, before a search.
+
+        Args:
+            size: samples of a micro-batch, where they are imposed.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+
+    @abstractmethod
+    def chosen(self, plan: Plan, problem: Problem) -> Plan:
+        """The plan with the mechanism's value on the stages that get one; its explanation says which do not."""
+
+
+def sharing(replicas: str) -> AbstractSharing | None:
+    """What a word of `strategy.replicas` means; None: replicas split every micro-batch.
+
+    Raises:
+        InvalidConfig: no mechanism has that name.
+    """
+    if replicas == SPLIT:
+        return None
+    known = found("sharing", "SHARING", AbstractSharing)
+    if replicas not in known:
+        words = [SPLIT, *known]
+        near = next(iter(get_close_matches(replicas, words, n=1, cutoff=0.5)), SPLIT)
+        raise InvalidConfig("strategy.replicas", replicas, f"must be {' or '.join(words)}", f"set strategy.replicas={near}")
+    return known[replicas]

@@ -2,11 +2,11 @@
 
 The number follows from the successors, from the sinks to the sources:
 
-    micro-batches of 1        2 before 1           3 replicas that take turns
+    micro-batches of 1        2 before 1           3 replicas, each with one of 3
 
     3 -> 2 ---> 1             6 -> 2 -> 1          7 -> 6 -> 1
                 ^
-         2 -----+             b=2  b=1  b=1        R=1  R=3  R=1
+         2 -----+             b=2  b=1  b=1        stride 1, 3, 1
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from collections.abc import Iterable, Sequence
 from gpp.cost.holding import Holding
 
 
-def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, degree: int = 1) -> int:
+def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, stride: int = 1) -> int:
     """Smallest number of samples in flight at a stage that does not starve its successor.
 
     Args:
         b, k: the stage's micro-batch size and its k of kFkB.
         successor: (in-flight samples, b, k) of the next stage; None for a sink.
-        degree: replicas that take micro-batches in turn (R); each has one of its own in hand.
+        stride: micro-batches in a row of which a replica has a part in one (`Stage.stride`); each has one of its own in hand.
 
     Returns:
-        Samples, a multiple of `b`, of `degree` times b where that is not 1. With several successors take the maximum.
+        Samples, a multiple of `b`, of `stride` times b where that is not 1. With several successors take the maximum.
 
     Source: reconstruction of GraphPipe's ComputeInFlight (Table 2). For k = 1: a stage of smaller
     micro-batches must have the successor's next micro-batch ready when its backward ends; a stage of
     larger ones needs the time of its own backward and forward before the successor runs dry.
 
-    With round robin: PipeDream's rule (NOAM, SOSP '19) is the successor's plus R, of which each replica's share is rounded up. Here
-    the rounded share counts for the stages before too. Else a stage whose replicas wait for a micro-batch that the stages before
-    may not begin yet loses up to half of its time and more: a chain of 1, 3 and 1 replicas, equally fast, runs at half its pace.
+    With a stride: PipeDream's rule (NOAM, SOSP '19) is the successor's plus the stride, of which each replica's share is rounded
+    up. Here the rounded share counts for the stages before too. Else a stage whose replicas wait for a micro-batch that the stages
+    before may not begin yet loses up to half of its time and more: a chain of 1, 3 and 1 replicas, equally fast, runs at half its
+    pace.
     """
-    own = degree * k * b
+    own = stride * k * b
     if successor is None:
         return own
     held, b_next, k_next = successor
     need = held + max(own, b_next) if b <= b_next else held + own + b - min(b, k_next * b_next)
-    return -(-need // (degree * b)) * degree * b
+    return -(-need // (stride * b)) * stride * b
 
 
 def in_flight_samples(
@@ -49,7 +50,7 @@ def in_flight_samples(
     """Samples in flight at every stage.
 
     Args:
-        shapes: (b, k, degree of round robin) of the stages, in a topological order.
+        shapes: (b, k, stride) of the stages, in a topological order.
         total: samples between two drains; None: any number.
         holds: the schedule's wish for more than the smallest number: all, or a multiple of what lies beyond a stage's own k.
 
@@ -62,10 +63,10 @@ def in_flight_samples(
     for s, t in edges:
         successors[s].append(t)
     for s in reversed(range(len(shapes))):
-        b, k, degree = shapes[s]
+        b, k, stride = shapes[s]
         nexts = [(needs[t], *shapes[t][:2]) for t in successors[s]]
-        alone = required_in_flight(b, k, None, degree)
-        need = max((required_in_flight(b, k, after, degree) for after in nexts), default=alone)
+        alone = required_in_flight(b, k, None, stride)
+        need = max((required_in_flight(b, k, after, stride) for after in nexts), default=alone)
         most = None if total is None else -(-total // b) * b
         needs[s] = need if most is None else min(need, most)
         ahead = need if holds.ahead is None else alone + holds.ahead * (need - alone)

@@ -114,20 +114,19 @@ class Plan:
 
     @cached_property
     def _entering(self) -> int | None:
-        """Samples in flight where most are, if a stage's replicas take turns, or devices run in periods."""
-        turns = self.periodic or any(s.round_robin_degree > 1 for s in self.stages)
-        return max(s.in_flight for s in self.stages) if turns else None
+        """Samples in flight where most are, if replicas have micro-batches of their own, or devices run in periods."""
+        own = self.periodic or any(s.stride > 1 for s in self.stages)
+        return max(s.in_flight for s in self.stages) if own else None
 
     def position(self, stage: int) -> PipelinePosition:
         """A stage's place in the pipeline, for weight policies, in micro-batches of one of its replicas.
 
-        Where replicas take turns, or devices run in periods, other numbers of micro-batches are in flight than there are stages:
-        the depth is what enters meanwhile.
+        Where replicas have some of their own, or devices run in periods, other numbers of micro-batches are in flight than there
+        are stages: the depth is what enters meanwhile.
         """
         s = self.stages[stage]
-        own = s.microbatch_size * s.round_robin_degree
-        depth = self.depth if self._entering is None else -(-self._entering // own)
-        return PipelinePosition(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // own))
+        depth = self.depth if self._entering is None else -(-self._entering // s.unit)
+        return PipelinePosition(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // s.unit))
 
     @cached_property
     def stages_of_device(self) -> dict[int, tuple[int, ...]]:
@@ -206,11 +205,11 @@ class Plan:
     def late(self, stage: int, holds: Holding) -> int:
         """Micro-batches that a stage holds late where `holds` asks for it, by each replica's own.
 
-        By the samples in flight, so that stages of other micro-batch sizes, and replicas that take turns, hold as much.
+        By the samples in flight, so that stages of other micro-batch sizes, and of other strides, hold as much.
         """
         own = self.stages[stage]
         most = max(other.in_flight for other in self.stages)
-        return (most - own.in_flight) // (own.microbatch_size * own.round_robin_degree) if holds.levels else 0
+        return (most - own.in_flight) // own.unit if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage's backward makes gradients of weights. Without any, nothing is left for later."""
@@ -314,19 +313,19 @@ class Plan:
     def _check_sizes(self, s: int) -> None:
         """Micro-batch and samples in flight fit the mini-batch and the replicas."""
         stage, replicas = self.stages[s], len(self.stages[s].replicas)
-        b, degree = stage.microbatch_size, stage.round_robin_degree
+        b, unit = stage.microbatch_size, stage.unit
         if stage.k < 1:
             raise InvalidPlan(f"stage {s}: k={stage.k}, the passes of one direction in a row, must be at least 1")
-        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * degree) or replicas > b * degree:
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % unit or replicas > unit:
             raise InvalidPlan(
                 f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                f"must be a multiple of it{f' times {degree}' if degree > 1 else ''}, and {replicas} replicas at most as many as "
-                "its samples, unless they take turns"
+                f"must be a multiple of it{f' times {stage.stride}' if unit > b else ''}, and {replicas} replicas at most as many "
+                "as the samples that they share out"
             )
-        if (count := -(-self.minibatch_size // b)) % degree:
+        if stage.sharing and (count := -(-self.minibatch_size // b)) % stage.stride:
             raise InvalidPlan(
-                f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
-                f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
+                f"stage {s}: {replicas} replicas have micro-batches {stage.dealt}, and must divide the {count} of a mini-batch. "
+                f"Fix: a smaller micro-batch size (strategy.weights.accumulation={replicas}), or {stage.sharing.without}"
             )
 
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:
@@ -378,7 +377,7 @@ class Plan:
         out: dict[int, float] = {}
         holds = problem.regime.holds
         for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
-            full = -(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree))
+            full = -(-in_flight[s] // stage.unit)
             need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need

@@ -24,7 +24,7 @@ def table(head: str, stages: Sequence[Stage], successors: Sequence[Sequence[int]
     """
     rows: list[tuple[str, ...]] = [HEADINGS]
     for s, stage in enumerate(stages):
-        devices = " ".join(f"d{device}" for device in stage.devices) + " in turn" * (stage.round_robin_degree > 1)
+        devices = " ".join([*(f"d{device}" for device in stage.devices), stage.dealt]).rstrip()
         following = " ".join(f"s{t}" for t in successors[s])
         rows.append((f"s{s}", str(len(stage.ops)), devices, str(stage.microbatch_size), str(stage.in_flight), following))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -148,7 +148,7 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
         )
     for part in lowerings(plan):
         part.check_stream(plan, graph, weights)
-    most = DEEPEST * len(plan.stages) * max(stage.microbatch_size * stage.round_robin_degree for stage in plan.stages)
+    most = DEEPEST * len(plan.stages) * max(stage.unit for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
         if stage.in_flight > max(most, plan.minibatch_size):
             raise InvalidPlan(

@@ -32,7 +32,7 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
     """
     out = []
     buffers = sorted({name for node in captured.nodes for name in node.mutates})
-    smallest = min(stage.microbatch_size * stage.round_robin_degree // len(stage.replicas) for stage in plan.stages)
+    smallest = min(stage.unit // len(stage.replicas) for stage in plan.stages)
     if smallest == plan.minibatch_size:
         return out
     scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"

@@ -155,9 +155,7 @@ def _work(
         backward = next((value.backward for value in stage.mechanisms if value.backward), parts) or (PASS[BACKWARD],)
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         for m in range(-(-num_samples // stage.microbatch_size)):
-            # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.
-            turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices
-            for device in turn:
+            for device in stage.takers(m):
                 out[device] += [Action(kind, s, m) for kind in kinds]
         for device in (*stage.devices, *stage.beside):
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]

@@ -121,8 +121,8 @@ class RankedSchedule(AbstractSchedule):
 class StageSchedule(AbstractSchedule):
     """A rule for each stage of its own: an order that follows from where the stage is.
 
-    The order of a stage is that of one replica, and so are `num_microbatches`, and the numbers of micro-batches in it: where
-    replicas take turns (`Stage.round_robin`), number m is micro-batch m R + r of the stage.
+    The order of a stage is that of one replica, and so are `num_microbatches`, and the numbers of micro-batches in it: number m is
+    the m-th that the replica has a part in (`Stage.stride`).
     """
 
     @abstractmethod
@@ -146,15 +146,12 @@ class StageSchedule(AbstractSchedule):
             # What stands in place of a pass and makes gradients of inputs is all of it, and nothing is left to the rest.
             parts = {kind: KINDS[kind] for kind in written if KINDS[kind].instead_of}
             written |= {kind: row.instead_of if row.returns else "" for kind, row in parts.items()}
-        out: dict[int, list[Task]] = {}
-        order: list[Task] = []
-        for r, replica in enumerate(stage.replicas):
-            if stage.round_robin_degree > 1 or r == 0:
-                own = range(r, count, stage.round_robin_degree)
-                passes = self.order(plan, s, len(own))
-                order = [tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if written.get(kind)]
-            out.update(dict.fromkeys(replica, order))
-        return out
+        orders = list[list[Task]]()
+        for first in range(stage.stride):
+            own = range(first, count, stage.stride)
+            passes = self.order(plan, s, len(own))
+            orders.append([tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if written.get(kind)])
+        return {device: orders[stage.first(device)] for device in stage.devices}
 
 
 ORDERS = Remembered[tuple[object, ...], Mapping[int, Sequence[Task]]]()

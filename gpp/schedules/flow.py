@@ -270,17 +270,11 @@ def _resident(plan: Plan, bills: Sequence[StageCost], device: int) -> float:
 
 
 def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], dict[int, int]]:
-    """Two maps: (stage, turn) of each lane -> its devices; device -> its lane."""
+    """Two maps: (stage, first micro-batch) of each lane -> its devices; device -> its lane."""
     out: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for device, stages in sorted(plan.stages_of_device.items()):
-        out[tuple((s, _turn(plan, s, device)) for s in stages)].append(device)
+        out[tuple((s, plan.stages[s].first(device)) for s in stages)].append(device)
     return out, {device: lane for lane, devices in enumerate(out.values()) for device in devices}
-
-
-def _turn(plan: Plan, s: int, device: int) -> int:
-    """The turn of a device's replica, where replicas take turns; 0 where they split micro-batches."""
-    stage = plan.stages[s]
-    return stage.devices.index(device) // stage.devices_per_replica if stage.round_robin_degree > 1 else 0
 
 
 def _tasks(
@@ -289,13 +283,13 @@ def _tasks(
     """Passes and their lanes, each behind those that it needs: all forwards by stage, then all backwards from the sink."""
     forward, back = list[tuple[Task, int]](), list[tuple[Task, int]]()
     for s, stage in enumerate(plan.stages):
-        degree, count = stage.round_robin_degree, -(-num_samples // stage.microbatch_size)
+        count = -(-num_samples // stage.microbatch_size)
         backward: tuple[str, ...] = ()
         if plan.runs_backward(s, graph):
             backward = (plan.has_weight_gradients(s, graph) and parts) or (PASS[BACKWARD],)
         for lane, own in enumerate(lanes):
-            for turn in (turn for t, turn in own if t == s):
-                numbers = range(turn, count, degree)
+            for first in (first for t, first in own if t == s):
+                numbers = range(first, count, stage.stride)
                 forward += [(Task(s, PASS[FORWARD], m), lane) for m in numbers]
                 back += [(Task(s, kind, m), lane) for kind in reversed(backward) for m in reversed(numbers)]
     found = [*forward, *reversed(back)]

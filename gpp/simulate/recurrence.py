@@ -37,8 +37,8 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     """Whether all stages have devices of their own, no copies to the host, one micro-batch size that divides the mini-batch, no
     value of a mechanism that acts, and a covering warm-up. Split backwards are covered.
 
-    A warm-up covers if it is at least as long as those of the successors. Replicas that take turns are at different
-    micro-batches at a time, so there are no rounds that all stages share.
+    A warm-up covers if it is at least as long as those of the successors. Replicas with micro-batches of their own are at
+    different ones at a time, so there are no rounds that all stages share.
 
     Args:
         warmups: forwards of each stage before its first backward; None for an order of another form.
@@ -46,7 +46,7 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
-    if any(stage.round_robin_degree > 1 for stage in plan.stages):
+    if any(stage.stride > 1 for stage in plan.stages):
         return False
     if any(value.acts for stage in plan.stages for value in stage.mechanisms):
         return False

@@ -170,13 +170,13 @@ def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
     """Largest number of samples held in full at each stage; without backwards, one micro-batch.
 
-    Of replicas that take turns, the sum of what each holds at most.
+    Of replicas with micro-batches of their own (`Stage.stride`), the sum of what each holds at most.
     """
     change = {kind: row.holds - row.returns for kind, row in KINDS.items() if kind in COMPUTE and row.holds != row.returns}
     out: dict[int, int] = {}
     for s, stage in enumerate(plan.stages):
         own = [change[action[0]] for action in program.actions[stage.devices[0]] if action[1] == s and action[0] in change]
-        out[s] = (max(accumulate(own)) if -1 in own else 1) * stage.microbatch_size * stage.round_robin_degree
+        out[s] = (max(accumulate(own)) if -1 in own else 1) * stage.unit
     return out
 
 

@@ -53,8 +53,8 @@ class PipelinePosition:
     Args:
         warmup: micro-batches whose forwards are ahead of a backward: stages on the longest path after this one, for equal
             micro-batches (W(k) = D - 1 - k in a chain).
-        depth: stages on the longest path of the plan (D); where replicas take turns, the stage's micro-batches that are in flight
-            where the pipeline begins.
+        depth: stages on the longest path of the plan (D); where replicas have their own, the stage's micro-batches that are in
+            flight where the pipeline begins.
         accumulation: the stage's micro-batches between two updates (m).
     """
 

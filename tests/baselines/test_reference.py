@@ -22,6 +22,7 @@ from baselines.reference.pipeline import Pipeline, run_reference
 from baselines.reference.reference import Reference
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.mechanisms.weight_versions.naive import Naive
 from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
@@ -277,7 +278,7 @@ def test_what_the_engine_refuses() -> None:
     with pytest.raises(InvalidConfig, match="saves where the pipeline is empty"):
         Reference().refuse(job)
     first = job.plan.stages[0]
-    in_turn = replace(job.plan, stages=(replace(first, devices=(0, 4), round_robin=True), *job.plan.stages[1:]))
+    in_turn = replace(job.plan, stages=(replace(first, devices=(0, 4)).having(IN_TURN), *job.plan.stages[1:]))
     with pytest.raises(UnsupportedPlan, match="in turn"):
         Reference().check(in_turn)
 

@@ -17,6 +17,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
 from gpp.mechanisms.weight_versions.spectrain import SpecTrain
@@ -98,7 +99,7 @@ def random_stage(rng: random.Random, problem: Problem) -> Stage:
     count, b, round_robin = rng.randint(1, 3), rng.choice([3, 4, 6]), rng.random() < 0.3
     unit = b * (count if round_robin else 1)
     used = tuple(sorted(rng.sample(range(6), count)))
-    return Stage(ops=ops, devices=used, microbatch_size=b, in_flight=unit * rng.randint(1, 4), round_robin=round_robin)
+    return Stage(ops=ops, devices=used, microbatch_size=b, in_flight=unit * rng.randint(1, 4), mechanisms=(IN_TURN,) * round_robin)
 
 
 def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | None, *, line: bool = True) -> float:
@@ -108,7 +109,7 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
         line: whether the transients are those of one line for any number of samples.
     """
     graph, own = problem.graph, set(stage.ops)
-    samples = stage.microbatch_size if stage.round_robin else math.ceil(stage.microbatch_size / len(stage.devices))
+    samples = stage.microbatch_size if stage.sharing else math.ceil(stage.microbatch_size / len(stage.devices))
     names = {name for op in own for name in graph.ops[op].params}
     trainable = sum(p.num_bytes for p in graph.params if p.name in names and p.trainable)
     total = sum(p.num_bytes for p in graph.params if p.name in names) + trainable * (1 + problem.optimizer_state_factor)
@@ -117,7 +118,7 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
         total += 2 * problem.minibatch_size * given.bytes_per_sample * any(given.name in graph.ops[op].inputs for op in own)
     if not problem.regime.weights.flushes:
         warmup, m = stage.ahead - 1, problem.minibatch_size // stage.microbatch_size
-        m = max(m // len(stage.devices), 1) if stage.round_robin else m
+        m = max(m // len(stage.devices), 1) if stage.sharing else m
         position = PipelinePosition(warmup=warmup, depth=depth or warmup + 1, accumulation=m)
         total += trainable * (problem.regime.weights.copies(position) - 1)
     kept, coming, going = sum(graph.ops[op].saved_bytes for op in own), 0.0, 0.0
@@ -202,7 +203,7 @@ def planned(rng: random.Random) -> tuple[Problem, Plan, Program]:
     problem = Problem(graph=graph, cluster=devices(rng, 6), cost=Analytical(), minibatch_size=batch, regime=Regime(weights=weights))
     parts = [(sum(1 << op for op in range(a, z)), rng.choice([1, 2]) if s < 2 else 1) for s, (a, z) in enumerate(pairwise(cuts))]
     turns = [r > 1 and batch % (b * r) == 0 and rng.random() < 0.5 for _, r in parts]
-    plan = make_plan(problem, "test", parts, b, chain=True, ordered=True, round_robin=turns)
+    plan = make_plan(problem, "test", parts, b, chain=True, ordered=True, sharing=[IN_TURN if turn else None for turn in turns])
     schedule = OneFOneB() if weights.flushes else NoFlush()
     minibatches = 1 if weights.flushes else window(plan, POSTED_AHEAD)
     return problem, plan, lower(plan, graph, schedule, minibatches=minibatches)
@@ -228,7 +229,7 @@ def test_the_simulator_takes_seconds_and_bytes_from_the_bill(seed: int) -> None:
     assert "F" in seen
     metrics = timeline.metrics
     for s, stage in enumerate(plan.stages):
-        held = max(metrics.max_in_flight_samples[s] // (stage.microbatch_size * stage.round_robin_degree), 1)
+        held = max(metrics.max_in_flight_samples[s] // stage.unit, 1)
         need = bills[s].memory.peak(held)
         assert all(metrics.peak_memory_bytes[d] == pytest.approx(need, abs=1) for d in stage.devices)
         assert bills[s].version_bytes == pytest.approx(

@@ -86,7 +86,7 @@ def test_stages_that_share_a_device_share_its_memory():
 def test_more_replicas_than_samples():
     of = problem(chain(2), 4, 8)
     plan = make_plan(of, "test", [(1, 3), (2, 1)], 2)
-    with pytest.raises(InvalidPlan, match="3 replicas at most as many as its samples"):
+    with pytest.raises(InvalidPlan, match="3 replicas at most as many as the samples"):
         plan.validate(of)
 
 

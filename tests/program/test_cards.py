@@ -16,6 +16,7 @@ import pytest
 
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.program.action import Action
@@ -295,7 +296,7 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
     wide = replace(prob, cluster=problem(chain(2), 4 * ops, 64).cluster)
     plan = make_plan(wide, "test", [(1 << op, 1 + op % 4) for op in range(ops)], 12 if replicas == "split" else 1, k=1)
     if replicas == "round_robin":
-        plan = make_plan(wide, "test", [(1 << op, (1, 2, 4)[op % 3]) for op in range(ops)], 1, round_robin=True)
+        plan = make_plan(wide, "test", [(1 << op, (1, 2, 4)[op % 3]) for op in range(ops)], 1, sharing=IN_TURN)
     program = lower(plan, wide.graph, GPipe())
     made = communicators((), program)
     assert 3 * len(made) < len(channels_of(plan))

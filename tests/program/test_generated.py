@@ -31,7 +31,7 @@ def test_every_replica_does_its_share_of_every_micro_batch_once(found: Lowered):
     for s, stage in enumerate(found.plan.stages):
         # A replica that has no sample of a micro-batch walks through it like the others.
         count, n = -(-total // stage.microbatch_size), len(stage.devices)
-        wanted = Counter((d, m) for m in range(count) for d in ([stage.devices[m % n]] if stage.round_robin else stage.devices))
+        wanted = Counter((d, m) for m in range(count) for d in ([stage.devices[m % n]] if stage.stride > 1 else stage.devices))
         for kind in "FB":
             done = Counter(
                 (d, a.microbatch) for d, own in found.program.actions.items() for a in own if (a.kind, a.stage) == (kind, s)

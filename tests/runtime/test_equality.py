@@ -15,6 +15,7 @@ import torch
 
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -92,7 +93,15 @@ def plan_of(case: Case, found: Captured, schedule: AbstractSchedule, k: int) -> 
     parts = list(zip(masks, counts, strict=True))
     sizes = case.sizes if isinstance(case.sizes, int) else list(case.sizes)
     return problem, make_plan(
-        problem, "test", parts, sizes, k=k, ordered=True, placement=case.where, chain=case.chain, round_robin=case.round_robin
+        problem,
+        "test",
+        parts,
+        sizes,
+        k=k,
+        ordered=True,
+        placement=case.where,
+        chain=case.chain,
+        sharing=IN_TURN if case.round_robin else None,
     )
 
 

@@ -64,7 +64,7 @@ RENAMED: Final[tuple[Renamed, ...]] = (
 PROGRAM: tuple[tuple[str, str], ...] = ()
 """(pattern, replacement): how the text of a program is brought to the old marks before it is compared."""
 
-PLAN_KEYS: dict[str, str] = {"degree": "tensor_parallel"}
+PLAN_KEYS: dict[str, str] = {"degree": "tensor_parallel", "whole": "round_robin"}
 """New names of fields of a stage in plan.json, with the old ones."""
 
 

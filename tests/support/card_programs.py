@@ -11,6 +11,7 @@ from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.marks.stage import marks_of
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
@@ -71,8 +72,8 @@ def case(seed: int) -> Case:
     if seed % 3 == 2:
         prob, plan = on_host(random.Random(seed), prob, plan)
     words = [type(schedule).__name__, *("norm" for _ in range(norm)), *("shared devices" for _ in range(plan.shares_devices))]
-    words += ["round robin"] if any(s.round_robin_degree > 1 for s in plan.stages) else []
-    words += ["split"] if any(s.round_robin_degree == 1 and len(s.devices) > 1 for s in plan.stages) else []
+    words += ["round robin"] if any(s.stride > 1 for s in plan.stages) else []
+    words += ["split"] if any(s.stride == 1 and len(s.devices) > 1 for s in plan.stages) else []
     words += ["tensor parallel"] if any(s.devices_per_replica > 1 for s in plan.stages) else []
     words += ["unequal"] if len({s.microbatch_size for s in plan.stages}) > 1 else []
     words += ["skips"] if any(t - s > 1 for s, t in plan.edges) else []
@@ -123,11 +124,11 @@ def _plan(rng: random.Random, prob: Problem, schedule: AbstractSchedule, count: 
         r > 1 and batch % b == 0 and batch // b % r == 0 and (r > b or rng.random() < 0.5)
         for r, b in zip(counts, sizes, strict=True)
     ]
-    parts = [(1 << op, r) for op, r in enumerate(counts)]
+    parts, sharing = [(1 << op, r) for op, r in enumerate(counts)], [IN_TURN if turn else None for turn in turns]
     if prob.graph.ops[0].variants and not any(readers.bit_count() > 1 for readers in prob.graph.readers.values()):
         return _split(make_plan(prob, "random", [(op, 2 * r) for op, r in parts], sizes, ordered=True), rng)
     if not schedule.drains:
-        return make_plan(prob, "random", parts, sizes, round_robin=turns, ordered=True)
+        return make_plan(prob, "random", parts, sizes, sharing=sharing, ordered=True)
     placement = None
     if count > 1 and not any(turns) and rng.random() < 0.4:
         devices = range(max(*counts, rng.randint(1, count - 1)))
@@ -136,7 +137,7 @@ def _plan(rng: random.Random, prob: Problem, schedule: AbstractSchedule, count: 
         placement = [tuple(used.index(device) for device in own) for own in placement]
     k = rng.choice([1, 1, 1, 2])
     return make_plan(
-        prob, "random", parts, sizes, k=k, ordered=True, chain=rng.random() < 0.3, placement=placement, round_robin=turns
+        prob, "random", parts, sizes, k=k, ordered=True, chain=rng.random() < 0.3, placement=placement, sharing=sharing
     )
 
 

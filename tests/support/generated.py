@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from gpp.cost.regime import Regime
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
@@ -28,7 +29,7 @@ class Side(NamedTuple):
     devices: tuple[int, ...]
     size: int
     total: int
-    round_robin: bool
+    in_turn: bool
     pieces: list[Piece]
 
 
@@ -38,7 +39,7 @@ def sides(draw: st.DrawFn, total: int | None = None, first_device: int = 0) -> S
     devices = tuple(draw(st.permutations(range(first_device, first_device + draw(st.integers(1, 6))))))
     size, turns = draw(st.integers(1, 16)), draw(st.booleans())
     samples = draw(st.integers(1, 60)) if total is None else total
-    return Side(devices, size, samples, turns, pieces(devices, size, samples, round_robin=turns))
+    return Side(devices, size, samples, turns, pieces(devices, size, samples, len(devices) if turns else 1))
 
 
 @st.composite
@@ -103,7 +104,7 @@ def lowered(draw: st.DrawFn, most_stages: int = 6) -> Lowered:
         chain=draw(st.booleans()),
         ordered=True,
         placement=placement,
-        round_robin=turns,
+        sharing=[IN_TURN if turn else None for turn in turns],
     )
     return Lowered(plan, schedule, lower(plan, net, schedule, global_norm=norm), reduce_groups(plan, net))
 

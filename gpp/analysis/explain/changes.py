@@ -90,9 +90,9 @@ def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tup
 
 
 def _dealt_out(stage: Stage, plan: Plan) -> bool:
-    """Whether replicas get equal shares of every micro-batch, or equally many micro-batches."""
-    share = -(-plan.minibatch_size // stage.microbatch_size) if stage.round_robin else stage.microbatch_size
-    return share % len(stage.replicas) == 0
+    """Whether replicas get equal shares of a micro-batch, and equally many micro-batches."""
+    count = -(-plan.minibatch_size // stage.microbatch_size)
+    return stage.unit % len(stage.replicas) == 0 and count % stage.stride == 0
 
 
 def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
@@ -102,7 +102,7 @@ def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
     """The number of a stage's first operators that make one half, so that the slower half is as fast as possible."""
-    times = problem.op_times(-(-stage.microbatch_size * stage.round_robin_degree // len(stage.replicas)), stage.devices[0])
+    times = problem.op_times(-(-stage.unit // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
 
@@ -137,7 +137,7 @@ def _remade(plan: Plan, problem: Problem, pieces: list[Stage]) -> Plan:
         [stage.microbatch_size for stage in pieces],
         chain=is_chain(plan, problem.graph),
         ordered=True,
-        round_robin=[stage.round_robin for stage in pieces],
+        sharing=[stage.sharing for stage in pieces],
     )
     stages = [replace(stage, in_flight=new.in_flight) for stage, new in zip(pieces, made.stages, strict=True)]
     return replace(made, stages=tuple(stages))

@@ -62,5 +62,5 @@ def _beside(plan: Plan, graph: OpGraph, cluster: Cluster, copying: Sequence[int]
     for s in copying:
         stage = plan.stages[s]
         for device in stage.devices:
-            copies[device] += -(-plan.minibatch_size // stage.microbatch_size) // stage.round_robin_degree
+            copies[device] += -(-plan.minibatch_size // stage.microbatch_size) // stage.stride
     return {(way, device): total / copies[device] for (way, device), total in moved.items() if copies.get(device)}

@@ -107,7 +107,7 @@ def fit(
         raise InvalidConfig("ways", unknown[0], f"must be of {', '.join(WAYS)}", "leave it out")
     if selection not in ("least", "capuchin"):
         raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
-    key = stage.ops, stage.devices, stage.microbatch_size, stage.devices_per_replica, stage.round_robin, stage.in_flight
+    key = stage.ops, stage.devices, stage.microbatch_size, stage.devices_per_replica, stage.stride, stage.in_flight
     key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
     known, equal = _FITS.of(problem), _ALIKE.of(problem)
     if key not in known:

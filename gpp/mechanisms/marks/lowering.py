@@ -38,8 +38,7 @@ class MarksLowering(AbstractLowering):
         for s in _copying(plan, program):
             stage = plan.stages[s]
             for m in range(-(-program.num_samples // stage.microbatch_size)):
-                turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices
-                for device in turn:
+                for device in stage.takers(m):
                     out[device] += [Action(COPY_OUT, s, m), Action(COPY_IN, s, m)]
         return out
 

@@ -104,10 +104,7 @@ def sample_s(edges: QuantisedEdges, plan: Plan, problem: Problem) -> float:
     """Seconds in which links are to carry a sample: by the target rate, else those of the slowest stage, its replicas together."""
     if edges.target_rate:
         return 1.0 / edges.target_rate
-    return max(
-        bill.forward_s / (stage.microbatch_size * stage.round_robin_degree)
-        for bill, stage in zip(plain(plan).bills(problem), plan.stages, strict=True)
-    )
+    return max(bill.forward_s / stage.unit for bill, stage in zip(plain(plan).bills(problem), plan.stages, strict=True))
 
 
 def carried(plan: Plan, edge: tuple[int, int]) -> dict[tuple[int, int], float]:

@@ -88,7 +88,7 @@ def timeline(
         bubble_fraction=max(0.0, 1.0 - busy_s / (len(devices) * period_s)),
         peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
         communication_bytes=round(sent),
-        max_in_flight_samples={s: stage.microbatch_size * stage.round_robin_degree for s, stage in enumerate(plan.stages)},
+        max_in_flight_samples={s: stage.unit for s, stage in enumerate(plan.stages)},
         weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
         serving=serving,
     )

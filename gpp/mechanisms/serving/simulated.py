@@ -293,7 +293,7 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
         bubble_fraction=max(0.0, 1.0 - busy / (plan.num_devices * iteration_s)) if iteration_s else 0.0,
         peak_memory_bytes={device: round(need) for device, need in device_peaks(program, bills).items()},
         communication_bytes=round(sum(stream.costs.num_bytes[send.label] for one in stream.passes for send in one.sends)),
-        max_in_flight_samples={s: stage.microbatch_size * stage.round_robin_degree for s, stage in enumerate(plan.stages)},
+        max_in_flight_samples={s: stage.unit for s, stage in enumerate(plan.stages)},
         weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
         serving=serving,
     )

@@ -46,7 +46,7 @@ def _check_versions(plan: Plan, weights: AbstractVersionPolicy) -> None:
     first: list[int] = []
     for s, stage in enumerate(plan.stages):
         place, before = plan.position(s), steady * plan.minibatch_size
-        own = [(before + i) // stage.microbatch_size // stage.round_robin_degree for i in range(plan.minibatch_size)]
+        own = [(before + i) // stage.unit for i in range(plan.minibatch_size)]
         versions = [weights.forward_version(place, number) for number in own]
         if any(version > place.latest(number) for version, number in zip(versions, own, strict=True)):
             rule = f"stage {s} would use weights that it does not have yet: its forwards are {place.warmup} micro-batches ahead"

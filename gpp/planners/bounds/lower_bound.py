@@ -149,7 +149,7 @@ class Bound:
         return all(
             (self.spares or not stage.spares)
             and stage.devices_per_replica == 1
-            and stage.round_robin_degree == 1
+            and stage.stride == 1
             and plan.minibatch_size % stage.microbatch_size == 0
             and stage.microbatch_size % len(stage.devices) == 0
             for stage in plan.stages

@@ -60,7 +60,7 @@ class Borders:
 
     def plan(self, point: Point) -> Plan:
         """The plan with other operators in its stages."""
-        made = point.plan(self._problem, self._plan.planner, [stage.round_robin for stage in self._plan.stages])
+        made = point.plan(self._problem, self._plan.planner, [stage.sharing for stage in self._plan.stages])
         return replace(made, explanation=self._plan.explanation)
 
     def _pass(self, start: Point) -> list[Point]:
@@ -104,9 +104,9 @@ class Borders:
         """Seconds of the passes of a stage on each of its devices, in a step."""
         if (s, mask) not in self._seconds:
             stage = self._plan.stages[s]
-            ops, degree = tuple(bits(mask)), stage.round_robin_degree
-            passes = self._problem.stage_times(ops, stage.microbatch_size, stage.devices, round_robin_degree=degree)
-            self._seconds[s, mask] = sum(passes) * -(-self._plan.minibatch_size // stage.microbatch_size) / degree
+            ops = tuple(bits(mask))
+            passes = self._problem.stage_times(ops, stage.microbatch_size, stage.devices, stride=stage.stride)
+            self._seconds[s, mask] = sum(passes) * -(-self._plan.minibatch_size // stage.microbatch_size) / stage.stride
         return self._seconds[s, mask]
 
 

@@ -16,6 +16,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Part, Parts
 from gpp.planners.common.placement import Placement
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.stage import AbstractStageValue
 
 FEW_STAGES = 8
 """Plans of at most so many stages are tried with their devices dealt out anew at every step."""
@@ -55,11 +56,11 @@ class Point:
             devices=tuple(stage.devices for stage in plan.stages),
         )
 
-    def plan(self, problem: Problem, planner: str, round_robin: bool | Sequence[bool] = False) -> Plan:
+    def plan(self, problem: Problem, planner: str, sharing: Sequence[AbstractStageValue | None] | None = None) -> Plan:
         """The plan of this point.
 
         Args:
-            planner, round_robin: as `make_plan` has them.
+            planner, sharing: as `make_plan` has them.
 
         Raises:
             InvalidPlan: the stages form a cycle, or have no place.
@@ -73,7 +74,7 @@ class Point:
             chain=self.chain,
             ordered=True,
             placement=self.devices,
-            round_robin=round_robin,
+            sharing=sharing,
         )
 
 

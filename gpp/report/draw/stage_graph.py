@@ -42,8 +42,8 @@ def operator_words(stage: Stage) -> str:
 
 
 def device_words(stage: Stage) -> str:
-    """The devices of a stage, and whether they take micro-batches in round robin."""
-    return text.ranges(stage.devices, "d") + " in turn" * (stage.round_robin_degree > 1)
+    """The devices of a stage, and how they have micro-batches where not all have a part in each."""
+    return f"{text.ranges(stage.devices, 'd')} {stage.dealt}".rstrip()
 
 
 def microbatch_words(plan: Plan) -> str:

@@ -69,10 +69,7 @@ class Checkpoints:
 
 def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
     """Digest of the stages and the weight policy, which decide the versions of the weights in flight at each stage."""
-    shape = [
-        [s.ops, len(s.devices), s.microbatch_size, s.in_flight, *(["in turn"] if s.round_robin_degree > 1 else [])]
-        for s in plan.stages
-    ]
+    shape = [[s.ops, len(s.devices), s.microbatch_size, s.in_flight, *filter(None, [s.dealt])] for s in plan.stages]
     return hashlib.sha256(json.dumps([shape, plan.edges, plan.minibatch_size, weights]).encode()).hexdigest()[:16]
 
 

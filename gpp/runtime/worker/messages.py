@@ -219,5 +219,5 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
         return None
     sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
     smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)
-    ahead = -(-max(stage.ahead * stage.round_robin_degree * stage.microbatch_size for stage in plan.stages) // smallest)
+    ahead = -(-max(stage.ahead * stage.unit for stage in plan.stages) // smallest)
     return max(sends.values(), default=1) * (ahead + POSTED_AHEAD)

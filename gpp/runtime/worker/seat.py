@@ -41,13 +41,13 @@ class Portion:
     Args:
         pieces: micro-batch of one mini-batch -> its samples [lo, hi) that the device holds.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
-        round_robin_degree: replicas that take them in turn; each counts its own for its weights.
+        stride: of them in a row the device has a part in one; it counts its own for its weights.
         num_samples: of a mini-batch.
     """
 
     pieces: Mapping[int, tuple[int, int]]
     accumulation: int
-    round_robin_degree: int
+    stride: int
     num_samples: int
 
     @classmethod
@@ -57,7 +57,7 @@ class Portion:
         return cls(
             pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == leader},
             accumulation=-(-num_samples // stage.microbatch_size),
-            round_robin_degree=stage.round_robin_degree,
+            stride=stage.stride,
             num_samples=num_samples,
         )
 

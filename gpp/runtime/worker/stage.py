@@ -181,7 +181,7 @@ class StageRunner:
         values = {**leaves, **self._fetch(lo, hi)} if module.inputs else leaves
         start = self.now()
         if self.weights:
-            self.weights.forward(microbatch // self.portion.round_robin_degree)
+            self.weights.forward(microbatch // self.portion.stride)
         if self._seeded:
             seed = self._seed(microbatch)
             for generator in self._seeded:
@@ -287,7 +287,7 @@ class StageRunner:
         piece = self._piece(microbatch)
         if piece is None:
             return None
-        start, number = self.now(), microbatch // self.portion.round_robin_degree
+        start, number = self.now(), microbatch // self.portion.stride
         if self.weights:
             self.weights.collect(number)
         rest.finish(microbatch, number)
@@ -309,7 +309,7 @@ class StageRunner:
         if self.around:
             self.around.arrive(microbatch)
         roots, seeds = self._roots(done, microbatch)
-        start, number = self.now(), microbatch // self.portion.round_robin_degree
+        start, number = self.now(), microbatch // self.portion.stride
         if self.weights:
             self.weights.backward(number)
             if not rest:

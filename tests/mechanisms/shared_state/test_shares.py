@@ -172,10 +172,10 @@ def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
     job, _ = job_of(shared(OPTIMIZERS["adam"]), (2, 1, 2, 2))
     with pytest.raises(InvalidConfig, match=r"strategy.weights=stash holds versions.*strategy/weights=flush"):
         JOB.check(replace(job, settings=replace(job.settings, weights=describe(Stash()))), overwrites=True)
-    crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages), overwrites=True)
+    crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages))
     with pytest.raises(InvalidConfig, match=r"stage 0 is on a device with other stages.*colocate=never"):
         JOB.check(replace(job, plan=crowded), overwrites=True)
-    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2), overwrites=True)
+    split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2))
     with pytest.raises(InvalidConfig, match=r"stage 0 splits its operators over 2 devices.*tensor_parallel=false"):
         JOB.check(replace(job, plan=replace(job.plan, stages=(split, *job.plan.stages[1:]))), overwrites=True)
 

@@ -16,6 +16,7 @@ from baselines.torch_pipelining import TorchPipelining
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
@@ -147,7 +148,7 @@ def random_split(seed: int) -> tuple[AbstractSchedule, Problem, Plan, Program]:
     parts = [(1 << op, rng.choice([1, 1, 2, 3])) for op in range(count)]
     sizes = [rng.choice([3, 6]) for _ in parts]
     turns = [rng.random() < 0.4 and 24 // size % width == 0 for (_, width), size in zip(parts, sizes, strict=True)]
-    plan = make_plan(posed, "test", parts, sizes, round_robin=turns)
+    plan = make_plan(posed, "test", parts, sizes, sharing=[IN_TURN if turn else None for turn in turns])
     return schedule, posed, plan, lower(plan, of, schedule)
 
 

@@ -115,7 +115,7 @@ def _holding(plan: Plan, holds: Holding) -> Plan:
     `in_flight`."""
 
     def samples(stage: Stage) -> int:
-        each = stage.microbatch_size * stage.round_robin_degree
+        each = stage.unit
         return each * holds.full(stage.ahead, max(-(-plan.minibatch_size // each), stage.ahead))
 
     return replace(plan, stages=tuple(replace(stage, in_flight=samples(stage)) for stage in plan.stages))

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpp.cluster import Link, uniform
 from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
+from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
 from gpp.mechanisms.weight_versions.stash import Stash
@@ -28,7 +29,7 @@ from gpp.simulate.simulator import steady_period
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
-from tests.plan.test_round_robin import random_plan
+from tests.mechanisms.round_robin.test_sharing import random_plan
 from tests.runtime import test_emulate
 from tests.support import inprocess
 from tests.support.cli import run
@@ -48,8 +49,8 @@ def test_replicas_in_turn_equal_one_device(network: str, counts: list[int], sche
     model, found, weights = captured(network)
     problem = replace(problem_of(found, schedule, sum(counts)), minibatch_size=24)
     parts = list(zip(parts_of(found.graph), counts, strict=True))
-    plan = make_plan(problem, "test", parts, 4, ordered=True, round_robin=True)
-    assert [stage.round_robin_degree for stage in plan.stages] == counts
+    plan = make_plan(problem, "test", parts, 4, ordered=True, sharing=IN_TURN)
+    assert [stage.stride for stage in plan.stages] == counts
     settings = {"model": model, "data": DATA, "optimizer": OPTIMIZER, "steps": STEPS, "dtype": "float64"}
     job = inprocess.make_job(found, problem, plan, schedule, **settings)
     losses, state, workers = inprocess.run(job, tmp_path, weights)
@@ -67,7 +68,7 @@ def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: i
     model, found, _ = captured("Chain")
     problem = replace(problem_of(found, NoFlush(), sum(counts)), regime=Regime(weights=policy), minibatch_size=12)
     parts, b = list(zip(parts_of(found.graph), counts, strict=True)), 12 // count
-    plan = make_plan(problem, "test", parts, b, ordered=True, round_robin=True)
+    plan = make_plan(problem, "test", parts, b, ordered=True, sharing=IN_TURN)
     strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=policy)
     strategy.check(plan, problem)
     settings = {"optimizer": OPTIMIZER, "data": DATA, "model": model, "steps": steps, "dtype": "float64", "seed": 0}
@@ -150,7 +151,7 @@ def test_two_versions_equal_a_plain_loop(tmp_path: Path) -> None:
 def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp_path: Path) -> None:
     model, _, weights = captured("Chain")
     job = endless_job(policy, counts, count)
-    assert [stage.round_robin_degree for stage in job.plan.stages] == counts
+    assert [stage.stride for stage in job.plan.stages] == counts
     losses, _, workers = inprocess.run(job, tmp_path, weights)
     ahead = [job.plan.position(s).warmup for s in range(3)]
     if counts == [2, 1, 1]:
@@ -199,7 +200,7 @@ def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> 
 
 def test_the_emulated_plans_take_turns() -> None:
     jobs = [emulated_job(seed)[0] for seed in range(30)]
-    kinds = {(stage.round_robin_degree > 1, job.streams) for job in jobs for stage in job.plan.stages}
+    kinds = {(stage.stride > 1, job.streams) for job in jobs for stage in job.plan.stages}
     assert kinds == {(turns, streams) for turns in (False, True) for streams in (False, True)}
 
 
@@ -212,7 +213,7 @@ def test_processes_take_turns_and_resume_with_micro_batches_in_flight(tmp_path: 
     first = run(tmp_path / "cut", *COMMON, *ENDLESS, "mode=plan")
     assert first.code == 0, first.out
     plan = read_json(Plan, tmp_path / "cut" / "job" / "plan.json")
-    stages = [replace(s, devices=(2 * i, 2 * i + 1), round_robin=True, in_flight=0) for i, s in enumerate(plan.stages)]
+    stages = [replace(s, devices=(2 * i, 2 * i + 1), in_flight=0).having(IN_TURN) for i, s in enumerate(plan.stages)]
     b = stages[0].microbatch_size
     plan = replace(plan, stages=(replace(stages[0], in_flight=4 * b), replace(stages[1], in_flight=2 * b)))
     (tmp_path / "plan.json").write_text(to_json(plan))

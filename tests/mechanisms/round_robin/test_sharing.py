@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from dataclasses import replace
 
@@ -11,13 +12,14 @@ import pytest
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
-from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
+from gpp.mechanisms.round_robin.sharing import SHARING
+from gpp.mechanisms.round_robin.stage import IN_TURN, RoundRobin
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.plan.round_robin import in_turn
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.sequential import Sequential
@@ -32,7 +34,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
-from gpp.stage import Stage
 from gpp.strategy import Strategy
 from gpp.weights.flush import Flush
 from tests.support.bills import peak_bytes
@@ -41,10 +42,11 @@ from tests.support.problems import random_problem
 from tests.support.programs import lower
 
 
-def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, round_robin: bool | list[bool] = True) -> Plan:
+def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: list[bool] | None = None) -> Plan:
     """A plan for a pipeline that does not drain: stage s is operator s."""
     asynchronous = replace(prob, regime=Regime(weights=Stash(accumulation=None)))
-    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=round_robin, ordered=True)
+    sharing = [IN_TURN if turn else None for turn in turns or [True] * len(counts)]
+    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, sharing=sharing, ordered=True)
 
 
 def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
@@ -60,7 +62,8 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     turns = [r > 1 and batch // b % r == 0 and (r > b or rng.random() < 0.7) for r, b in zip(counts, sizes, strict=True)]
     if schedule.drains:
         parts, k = [(1 << op, r) for op, r in enumerate(counts)], rng.choice([1, 1, 2])
-        plan = make_plan(prob, "test", parts, sizes, round_robin=turns, k=k, ordered=True, chain=rng.random() < 0.3)
+        sharing = [IN_TURN if turn else None for turn in turns]
+        plan = make_plan(prob, "test", parts, sizes, sharing=sharing, k=k, ordered=True, chain=rng.random() < 0.3)
     else:
         plan = endless(prob, counts, sizes, turns)
     plan.validate(prob)
@@ -79,32 +82,26 @@ def test_programs_run_to_their_end_and_a_micro_batch_stays_on_its_replica(seed: 
     assert Program.from_text(program.to_text()) == program
     simulate(program, plan, prob)
     for s, stage in enumerate(plan.stages):
-        if stage.round_robin_degree == 1:
+        if stage.stride == 1:
             continue
         count = program.num_samples // stage.microbatch_size
         for kind in "FB":
             ran = [[a.microbatch for a in program.actions[d] if (a.kind, a.stage) == (kind, s)] for d in stage.devices]
-            assert ran == [list(range(r, count, stage.round_robin_degree)) for r in range(stage.round_robin_degree)]
+            assert ran == [list(range(r, count, stage.stride)) for r in range(stage.stride)]
     check_program(lower(plan, prob.graph, ForwardOnly(), random.Random(seed).randint(1, 40)))
 
 
 def test_the_random_plans_cover_what_can_be_planned() -> None:
     plans = [(plan, schedule) for _, plan, schedule in map(random_plan, range(80))]
-    found = {(s.round_robin_degree, type(schedule)) for plan, schedule in plans for s in plan.stages}
+    found = {(s.stride, type(schedule)) for plan, schedule in plans for s in plan.stages}
     assert found >= {(r, kind) for r in (2, 3) for kind in (OneFOneB, GPipe, NoFlush)}
-    assert any({s.round_robin_degree for s in plan.stages} >= {1, 2, 3} for plan, _ in plans)
-    assert any(s.round_robin_degree > s.microbatch_size for plan, _ in plans for s in plan.stages)
+    assert any({s.stride for s in plan.stages} >= {1, 2, 3} for plan, _ in plans)
+    assert any(s.stride > s.microbatch_size for plan, _ in plans for s in plan.stages)
     assert any(
-        len(s.devices) > 1 and s.round_robin_degree == 1
-        for plan, _ in plans
-        for s in plan.stages
-        if any(t.round_robin_degree > 1 for t in plan.stages)
+        len(s.devices) > 1 and s.stride == 1 for plan, _ in plans for s in plan.stages if any(t.stride > 1 for t in plan.stages)
     )
     assert any(
-        a.round_robin_degree > 1 and a.microbatch_size != b.microbatch_size
-        for plan, _ in plans
-        for a in plan.stages
-        for b in plan.stages
+        a.stride > 1 and a.microbatch_size != b.microbatch_size for plan, _ in plans for a in plan.stages for b in plan.stages
     )
 
 
@@ -136,7 +133,7 @@ def test_warm_up_is_as_published_where_shares_come_out_even(counts: list[int]) -
     orders = program_of(plan, problem(chain(len(counts)), sum(counts), 12), NoFlush()).actions
     for s, (stage, ahead) in enumerate(zip(plan.stages, published(counts), strict=True)):
         assert plan.position(s).warmup == ahead
-        assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.round_robin_degree  # NOAM, in equal shares
+        assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.stride  # NOAM, in equal shares
         for device in stage.devices:
             kinds = [a.kind for a in orders[device] if a.kind in "FB"]
             assert kinds[: ahead + 2] == ["F"] * (ahead + 1) + ["B"]
@@ -180,7 +177,7 @@ def test_time_and_memory_are_those_of_whole_micro_batches() -> None:
     """Two devices, four samples in micro-batches of two, half a second a pass by itself, three saved bytes a sample."""
     prob = problem(chain(1, saved=3.0), 2, 4, fixed_s=0.5)
     parts = [(1, 2)]
-    split, turns = (make_plan(prob, "test", parts, 2, round_robin=way) for way in (False, True))
+    split, turns = (make_plan(prob, "test", parts, 2, sharing=way) for way in (None, IN_TURN))
     # A pass has 1 + 2 seconds a sample; split runs two of one sample each, turns one of two.
     times = [simulate(program_of(plan, prob, OneFOneB()), plan, prob).metrics for plan in (split, turns)]
     fixed = sum(prob.stage_times((0,), 1, (0,))) - 3.0
@@ -206,53 +203,61 @@ def test_a_share_is_rounded_up() -> None:
 
 def test_what_cannot_be_dealt_out_is_refused() -> None:
     prob = problem(chain(1), 3, 8)
-    plan = make_plan(prob, "test", [(1, 3)], 2, round_robin=True)
+    plan = make_plan(prob, "test", [(1, 3)], 2, sharing=IN_TURN)
     with pytest.raises(
-        InvalidPlan, match=r"3 replicas take turns, and must divide the 4 micro-batches.*accumulation=3.*replicas=split"
+        InvalidPlan,
+        match=r"3 replicas have micro-batches in turn, and must divide the 4 of a mini-batch.*accumulation=3.*replicas=split",
     ):
         plan.validate(prob)
     # More replicas than samples of a micro-batch are fine in turn, and none to split.
-    turns = make_plan(problem(chain(1), 4, 8), "test", [(1, 4)], 2, round_robin=True)
+    turns = make_plan(problem(chain(1), 4, 8), "test", [(1, 4)], 2, sharing=IN_TURN)
     turns.validate(problem(chain(1), 4, 8))
     with pytest.raises(InvalidPlan, match="4 replicas at most as many"):
-        replace(turns, stages=(replace(turns.stages[0], round_robin=False),)).validate(problem(chain(1), 4, 8))
+        replace(turns, stages=(turns.stages[0].without(RoundRobin),)).validate(problem(chain(1), 4, 8))
 
 
-def test_a_plan_reads_back_equal_and_an_old_one_splits() -> None:
-    plan = endless(problem(chain(2), 3, 4), [2, 1], round_robin=[True, False])
+def test_a_plan_reads_back_equal_and_so_does_an_old_one() -> None:
+    plan = endless(problem(chain(2), 3, 4), [2, 1], turns=[True, False])
     assert from_json(Plan, to_json(plan)) == plan
-    assert '"round_robin": true' in to_json(plan)
-    old = '{"ops": [0], "devices": [0, 1], "microbatch_size": 2, "in_flight": 2}'
-    assert not from_json(Stage, old).round_robin
+    written = json.loads(to_json(plan))
+    assert [stage.pop("mechanisms", None) for stage in written["stages"]] == [{"round_robin": {"whole": True}}, None]
+    split = from_json(Plan, json.dumps(written))
+    assert [stage.stride for stage in split.stages] == [1, 1]
+    for stage, turns in zip(written["stages"], (True, False), strict=True):
+        stage["round_robin"] = turns
+    assert from_json(Plan, json.dumps(written)) == plan
+    written["stages"][0]["round_robin"] = "yes"
+    with pytest.raises(InvalidFile, match="round_robin"):
+        from_json(Plan, json.dumps(written))
 
 
 def test_replicas_take_turns_where_replicas_divide_the_micro_batches() -> None:
     prob = problem(diamond(), 8, 12)
     plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2])
-    found = in_turn(plan, prob)
-    assert [s.round_robin_degree for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
+    found = SHARING.chosen(plan, prob)
+    assert [s.stride for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
     assert found.explanation == (
         "stage 1: replicas split every micro-batch, as their number does not divide those of a mini-batch",
     )
     assert [s.in_flight for s in found.stages] == [
         s.in_flight
         for s in make_plan(
-            prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], round_robin=[True, False, True, False]
+            prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], sharing=[IN_TURN, None, IN_TURN, None]
         ).stages
     ]
-    whole = in_turn(plan, replace(prob, regime=Regime(holds=EVERYTHING)))
+    whole = SHARING.chosen(plan, replace(prob, regime=Regime(holds=EVERYTHING)))
     assert {s.in_flight for s in whole.stages} == {12}
 
 
 def test_a_plan_splits_where_whole_micro_batches_do_not_fit() -> None:
     prob = problem(chain(1, saved=3.0), 2, 4)
     plan = make_plan(prob, "test", [(1, 2)], 2)
-    turned = in_turn(plan, prob)
+    turned = SHARING.chosen(plan, prob)
     need = max(turned.device_memory(prob, {0: 4}).values())
     assert need > max(plan.device_memory(prob, {0: 2}).values())
     enough, little = (problem(chain(1, saved=3.0), 2, 4, memory_bytes=amount) for amount in (need, need - 0.5))
-    assert in_turn(plan, enough) == turned
-    assert in_turn(plan, little) == replace(
+    assert SHARING.chosen(plan, enough) == turned
+    assert SHARING.chosen(plan, little) == replace(
         plan, explanation=("replicas split every micro-batch: whole ones in turn would need more memory than a device has",)
     )
 
@@ -271,7 +276,7 @@ def test_a_strategy_asks_for_round_robin() -> None:
     strategy = Strategy(name="test", weights=Stash(accumulation=2), **ASYNCHRONOUS)
     prob = slow_head()
     plan = strategy.plan(prob)
-    assert [(len(s.devices), s.round_robin_degree) for s in plan.stages] == [(2, 2), (1, 1)]
+    assert [(len(s.devices), s.stride) for s in plan.stages] == [(2, 2), (1, 1)]
     assert [s.in_flight // s.microbatch_size for s in plan.stages] == [4, 1]
     assert strategy.predict(plan, prob).metrics.iteration_s == pytest.approx(12.0)
     # Judged as it runs, without its program's events too.
@@ -295,7 +300,7 @@ def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
         strategy = replace(split, replicas="round_robin")
         plan = strategy.plan(prob)
         strategy.lower(plan, prob)
-        if any(stage.round_robin_degree > 1 for stage in plan.stages):
+        if any(stage.stride > 1 for stage in plan.stages):
             turned += 1
             assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics
     assert turned
@@ -322,5 +327,5 @@ def test_versions_that_differ_between_stages_are_refused() -> None:
         check_stream(replace(plan, minibatch_size=2), prob.graph, DoubleBuffer())
     # Without round robin, but of unequal sizes.
     with pytest.raises(InvalidConfig, match="stage 0 would use weights that it does not have yet: its forwards are 5 micro"):
-        check_stream(endless(prob, [1, 1, 1], [1, 2, 2], False), prob.graph, VerticalSync(accumulation=None))
+        check_stream(endless(prob, [1, 1, 1], [1, 2, 2], [False] * 3), prob.graph, VerticalSync(accumulation=None))
     check_stream(endless(prob, [2, 2, 2]), prob.graph, VerticalSync(accumulation=4))
