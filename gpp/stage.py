@@ -216,8 +216,8 @@ class Stage:
         devices: device ids, ascending; more than one means data parallelism inside the stage.
         microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
-        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
-            a stride of b times that, so that all replicas may hold equally many micro-batches, whole or in part (`ahead`).
+        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of
+            `unit`, so that all may hold equally many micro-batches, whole or in part (`ahead`).
         mechanisms: what mechanisms say of the stage, in the order of their names.
     """
 

@@ -29,17 +29,17 @@ class Side(NamedTuple):
     devices: tuple[int, ...]
     size: int
     total: int
-    in_turn: bool
+    stride: int
     pieces: list[Piece]
 
 
 @st.composite
 def sides(draw: st.DrawFn, total: int | None = None, first_device: int = 0) -> Side:
-    """A stage of one to six replicas, with micro-batches that need not divide the samples."""
+    """A stage of one to six replicas, with micro-batches that need not divide the samples, and that some of them may share out."""
     devices = tuple(draw(st.permutations(range(first_device, first_device + draw(st.integers(1, 6))))))
-    size, turns = draw(st.integers(1, 16)), draw(st.booleans())
+    size, stride = draw(st.integers(1, 16)), draw(st.sampled_from([n for n in range(1, 7) if len(devices) % n == 0]))
     samples = draw(st.integers(1, 60)) if total is None else total
-    return Side(devices, size, samples, turns, pieces(devices, size, samples, len(devices) if turns else 1))
+    return Side(devices, size, samples, stride, pieces(devices, size, samples, stride))
 
 
 @st.composite
