@@ -67,8 +67,8 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
             variant.forward * total, variant.backward * total, variant.params, variant.saved_bytes, variant.extra_bytes, variant
         )
     if degree > 1:
-        known = sorted({v.degree for v in own.variants} | {1})
-        raise InvalidPlan(f"operator {own.name} declares degrees {known}, not {degree}")
+        known, again = sorted({v.degree for v in own.variants if v.recompute == recompute} | {1}), " for a second run" * recompute
+        raise InvalidPlan(f"operator {own.name} declares degrees {known}{again}, not {degree}")
     saved = recomputed_bytes(graph, op)
     return Running(forward_s, backward_s + forward_s, 1.0, saved, own.saved_bytes - saved, None)
 

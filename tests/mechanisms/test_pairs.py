@@ -1,0 +1,35 @@
+"""Every pair of mechanisms is tried: what is allowed trains as one device does, and the page has what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mechanisms import pairs
+from tests.support import inprocess
+
+
+def test_every_mechanism_is_put_on_plans_and_allowed_alone() -> None:
+    assert sorted(pairs.PUTS) == pairs.SHIPPED
+    assert {name: pairs.meet(name).said for name in pairs.SHIPPED} == dict.fromkeys(pairs.SHIPPED, pairs.ALLOWED)
+
+
+@pytest.mark.parametrize("pair", pairs.PAIRS, ids=" and ".join)
+def test_what_is_allowed_trains_as_one_device_does(pair: tuple[str, str], tmp_path: Path) -> None:
+    met = pairs.meet(*pair)
+    assert met.said == pairs.ALLOWED or len(met.said.split()) > 5
+    if met.job is None:
+        return
+    model, _, weights = inprocess.captured_named("mlp")
+    losses, _, _ = inprocess.run(met.job, tmp_path, weights)
+    asked = pairs.training()
+    expected, _ = inprocess.reference(
+        model, asked["data"], asked["optimizer"], weights, steps=pairs.STEPS, minibatch_size=pairs.MINIBATCH, dtype="float64"
+    )
+    assert losses == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_page_has_the_table() -> None:
+    page = pairs.PAGE.read_text()
+    assert pairs.written(page, pairs.section()) == page
