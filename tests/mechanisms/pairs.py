@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 from gpp import mechanism
 from gpp.cost.problem import Problem
@@ -29,19 +30,24 @@ from gpp.mechanisms.serving.model import served
 from gpp.mechanisms.serving.requests import Requests
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
-from gpp.optimizers import SGD
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.models.base import describe
+from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
+from gpp.runtime.job_asked import asked, asked_graph, with_asked
+from gpp.runtime.mode import RunSettings
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage
 from gpp.strategy import Strategy
+from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-from gpp.weights.stash import Stash
 from tests.support import inprocess
 from tests.support.split import halves
 
@@ -60,6 +66,9 @@ class Put:
         plan: the same, for what takes more than the stage to say.
         width: times as many devices the first stage has.
         schedule: the order of the passes; of two mechanisms that need one, the later in `PUTS` has its way.
+        weights: the weight policy; else the plain one, or stashed weights where the pipeline does not drain.
+        optimizer: the same optimizer, as the mechanism is asked for by it.
+        settings: by which the mechanism is asked for.
         serves: whether requests are served, and nothing is trained.
     """
 
@@ -67,6 +76,9 @@ class Put:
     plan: Callable[[Plan, Problem], Plan] = lambda plan, problem: plan
     width: int = 1
     schedule: AbstractSchedule | None = None
+    weights: AbstractWeights | None = None
+    optimizer: AbstractOptimizer | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     serves: bool = False
 
 
@@ -78,12 +90,18 @@ def _helped(plan: Plan, problem: Problem) -> Plan:
     return replace(plan, stages=tuple(replace(s, in_flight=(d + 1) * MICROBATCH) for s, d in zip(stages, late, strict=True)))
 
 
+TRAINED_BY: Final = SGD(lr=0.1, momentum=0.9)
+
 PUTS: Final[dict[str, Put]] = {
     "tensor_parallel": Put(stage=lambda stage: stage.having(TensorParallel(degree=2)), width=2),
     "round_robin": Put(plan=SHARING.chosen, width=2),
     "marks": Put(stage=lambda stage: marked(stage, recompute=stage.ops[:1])),
     "quantised_edges": Put(plan=QuantisedEdges(bits=8).chosen, serves=True),
+    "weight_versions": Put(schedule=NoFlush(), weights=Stash(accumulation=1)),
     "helpers": Put(plan=_helped, schedule=NoFlush()),
+    # No cast touches the float64 of the test's trainings, so that they equal one device to the last digits, with the loss scale.
+    "precision": Put(settings={"autocast": "float16"}),
+    "shared_state": Put(optimizer=replace(TRAINED_BY, shard="replicas"), width=2),
     "split_backward": Put(schedule=ZeroBubbleH1()),
     "serving": Put(serves=True),
 }
@@ -106,33 +124,49 @@ class Met:
 def meet(*names: str) -> Met:
     """What a run says of the mechanisms of these names on one plan."""
     puts = [put for name, put in PUTS.items() if name in names]
-    serves, width = any(put.serves for put in puts), 1
+    serves, width, settings = any(put.serves for put in puts), 1, dict[str, str]()
     schedule: AbstractSchedule = OneFOneB()
+    weights, optimizer = None, TRAINED_BY
     for put in puts:
-        schedule, width = put.schedule or schedule, width * put.width
+        schedule, width, settings = put.schedule or schedule, width * put.width, settings | put.settings
+        weights, optimizer = put.weights or weights, put.optimizer or optimizer
+    weights = weights or (Flush() if schedule.drains else Stash(accumulation=1))
     model, captured, _ = inprocess.captured_named("mlp")
     captured = served(captured) if serves else captured
-    strategy = Strategy(
-        name="pair", planner=Even(), schedule=schedule, weights=Flush() if schedule.drains else Stash(accumulation=1)
-    )
+    engine = Distributed(**settings)
     problem = inprocess.problem_of(captured, 5, MINIBATCH, max_ops=60)
-    problem = replace(problem, regime=Regime(course=Requests(buffers=2))) if serves else strategy.posed(problem)
+    problem = replace(problem, graph=asked_graph(problem.graph, captured, optimizer, settings), optimizer=optimizer)
+    problem = with_asked(problem, optimizer, settings)
     first, last = halves(problem.graph, problem.graph.num_ops // 2)
     try:
-        strategy = MODE.adapted(strategy) if serves else strategy
+        strategy = Strategy(name="pair", planner=Even(), schedule=schedule, weights=weights)
+        if serves:
+            MODE.check(
+                cast(RunSettings, SimpleNamespace(engine=engine, checkpoint=Checkpoints(), resume=None, loss_scope="microbatch"))
+            )
+            strategy, problem = MODE.adapted(strategy), replace(problem, regime=Regime(course=Requests(buffers=2)))
+        else:
+            problem = strategy.posed(problem)
         plan = make_plan(problem, "pair", [(first, width), (last, 1)], MICROBATCH, ordered=True)
         for put in puts:
             plan = put.plan(replace(plan, stages=(put.stage(plan.stages[0]), *plan.stages[1:])), problem)
         strategy.check(plan, problem)
         program = strategy.lower(plan, problem)
         strategy.predict(plan, problem)
-        engine = Distributed()
         engine.check(plan)
-        there = plan.mechanisms | program.mechanisms | ({problem.regime.course.mechanism} if problem.regime.course else set[str]())
-        assert there >= {*names}, f"of {names} the plan and its program have {sorted(there)} only"
         if serves:
+            assert problem.regime.course is not None
+            there = (
+                plan.mechanisms
+                | program.mechanisms
+                | {problem.regime.course.mechanism}
+                | asked(describe(optimizer), settings).keys()
+            )
+            assert there >= {*names}, f"of {names} the plan and its program have {sorted(there)} only"
             return Met(said=ALLOWED)
-        job = assemble(captured, problem, plan, strategy, model=model, train_samples=64, **training())
+        given = training() | {"optimizer": optimizer}
+        job = assemble(captured, problem, plan, strategy, model=model, train_samples=64, **given, **settings)
+        assert job.mechanisms >= {*names}, f"of {names} the job has {sorted(job.mechanisms)} only"
         engine.refuse(job)
         return Met(said=ALLOWED, job=job)
     except (InvalidConfig, InvalidPlan, UnsupportedPlan) as error:
@@ -142,7 +176,7 @@ def meet(*names: str) -> Met:
 def training() -> dict[str, Any]:
     """What is trained, on whatever plan."""
     data = inprocess.data_of(inprocess.captured_named("mlp")[0])
-    return {"data": data, "optimizer": SGD(lr=0.1, momentum=0.9), "steps": STEPS, "dtype": "float64", "seed": 0}
+    return {"data": data, "optimizer": TRAINED_BY, "steps": STEPS, "dtype": "float64", "seed": 0}
 
 
 SHIPPED: Final = [package.rpartition(".")[2] for package in mechanism.packages() if package.startswith(mechanism.SHIPPED)]
@@ -162,7 +196,10 @@ def section() -> str:
     columns = SHIPPED[1:]
     rows = ["||" + "|".join(columns) + "|", "|---" * len(SHIPPED) + "|"]
     rows += [f"|{a}|{'|'.join(cells.get((a, b), '') for b in columns)}|" for a in SHIPPED[:-1]]
-    listed = [textwrap.fill(f"{n}. {rule}", 120, subsequent_indent="   ") for n, rule in enumerate(rules.values(), start=1)]
+    listed = [
+        textwrap.fill(f"{n}. {rule}", 120, subsequent_indent="    "[: len(f"{n}. ")])
+        for n, rule in enumerate(rules.values(), start=1)
+    ]
     return "\n".join([*rows, "", *listed])
 
 

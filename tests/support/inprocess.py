@@ -97,7 +97,7 @@ def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     return [
         Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
-        for d in sorted(job.plan.stage_of_device)
+        for d in job.plan.devices
     ]
 
 

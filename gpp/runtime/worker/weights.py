@@ -15,7 +15,7 @@ class AbstractStageWeights(ABC):
 
     The optimizer owns its *masters*, which are the module's own parameters; the module may compute with other tensors in their
     place, the *leaves* of a pass, whose gradients come to the masters. Micro-batches are counted by the device, from the begin of
-    a stretch: where replicas take turns, only its own.
+    a stretch: only those in which it has a part (`gpp.stage.Stage.stride`).
 
     `hooks` are those under which the forward runs for which `forward` was called last, if it needs any. `staleness` is the most
     updates seen so far between a forward's weights and the update of its gradient.
