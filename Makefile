@@ -44,7 +44,7 @@ figures: $(VENV)/.test
 	$(BIN)/python -m sweeps.figures $(ARGS)
 
 # One install for the program, a second one on top of it for tests and lint; each again when its inputs change.
-$(VENV)/.run: pyproject.toml constraints.txt
+$(VENV)/.run: pyproject.toml constraints.txt setup.py $(wildcard gpp/planners/search/*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS))
 	$(PIP) -e .

@@ -302,7 +302,10 @@ class Strategy:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
         holds, edges = EVERYTHING if problem.minibatch_ops else self.schedule.holds, self.edges and self.edges.messages
-        regime = Regime(holds=holds, weights=self.weights) if problem.regime.trains else replace(problem.regime, edges=edges)
+        plain = self.schedule.alternates and self.replicas == SPLIT and not (self.memory.ways or self.choices)
+        alternates = plain and not problem.minibatch_ops and not problem.cluster.crowded(problem.cluster.num_devices)
+        regime = Regime(holds=holds, weights=self.weights, alternates=alternates)
+        regime = regime if problem.regime.trains else replace(problem.regime, edges=edges)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:

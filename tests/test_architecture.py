@@ -58,7 +58,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"forward_only"},
         {"coarsen"},
     ],
-    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
+    "planners": [{"base"}, {"search"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
         {
             "job_checks",

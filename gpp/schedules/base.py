@@ -34,6 +34,8 @@ class AbstractSchedule(ABC):
     """Whether an order depends on seconds or bytes, so that `orders` must be given bills and limits."""
     overlaps_steps: ClassVar[bool] = False
     """Whether a device must begin a step before others have ended the last one, for the schedule to gain anything."""
+    alternates: ClassVar[bool] = False
+    """Whether a stage runs one backward and one forward by turns once it holds as many micro-batches as `holds` says."""
     drains: ClassVar[bool] = True
     """Whether the pipeline is empty after each mini-batch, so that a program is one of them; else it may be any number."""
 

@@ -17,6 +17,7 @@ class GPipe(StageSchedule):
     """All forwards, then all backwards, both in the order of the micro-batches."""
 
     holds: ClassVar[Holding] = EVERYTHING
+    alternates: ClassVar[bool] = True
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
         return num_microbatches

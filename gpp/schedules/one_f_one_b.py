@@ -30,6 +30,7 @@ class OneFOneB(StageSchedule):
     """Warm-up, steady one-forward-one-backward, drain."""
 
     holds: ClassVar[Holding] = DEPTH
+    alternates: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

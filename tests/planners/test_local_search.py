@@ -70,10 +70,9 @@ def around_and_point(seed: int) -> tuple[Around, Point] | None:
     found = assessor.assess(parts[: problem.cluster.num_devices], problem.microbatch_sizes()[0])
     if not isinstance(found, Candidate) or len(found.parts) < 2:
         return None
-    simulated = incumbent.simulate(found)
-    assert simulated is not None
+    assert incumbent.simulate(found) is not None and incumbent.best is not None
     around = Around(assessor=assessor, hot=frozenset(range(len(found.parts))))
-    return around, Point.of(simulated[0], problem.graph)
+    return around, Point.of(incumbent.best, problem.graph)
 
 
 @pytest.mark.parametrize("seed", range(8))

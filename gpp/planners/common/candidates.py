@@ -19,6 +19,7 @@ from gpp.plan.build import topological_order
 from gpp.planners.common.placement import DeviceTypes, Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.common.ways import walk
+from gpp.planners.search.numbers import Posed
 
 Part = tuple[int, int]
 """A stage: operator mask and number of devices."""
@@ -78,6 +79,7 @@ class Assessor:
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, list[tuple[float, float]]]]] = {}
         self.placer = Placer(costs.cluster)
+        self.posed = Posed(costs.problem, costs.replicas, costs.memory_scale, self.need_bytes)
 
     def assess(
         self,
@@ -238,7 +240,7 @@ class Assessor:
         placer = self.placer
         seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
         scale = self.costs.memory_scale
-        needs = [self._need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
+        needs = [self.need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
 
     def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
@@ -276,7 +278,7 @@ class Assessor:
                 succ[owner[op]].add(q)
         return succ
 
-    def _need_bytes(self, mask: int, count: int, b: int, distance: int, depth: int) -> float:
+    def need_bytes(self, mask: int, count: int, b: int, distance: int, depth: int) -> float:
         """Memory of a stage on one device with the micro-batches in flight of its distance to the sink, in a plan of a depth."""
         held = self._held.get((mask, b // count))
         if held is None:
@@ -288,7 +290,7 @@ class Assessor:
         short: list[tuple[float, float, float, int]] = []
         deepest = max(depth)
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            need = self._need_bytes(mask, count, b, d, deepest)
+            need = self.need_bytes(mask, count, b, d, deepest)
             if need > self.costs.limit_bytes:  # of the smallest device
                 have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
                 if need > have:
@@ -303,7 +305,7 @@ class Assessor:
         needs: dict[int, list[tuple[float, int]]] = {}
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
             for device in devices:
-                needs.setdefault(device, []).append((self._need_bytes(mask, count, b, d, max(depth)), mask))
+                needs.setdefault(device, []).append((self.need_bytes(mask, count, b, d, max(depth)), mask))
         short: list[tuple[float, float, float, tuple[int, ...]]] = []
         for device, own in needs.items():
             need, have = sum(n for n, _ in own), self.cluster.devices[device].memory_bytes * self.costs.memory_scale

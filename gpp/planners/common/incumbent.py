@@ -11,6 +11,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import Predict
 from gpp.planners.common.candidates import Assessor, Candidate, Parts
 from gpp.planners.common.placement import Placement
+from gpp.planners.search.timers import Timers
 
 MARGIN = 1 - 1e-9
 """A candidate must be better than the best by more than rounding."""
@@ -25,14 +26,17 @@ class Incumbent:
         self.best_s = float("inf")
         self.num_simulated = 0
         self._seen: set[tuple[int, bool, Parts, Placement]] = set()
-        self._by_size: dict[int, tuple[Plan, float]] = {}
+        self._by_size: dict[int, tuple[Plan | Candidate, float]] = {}
+        self._timers = Timers(assessor.posed, assessor.cluster.num_devices)
 
     def worth(self, bound_s: float) -> bool:
         """Whether a candidate that takes at least `bound_s` could still win."""
         return bound_s < self.best_s * MARGIN
 
-    def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
-        """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.
+    def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> float | None:
+        """A candidate's predicted seconds; None if it cannot win, or was tried before.
+
+        Where compiled code says what the simulator would, only what it finds to be the best is simulated.
 
         Args:
             below_s: the seconds to beat; None for those of the best plan.
@@ -42,7 +46,22 @@ class Incumbent:
         if candidate.bound_s >= beat * MARGIN or key in self._seen:
             return None
         self._seen.add(key)
-        plan = make_plan(
+        self.num_simulated += 1
+        b, found = candidate.microbatch_size, candidate
+        seconds = None
+        if self._timers.exact:
+            seconds = self._timers.step_s(candidate.parts, candidate.placement, b, candidate.chain)
+        if seconds is None or self.worth(seconds):
+            found = self._plan(candidate)
+            seconds = self.predict(found).metrics.iteration_s
+            if seconds < self.best_s * MARGIN:
+                self.best, self.best_s = found, seconds
+        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
+            self._by_size[b] = found, seconds
+        return seconds
+
+    def _plan(self, candidate: Candidate) -> Plan:
+        return make_plan(
             self.assessor.problem,
             self.planner,
             candidate.parts,
@@ -51,14 +70,6 @@ class Incumbent:
             ordered=True,
             placement=candidate.placement,
         )
-        seconds = self.predict(plan).metrics.iteration_s
-        self.num_simulated += 1
-        b = candidate.microbatch_size
-        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
-            self._by_size[b] = plan, seconds
-        if seconds < self.best_s * MARGIN:
-            self.best, self.best_s = plan, seconds
-        return plan, seconds
 
     def offer(self, plan: Plan) -> float:
         """Keep a plan from elsewhere if it is the best; returns its predicted seconds."""
@@ -85,7 +96,8 @@ class Incumbent:
 
     def best_by_size(self) -> list[tuple[Plan, float]]:
         """The best plan of each micro-batch size and its seconds, best first."""
-        return [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
+        found = [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
+        return [(plan if isinstance(plan, Plan) else self._plan(plan), seconds) for plan, seconds in found]
 
     def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
         """Simulate candidates by ascending bound until none can win.
@@ -99,5 +111,5 @@ class Incumbent:
                 break
             before = self.best_s
             found = self.simulate(candidate)
-            if found is not None and left is not None and found[1] < math.inf:
+            if found is not None and left is not None and found < math.inf:
                 left = limit if self.best_s < before else left - 1

@@ -180,8 +180,7 @@ class EqualMicrobatches(Hill[Candidate]):
         return [(candidate.bound_s, candidate) for candidate in sorted(found)]
 
     def seconds(self, state: Candidate, below_s: float) -> float | None:
-        found = self.incumbent.simulate(state, below_s=below_s)
-        return None if found is None else found[1]
+        return self.incumbent.simulate(state, below_s=below_s)
 
     def start(self, plan: Plan) -> Candidate:
         """The state of a plan."""

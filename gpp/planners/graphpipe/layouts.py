@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.series_parallel import Order
-from gpp.planners.common.moves import Point
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.sharing import Piece, point_of
+
+Piece = tuple[int, tuple[int, ...]]
+"""Operators, and the devices of the stage that they are."""
+
+State = tuple[tuple[int, ...], tuple[int, ...]]
+"""A plan as a walk has it (`gpp.planners.search.climb`): the stage of each operator, and the devices of each stage as bits."""
 
 CHUNKS = (2, 3)
 """Chunks of a line on each device."""
 
 
-def layouts(costs: StageCosts, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], b: int) -> Iterator[Point]:
+def layouts(costs: StageCosts, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], b: int) -> Iterator[State]:
     """All layouts of one micro-batch size."""
     everywhere = tuple(range(costs.cluster.num_devices))
     for order in orders:
@@ -30,7 +35,7 @@ def layouts(costs: StageCosts, orders: Sequence[Order], lines: Sequence[tuple[in
         yield from rounds(costs, line, b)
 
 
-def branches(costs: StageCosts, order: Order, b: int, devices: tuple[int, ...] | None) -> Point:
+def branches(costs: StageCosts, order: Order, b: int, devices: tuple[int, ...] | None) -> State:
     """Branches side by side; see the module's docstring.
 
     Args:
@@ -62,10 +67,10 @@ def branches(costs: StageCosts, order: Order, b: int, devices: tuple[int, ...] |
         stages += [(mask, (device,)) for device, mask in shares.items() if mask]
     if between:
         settle(between)
-    return point_of(stages, b)
+    return state_of(stages, costs.graph.num_ops)
 
 
-def rounds(costs: StageCosts, line: tuple[int, ...], b: int) -> Iterator[Point]:
+def rounds(costs: StageCosts, line: tuple[int, ...], b: int) -> Iterator[State]:
     """Chunks of a line; see the module's docstring."""
     count = costs.cluster.num_devices
     seconds = [costs.compute_s(1 << op, b) for op in line]
@@ -78,7 +83,7 @@ def rounds(costs: StageCosts, line: tuple[int, ...], b: int) -> Iterator[Point]:
             for i, mask in enumerate(cut):
                 lap, place = divmod(i, count)
                 stages.append((mask, (count - 1 - place if there_and_back and lap % 2 else place,)))
-            yield point_of(stages, b)
+            yield state_of(stages, costs.graph.num_ops)
 
 
 def _equal(line: Sequence[int], seconds: Sequence[float], pieces: int) -> list[int]:
@@ -91,3 +96,16 @@ def _equal(line: Sequence[int], seconds: Sequence[float], pieces: int) -> list[i
         out[-1] |= 1 << op
         done += took
     return out
+
+
+def state_of(stages: Sequence[Piece], num_ops: int) -> State:
+    """The plan of these stages.
+
+    >>> state_of([(0b01, (0,)), (0b10, (0, 1))], num_ops=2)
+    ((0, 1), (1, 3))
+    """
+    stage_of = [0] * num_ops
+    for s, (mask, _) in enumerate(stages):
+        for op in bits(mask):
+            stage_of[op] = s
+    return tuple(stage_of), tuple(mask_of(own) for _, own in stages)

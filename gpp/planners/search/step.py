@@ -1,0 +1,299 @@
+"""The step of a plan whose devices may hold several stages, from plain numbers: what a search asks a hundred thousand times.
+
+It is what `gpp.schedules.merge`, `gpp.program.lower` and `gpp.simulate.longest_path` say together of plans with whole backwards,
+one micro-batch size, 1F1B and updates that drain, without a program in between:
+
+* `StageShapes`   which passes there are, how long they take, and who sends to whom;
+* `_order`  which pass each device takes next: list scheduling in seconds without messages, as `merge` does it;
+* `_walk`   when passes begin and end in that order, with messages on their channels, sums and updates, until the period shows.
+
+Whatever else a plan may have, the simulator has the last word. This file is compiled (`gpp.planners.search`); as plain Python it
+does the same, slower. So it keeps to arrays and numbers, and no result depends on who runs it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpp.planners.search.numbers import integers, reals
+
+MOST_STEPS: Final = 8
+SAME: Final = 1e-9
+ROUNDING: Final = 1 + 1e-9
+INF: Final = float("inf")
+AT_LEAST: Final = 16
+"""Passes for which a plan counts that is dismissed before any is timed."""
+
+
+class StepTimer:
+    """Times plans of one problem and micro-batch size.
+
+    Args:
+        facts: the numbers of the problem (`gpp.planners.search.numbers.ProblemNumbers`).
+        room: the arrays of its `StageShapes` (`gpp.planners.search.numbers.PlanArrays`).
+        shape: what fills them.
+    """
+
+    def __init__(self, facts, room, shape) -> None:
+        resources = facts.num_devices + 2 * facts.most_pairs
+        self.work, self.shape, self.num_stages, self.num_units, self.num_pairs, self.num_sums = facts.work, shape, 0, 0, 0, 0
+        self.sizes, self.scarce, self.heap_size, self.heap_s = room.sizes, facts.scarce, 0, reals(4 * facts.num_devices + 4)
+        self.heap_device, self.unit_stage, self.count = integers(4 * facts.num_devices + 4), room.unit_stage, facts.count
+        self.held, self.distance, self.order, self.pass_s = facts.held, room.distance, room.order, room.pass_s
+        self.first_out, self.pair_back = room.first_out, room.pair_back
+        self.missing, self.first_in = integers(2 * facts.most_units * facts.count), room.first_in
+        self.head, self.num_devices = integers(facts.most_units), facts.num_devices
+        self.running, self.awake = integers(facts.num_devices), integers(facts.num_devices)
+        self.running_mb, self.unit_device, self.most = integers(facts.num_devices), room.unit_device, facts.most_stages
+        self.sequence = integers(2 * facts.most_units * facts.count)
+        self.sequence_mb, self.num_nodes, self.pair_dst = integers(2 * facts.most_units * facts.count), 0, room.pair_dst
+        self.in_pair, self.pair_src, self.free, self.start = room.in_pair, room.pair_src, reals(resources), reals(resources)
+        self.began, self.arrived = reals(resources), reals(2 * facts.most_pairs * facts.count)
+        self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
+        self.sum_set, self.sum_s, self.last = room.sum_set, room.sum_s, integers(facts.most_stages)
+        self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
+
+    def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
+        """Seconds of a step of the plan that the room holds; infinity if it is none, does not fit, or takes `below_s` or more.
+
+        Args:
+            chain: whether each stage also waits for the one before it, by number.
+        """
+        self.work[0] += AT_LEAST
+        if not self.shape.prepare(num_stages, below_s, chain):
+            return INF
+        self.num_stages, self.num_units, self.num_pairs, self.num_sums = num_stages, self.sizes[0], self.sizes[1], self.sizes[2]
+        if not self._order():
+            return INF
+        took = self._walk(below_s)
+        if took >= below_s or (self.scarce and not self.shape.fits()):
+            return INF
+        return took
+
+    def _push(self, when: float, device: int) -> None:
+        at = self.heap_size
+        self.heap_size += 1
+        while at > 0:
+            up = (at - 1) // 2
+            if self.heap_s[up] <= when:
+                break
+            self.heap_s[at], self.heap_device[at] = self.heap_s[up], self.heap_device[up]
+            at = up
+        self.heap_s[at], self.heap_device[at] = when, device
+
+    def _pop(self) -> int:
+        """The device that wakes first."""
+        out = self.heap_device[0]
+        at = 0
+        size = self.heap_size - 1
+        when = self.heap_s[size]
+        device = self.heap_device[size]
+        self.heap_size = size
+        while True:
+            down = 2 * at + 1
+            if down >= size:
+                break
+            if down + 1 < size and self.heap_s[down + 1] < self.heap_s[down]:
+                down += 1
+            if self.heap_s[down] >= when:
+                break
+            self.heap_s[at], self.heap_device[at] = self.heap_s[down], self.heap_device[down]
+            at = down
+        self.heap_s[at], self.heap_device[at] = when, device
+        return out
+
+    def _node_at(self, u: int, at: int) -> int:
+        """The pass at a place of a replica's order: twice its micro-batch, and 1 more for a backward; -1 at its end."""
+        i = self.unit_stage[u]
+        m = self.count
+        ahead = self.held[self.distance[self.order[i]]]
+        if self.pass_s[2 * i + 1] < 0.0:
+            return 2 * at if at < m else -1
+        if at < ahead:
+            return 2 * at
+        at -= ahead
+        if at < 2 * (m - ahead):
+            return 2 * (ahead + (at >> 1)) if at & 1 else at + 1
+        at -= m - ahead
+        return 2 * at + 1 if at < m else -1
+
+    def _order(self) -> bool:
+        """Find an order in which all passes can run: they are listed as they begin; False if there is none."""
+        total = 0
+        m = self.count
+        done = 0
+        for u in range(self.num_units):
+            back = 0
+            for k in range(self.first_out[u], self.first_out[u + 1]):
+                back += 1 if self.pair_back[k] else 0
+            for k in range(m):
+                self.missing[2 * u * m + k] = self.first_in[u + 1] - self.first_in[u]
+                self.missing[(2 * u + 1) * m + k] = back
+            self.head[u] = 0
+            total += m if self.pass_s[2 * self.unit_stage[u] + 1] < 0.0 else 2 * m
+        self.heap_size = 0
+        for d in range(self.num_devices):
+            self.running[d] = -1
+            self.awake[d] = 0
+            self._push(0.0, d)
+        while self.heap_size:
+            now = self.heap_s[0]
+            while self.heap_size and self.heap_s[0] <= now * ROUNDING:
+                d = self._pop()
+                self.awake[d] = 1
+                node = self.running[d]
+                self.running[d] = -1
+                if node >= 0:
+                    self._ended(node, self.running_mb[d])
+            for d in range(self.num_devices):
+                if not self.awake[d] or self.running[d] >= 0:
+                    self.awake[d] = 0
+                    continue
+                self.awake[d] = 0
+                chosen, best, node = -1, 0, -1
+                for u in range(self.num_units):
+                    if self.unit_device[u] != d:
+                        continue
+                    what = self._node_at(u, self.head[u])
+                    if what < 0 or self.missing[(2 * u + (what & 1)) * m + (what >> 1)]:
+                        continue
+                    urgency = self.distance[self.order[self.unit_stage[u]]] + (0 if what & 1 else self.most + 1)
+                    if chosen < 0 or urgency < best:
+                        chosen, best, node = u, urgency, what
+                if chosen >= 0:
+                    self.head[chosen] += 1
+                    self.running[d] = self.sequence[done] = 2 * chosen + (node & 1)
+                    self.running_mb[d] = self.sequence_mb[done] = node >> 1
+                    done += 1
+                    self._push(now + self.pass_s[2 * self.unit_stage[chosen] + (node & 1)], d)
+        self.num_nodes = done
+        self.work[0] += done
+        return done == total
+
+    def _ended(self, what: int, b: int) -> None:
+        """Tell those that wait for a pass that it is over: of a replica and direction, on micro-batch b."""
+        m = self.count
+        u = what >> 1
+        if not what & 1:
+            for k in range(self.first_out[u], self.first_out[u + 1]):
+                other = self.pair_dst[k]
+                at = 2 * other * m + b
+                self.missing[at] -= 1
+                if not self.missing[at]:
+                    self.awake[self.unit_device[other]] = 1
+        else:
+            for k in range(self.first_in[u], self.first_in[u + 1]):
+                p = self.in_pair[k]
+                if self.pair_back[p]:
+                    other = self.pair_src[p]
+                    at = (2 * other + 1) * m + b
+                    self.missing[at] -= 1
+                    if not self.missing[at]:
+                        self.awake[self.unit_device[other]] = 1
+
+    def _walk(self, below_s: float) -> float:
+        """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
+        resources = self.num_devices + 2 * self.num_pairs
+        before = 0.0
+        earlier = 0.0
+        middle = 0.0
+        for i in range(resources):
+            self.free[i] = 0.0
+        for turn in range(1, MOST_STEPS + 1):
+            for i in range(resources):
+                self.start[i] = self.free[i]
+                self.began[i] = INF
+            self._step()
+            low, high, end = INF, 0.0, 0.0
+            for i in range(resources):
+                end = max(end, self.free[i])
+                if self.began[i] < INF:
+                    high = max(high, self.free[i] - self.began[i])
+                    if self.began[i] <= self.start[i]:
+                        low = min(low, self.free[i] - self.start[i])
+            if abs(high - low) <= SAME * high:
+                return high
+            if low < INF and low * (1.0 - SAME) >= below_s:
+                return INF
+            if turn > 2 and abs((end - before) - (before - earlier)) <= SAME * (end - before):
+                return end - before
+            if turn == MOST_STEPS // 2:
+                middle = end
+            earlier, before = before, end
+        return (before - middle) / (MOST_STEPS // 2)
+
+    def _step(self) -> None:
+        """Walk the passes once, from when each resource is free."""
+        m = self.count
+        for at in range(self.num_nodes):
+            node, b = self.sequence[at], self.sequence_mb[at]
+            u, way = node >> 1, node & 1
+            d = self.unit_device[u]
+            now = self.free[d]
+            if way == 0:
+                for k in range(self.first_in[u], self.first_in[u + 1]):
+                    when = self.arrived[2 * self.in_pair[k] * m + b]
+                    if when > now:
+                        now = when
+            else:
+                for k in range(self.first_out[u], self.first_out[u + 1]):
+                    when = self.arrived[(2 * k + 1) * m + b] if self.pair_back[k] else 0.0
+                    if when > now:
+                        now = when
+            if self.began[d] == INF:
+                self.began[d] = now
+            now += self.pass_s[2 * self.unit_stage[u] + way]
+            self.free[d] = now
+            if way == 0:
+                for k in range(self.first_out[u], self.first_out[u + 1]):
+                    c = self.num_devices + 2 * k
+                    self.arrived[2 * k * m + b] = self._sent(c, now, self.pair_ahead_s[k]) + self.pair_late[k]
+            else:
+                for k in range(self.first_in[u], self.first_in[u + 1]):
+                    p = self.in_pair[k]
+                    if self.pair_back[p]:
+                        c = self.num_devices + 2 * p + 1
+                        self.arrived[(2 * p + 1) * m + b] = self._sent(c, now, self.pair_back_s[p]) + self.pair_late[p]
+        self._finish()
+
+    def _sent(self, channel: int, now: float, took: float) -> float:
+        """When a message has left its channel."""
+        if self.free[channel] > now:
+            now = self.free[channel]
+        if self.began[channel] == INF:
+            self.began[channel] = now
+        now += took
+        self.free[channel] = now
+        return now
+
+    def _finish(self) -> None:
+        """Sum and update."""
+        for s in range(self.num_sums):
+            now = 0.0
+            for d in range(self.num_devices):
+                if self.sum_set[s] >> d & 1:
+                    now = max(now, self.free[d])
+            for d in range(self.num_devices):
+                if self.sum_set[s] >> d & 1:
+                    if self.began[d] == INF:
+                        self.began[d] = self.free[d]
+                    self.free[d] = now + self.sum_s[s]
+        for i in range(self.num_stages):
+            self.last[i] = 0
+        for d in range(self.num_devices):
+            # The last stage of a device bears what a step costs it.
+            s = -1
+            for u in range(self.num_units):
+                if self.unit_device[u] == d:
+                    s = self.unit_stage[u]
+            if s >= 0:
+                self.last[s] = 1
+        for i in range(self.num_stages):
+            took = self.update_s[i]
+            if self.last[i]:
+                took += self.over[5]
+            for u in range(self.first_unit[i], self.first_unit[i + 1]):
+                d = self.unit_device[u]
+                if self.began[d] == INF:
+                    self.began[d] = self.free[d]
+                self.free[d] += took

@@ -1,0 +1,146 @@
+"""The compiled search: what it times is what the simulator says, and its plain Python does the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from gpp.cost.overheads import Overheads
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import mask_of
+from gpp.planners import search
+from gpp.planners.chains.even import Even
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.incumbent import Incumbent
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.search import climb, shape, step
+from gpp.planners.search.numbers import PlanArrays, ProblemNumbers
+from gpp.planners.search.timers import Timers
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.support.graphs import cluster, problem, two_towers
+from tests.support.long import thinned
+from tests.support.problems import random_problem
+
+OVERHEADS = Overheads(
+    forward_s=1e-4,
+    backward_s=2e-4,
+    message_s=3e-5,
+    send_s_per_byte=1e-9,
+    receive_s_per_byte=2e-9,
+    send_s_per_tensor=1e-5,
+    step_s=1e-3,
+)
+
+
+def strategy_of(schedule: OneFOneB | GPipe) -> Strategy:
+    return Strategy(name="test", planner=Even(), schedule=schedule)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, ModuleType]:
+    """The files as plain Python, whether they have been compiled or not."""
+    search.from_source("plain_search")
+    return {name: sys.modules[f"plain_search.{name}"] for name in search.PARTS}
+
+
+def plans(prob: Problem, seed: int, count: int) -> list[tuple[int, tuple[int, ...], tuple[int, ...], bool]]:
+    """Micro-batch size, stage of each operator, devices of each stage as bits, and whether it is a chain: at random, some without
+    an order."""
+    rng, out = random.Random(seed), []
+    devices, ops = prob.cluster.num_devices, prob.graph.num_ops
+    for _ in range(count):
+        b = rng.choice(prob.microbatch_sizes())
+        most = rng.randint(1, min(ops, 2 * devices))
+        drawn = [rng.randrange(most) for _ in range(ops)]
+        chain = rng.random() < 0.3
+        drawn = sorted(drawn) if chain or rng.random() < 0.8 else drawn
+        names = sorted(set(drawn))
+        counts = [count for count in range(1, devices + 1) if b % count == 0]
+        sets = [mask_of(rng.sample(range(devices), rng.choice(counts))) for _ in names]
+        out.append((b, tuple(names.index(name) for name in drawn), tuple(sets), chain))
+    return out
+
+
+def candidate(assessor: Assessor, b: int, stage_of: tuple[int, ...], devices: tuple[int, ...], chain: bool) -> Candidate | None:
+    masks = [mask_of(op for op, own in enumerate(stage_of) if own == s) for s in range(len(devices))]
+    placement = [tuple(d for d in range(62) if own >> d & 1) for own in devices]
+    found = assessor.assess(
+        [(mask, len(own)) for mask, own in zip(masks, placement, strict=True)], b, chain=chain, placement=placement
+    )
+    return found if isinstance(found, Candidate) else None
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1f1b", "gpipe"])
+@pytest.mark.parametrize("overheads", [Overheads(), OVERHEADS], ids=["free", "overheads"])
+@pytest.mark.parametrize("seed", thinned(range(8)))
+def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, schedule: OneFOneB | GPipe) -> None:
+    """Shared devices, replicas, chains with order-only edges, links that differ, norms over all devices: to the last digits."""
+    prob = random_problem(seed, max_ops=9, max_devices=4).with_endless_memory
+    prob = replace(prob, overheads=overheads, global_norm=seed % 2 == 0)
+    strategy = strategy_of(schedule)
+    posed = strategy.posed(prob)
+    assessor = Assessor(StageCosts(posed))
+    timers = Timers(assessor.posed, 2 * posed.cluster.num_devices)
+    assert timers.exact
+    compared = 0
+    for number, (b, stage_of, devices, chain) in enumerate(plans(posed, seed, 25)):
+        found = candidate(assessor, b, stage_of, devices, chain)
+        if found is None:
+            continue
+        took = timers.step_s(found.parts, found.placement, b, chain)
+        incumbent = Incumbent(assessor, "test", lambda plan: strategy.predict(plan, prob, record=False))
+        incumbent._timers.exact = False
+        assert took == pytest.approx(incumbent.simulate(found), rel=1e-12), number
+        compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> None:
+    """Every plan takes as long, and a walk ends where the compiled one does, draw by draw."""
+    posed = strategy_of(OneFOneB()).posed(random_problem(seed, max_ops=8, max_devices=3).with_endless_memory)
+    assessor = Assessor(StageCosts(posed))
+    b = max(b for b in posed.microbatch_sizes())
+
+    def walked(modules: dict[str, ModuleType]) -> list[object]:
+        facts = ProblemNumbers(assessor.posed, b, 8)
+        room = PlanArrays(facts)
+        timer = modules["step"].StepTimer(facts, room, modules["shape"].StageShapes(facts, room))
+        walker = modules["climb"].Climber(facts, room, timer, True)
+        start = (0,) * posed.graph.num_ops, (1,)
+        found = [walker.walk(start, seed, threshold, 1500, float("inf")) for threshold in (0.0, 0.1)]
+        return [found, facts.work[0], list(room.stage_of), list(room.devices)]
+
+    compiled = walked({"shape": shape, "step": step, "climb": climb})
+    assert compiled == walked(plain)
+
+
+def test_what_is_compiled_is_what_the_files_say(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has changed since, and a build without a compiler, leave the plain Python."""
+    for name in search.PARTS:
+        (tmp_path / f"{name}.py").write_bytes((search.FOLDER / f"{name}.py").read_bytes())
+    monkeypatch.setattr(search, "FOLDER", tmp_path)
+    assert not search.up_to_date()
+    digests = {name: hashlib.sha256((tmp_path / f"{name}.py").read_bytes()).hexdigest() for name in search.PARTS}
+    (tmp_path / "compiled.json").write_text(json.dumps(digests))
+    assert search.up_to_date()
+    (tmp_path / "step.py").write_text("")
+    assert not search.up_to_date()
+
+
+def test_where_plans_are_not_timed() -> None:
+    """Weights that stages share, and more devices than a set has bits, are the simulator's alone."""
+    prob = problem(two_towers(2), 2, 8)
+    posed = strategy_of(OneFOneB()).posed(prob)
+    assert Timers(Assessor(StageCosts(posed)).posed, 4).exact
+    assert not Timers(Assessor(StageCosts(prob)).posed, 4).exact  # nobody says by which order stages run
+    many = replace(posed, cluster=cluster(63))
+    assert not Timers(Assessor(StageCosts(posed)).posed._replace(problem=many), 4).exact
