@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -78,7 +78,7 @@ class Put:
     schedule: AbstractSchedule | None = None
     weights: AbstractWeights | None = None
     optimizer: AbstractOptimizer | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     serves: bool = False
 
 
@@ -124,7 +124,7 @@ class Met:
 def meet(*names: str) -> Met:
     """What a run says of the mechanisms of these names on one plan."""
     puts = [put for name, put in PUTS.items() if name in names]
-    serves, width, settings = any(put.serves for put in puts), 1, dict[str, str]()
+    serves, width, settings = any(put.serves for put in puts), 1, dict[str, Any]()
     schedule: AbstractSchedule = OneFOneB()
     weights, optimizer = None, TRAINED_BY
     for put in puts:
@@ -197,8 +197,7 @@ def section() -> str:
     rows = ["||" + "|".join(columns) + "|", "|---" * len(SHIPPED) + "|"]
     rows += [f"|{a}|{'|'.join(cells.get((a, b), '') for b in columns)}|" for a in SHIPPED[:-1]]
     listed = [
-        textwrap.fill(f"{n}. {rule}", 120, subsequent_indent="    "[: len(f"{n}. ")])
-        for n, rule in enumerate(rules.values(), start=1)
+        textwrap.fill(f"{n}. {rule}", 120, subsequent_indent=" " * len(f"{n}. ")) for n, rule in enumerate(rules.values(), start=1)
     ]
     return "\n".join([*rows, "", *listed])
 
