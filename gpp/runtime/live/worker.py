@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -17,7 +18,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.live.fed import Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
-from gpp.runtime.worker.hooks import Hooks
+from gpp.runtime.worker.hooks import Hooks, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import Lines
 from gpp.runtime.worker.stage import StageRunner
@@ -58,7 +59,9 @@ class LiveWorker(Worker):
         self.memory.end()
         self.job, base = Job.load(folder), self._turns[0]
         self.modules = build_beside(self.job, folder, base.modules, self.device)
-        self._hooks = self._own_hooks()
+        params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
+        self._own = replace(self._own, job=self.job, modules=self.modules, params=params)
+        self._hooks = build_hooks(self._own)
         self.training = self._training(overlaps=self.gradients.overlaps)
         self.evaluation = self._evaluation() if self.job.evaluation else None
         for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
@@ -105,7 +108,7 @@ class LiveWorker(Worker):
         """
         self._turn(form)
         if what == "weights":
-            return {}, self._own()
+            return {}, self._own_weights()
         self.rows.batch = dict(batch)
         return (self._step() if what == "step" else self.evaluate()), {}
 
@@ -147,7 +150,7 @@ class LiveWorker(Worker):
             self.kept.pop()
         return found
 
-    def _own(self) -> dict[str, torch.Tensor]:
+    def _own_weights(self) -> dict[str, torch.Tensor]:
         """Weights and buffers of the device's stages."""
         whole = self.teams.split.whole
         states = {s: {n: whole(n, tensor) for n, tensor in module.state_dict().items()} for s, module in self.modules.items()}
