@@ -22,8 +22,10 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.search import climb, shape, step
 from gpp.planners.search.numbers import PlanArrays, ProblemNumbers
 from gpp.planners.search.timers import Timers
+from gpp.schedules import merge
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate import period
 from gpp.strategy import Strategy
 from tests.support.graphs import cluster, problem, two_towers
 from tests.support.long import thinned
@@ -103,6 +105,27 @@ def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, sche
     assert compared > 5
 
 
+@pytest.mark.parametrize("memory", [1e15, 4e7])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None:
+    """Every plan that it hands on is one, fits, and takes as long as it says; the best comes first."""
+    prob = random_problem(seed, max_ops=8, max_devices=3)
+    devices = tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices)
+    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
+    strategy = strategy_of(OneFOneB())
+    assessor = Assessor(StageCosts(strategy.posed(prob)))
+    b = min(prob.microbatch_sizes())
+    walker = climb.Climber(*Timers(assessor.posed, 8).of(b))
+    found = walker.walk(((0,) * prob.graph.num_ops, (1,)), seed, 0.1, 20_000)
+    assert [seconds for seconds, *_ in found] == sorted(seconds for seconds, *_ in found)
+    for seconds, stage_of, sets in found:
+        one = candidate(assessor, b, stage_of, sets, False)
+        assert one is not None
+        incumbent = Incumbent(assessor, "test", lambda plan: strategy.predict(plan, prob, record=False))
+        incumbent._timers.exact = False
+        assert seconds == pytest.approx(incumbent.simulate(one), rel=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> None:
     """Every plan takes as long, and a walk ends where the compiled one does, draw by draw."""
@@ -114,13 +137,18 @@ def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> 
         facts = ProblemNumbers(assessor.posed, b, 8)
         room = PlanArrays(facts)
         timer = modules["step"].StepTimer(facts, room, modules["shape"].StageShapes(facts, room))
-        walker = modules["climb"].Climber(facts, room, timer, True)
+        walker = modules["climb"].Climber(facts, room, timer)
         start = (0,) * posed.graph.num_ops, (1,)
-        found = [walker.walk(start, seed, threshold, 1500, float("inf")) for threshold in (0.0, 0.1)]
+        found = [walker.walk(start, seed, threshold, 1500) for threshold in (0.0, 0.1)]
         return [found, facts.work[0], list(room.stage_of), list(room.devices)]
 
     compiled = walked({"shape": shape, "step": step, "climb": climb})
     assert compiled == walked(plain)
+
+
+def test_periods_and_instants_are_those_of_the_simulator(plain: dict[str, ModuleType]) -> None:
+    own = plain["step"]
+    assert (own.MOST, own.SAME, own.ROUNDING) == (period.MOST, period.SAME, merge.ROUNDING)
 
 
 def test_what_is_compiled_is_what_the_files_say(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,13 @@ class Incumbent:
 
     def best_by_size(self) -> list[tuple[Plan, float]]:
         """The best plan of each micro-batch size and its seconds, best first."""
-        found = [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
-        return [(plan if isinstance(plan, Plan) else self._plan(plan), seconds) for plan, seconds in found]
+        out = list[tuple[Plan, float]]()
+        for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b)):
+            found, seconds = self._by_size[b]
+            plan = found if isinstance(found, Plan) else self._plan(found)
+            self._by_size[b] = plan, seconds
+            out.append((plan, seconds))
+        return out
 
     def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
         """Simulate candidates by ascending bound until none can win.

@@ -36,7 +36,7 @@ from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.layouts import State, layouts, state_of
 from gpp.planners.search.climb import Climber
-from gpp.planners.search.numbers import MOST_DEVICES
+from gpp.planners.search.numbers import KEPT, MANY, MOST_DEVICES
 from gpp.planners.search.timers import Timers
 
 Colocate = Literal["auto", "never", "always"]
@@ -54,17 +54,11 @@ PASSES = 6_000
 THRESHOLDS = (0.03, 0.1)
 """Share of a step by which a walk lets it become longer at first: of the first round of a size, and of the others."""
 
-MANY = 12
-"""Stages from which on the first round only goes down: of that many changes few are tried, and none may be lost."""
-
 PLANS = 300
 """Plans that a round times at least, where these have many passes."""
 
 SIZES = 2
 """Micro-batch sizes that are searched after a first round of all promising ones."""
-
-KEPT = 6
-"""Plans of a size that the simulator judges."""
 
 STAGES = 4
 """Stages for each device of the cluster."""
@@ -115,11 +109,11 @@ class _SharedSearch:
         costs = self.incumbent.assessor.costs
         bound = self.incumbent.best_s * (1 - WORTH)
         sizes = [b for b in _promising(costs) if _always_busy_s(costs, b) < bound][:rounds]
+        starts = {b: self._starts(b) for b in sizes}
         for number, b in enumerate(sizes):
-            start = self._starts(b)[0]
+            start = starts[b][0]
             self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0)
         best = sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
-        starts = {b: self._starts(b) for b in best}
         for number in range(rounds - len(sizes) if best else 0):
             b = best[number % len(best)]
             turn = number // len(best)
@@ -136,10 +130,10 @@ class _SharedSearch:
     def _round(self, b: int, seed: int, start: State, threshold: float) -> None:
         """One walk; the best plans that are known of the size are kept."""
         if b not in self.walkers:
-            self.walkers[b] = Climber(*self.timers.of(b), True)
+            self.walkers[b] = Climber(*self.timers.of(b))
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
         passes = max(PASSES * len(start[0]), PLANS * stages)
-        walked = self.walkers[b].walk(start, seed + 1, threshold, passes, float("inf"))
+        walked = self.walkers[b].walk(start, seed + 1, threshold, passes)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
         kept = sorted((seconds, state) for state, seconds in every.items())[:KEPT]
         if kept:

@@ -12,11 +12,13 @@ cdef class Climber:
     cdef long long[::1] work, of, sets, old_of, old_sets, allowed, first_next, next
     cdef long long[::1] first_prior, prior, taken, stack
     cdef long long hot, size, n, num_devices, most, old_size
-    cdef bint shared
+    cdef bint scarce
     cdef unsigned long long state
     cdef list kept
     @cython.locals(now=cython.double, took=cython.double, best=cython.double, limit=cython.double, left=cython.double, first=cython.longlong, i=cython.Py_ssize_t, idle=cython.longlong)
-    cpdef list walk(self, plan, long long seed, double threshold, long long passes, double below_s)
+    cpdef list walk(self, plan, long long seed, double threshold, long long passes)
+    @cython.locals(took=cython.double)
+    cdef double _step_s(self, double below_s) except? -1
     @cython.locals(i=cython.Py_ssize_t)
     cdef void _keep(self, double took) except *
     @cython.locals(i=cython.Py_ssize_t)
@@ -45,8 +47,6 @@ cdef class Climber:
     cdef bint _other_devices(self) noexcept
     @cython.locals(count=cython.longlong)
     cdef bint _may(self, long long own) noexcept
-    @cython.locals(used=cython.longlong, i=cython.Py_ssize_t)
-    cdef bint _apart(self) noexcept
     @cython.locals(s=cython.longlong, t=cython.longlong)
     cdef bint _exchange(self) noexcept
     @cython.locals(i=cython.Py_ssize_t, last=cython.longlong)

@@ -11,14 +11,11 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
+from gpp.planners.search.numbers import KEPT, MANY
+
 INF: Final = float("inf")
 ONE: Final = 1
 """One as wide as a set of devices: a processor's short one cannot be shifted so far."""
-MANY: Final = 12
-"""Stages from which on moves look where most is to do."""
-
-KEPT: Final = 6
-"""The best plans of a walk that are handed on to the simulator."""
 
 
 class Climber:
@@ -28,26 +25,24 @@ class Climber:
         facts: the numbers of the problem (`gpp.planners.search.numbers.ProblemNumbers`).
         room: the arrays of the timer (`gpp.planners.search.numbers.PlanArrays`).
         timer: the `StepTimer` of the same problem.
-        shared: whether a device may hold several stages.
     """
 
-    def __init__(self, facts, room, timer, shared: bool) -> None:
+    def __init__(self, facts, room, timer) -> None:
         self.timer, self.work, self.of, self.sets = timer, facts.work, room.stage_of, room.devices
-        self.n, self.num_devices, self.most, self.shared = facts.num_ops, facts.num_devices, facts.most_stages, shared
+        self.n, self.num_devices, self.most, self.scarce = facts.num_ops, facts.num_devices, facts.most_stages, facts.scarce
         self.old_of, self.old_sets, self.size = array("q", room.stage_of), array("q", room.devices), 0
         self.allowed = facts.allowed
         self.first_next, self.next, self.first_prior, self.prior = facts.neighbours
         self.taken, self.stack = array("q", room.stage_of), array("q", room.stage_of)
         self.state, self.kept = 1, []
 
-    def walk(self, plan, seed: int, threshold: float, passes: int, below_s: float):
+    def walk(self, plan, seed: int, threshold: float, passes: int):
         """The best plans of a walk, those with the shortest steps first: (seconds, stage of each operator, devices of each stage).
 
         Args:
             plan: where it begins: the stage of each operator, and the devices of each stage as bits.
             threshold: share of a step by which it may become longer at first.
             passes: that are timed until the walk ends.
-            below_s: seconds of a step from which on plans are not kept.
         """
         idle = 0
         stage_of, devices = plan
@@ -58,11 +53,10 @@ class Climber:
             self.sets[i] = devices[i]
         self.state, self.kept = (seed * 2654435761 + 12345) % 281474976710656, []
         first = self.work[0]
-        now = self.timer.step_s(self.size, INF)
+        now = best = self._step_s(INF)
         if now == INF:
             return []
         self.hot = self.timer.shape.busiest()
-        best = min(now, below_s)
         while self.work[0] - first < passes and idle < 4096:
             left = 1.0 - float(self.work[0] - first) / passes
             self._save()
@@ -72,7 +66,7 @@ class Climber:
                 continue
             # A plan that is as good goes on, so that the walk gets over plateaus.
             limit = now * (1.0 + threshold * left * left * self._share()) * (1.0 + 1e-12)
-            took = self.timer.step_s(self.size, limit)
+            took = self._step_s(limit)
             if took >= limit:
                 self._back()
                 continue
@@ -84,6 +78,11 @@ class Climber:
                 if len(self.kept) == KEPT:
                     best = self.kept[KEPT - 1][0]
         return self.kept
+
+    def _step_s(self, below_s: float) -> float:
+        """Seconds of a step; infinity if there is none, if it takes `below_s` or more, or if the plan does not fit."""
+        took = self.timer.step_s(self.size, below_s)
+        return INF if took < INF and self.scarce and not self.timer.shape.fits() else took
 
     def _keep(self, took: float) -> None:
         found = (took, tuple([self.of[i] for i in range(self.n)]), tuple([self.sets[i] for i in range(self.size)]))
@@ -160,8 +159,6 @@ class Climber:
                 return False
             t = self.size
             self.sets[t] = self._some_devices(s)
-            if not self.sets[t]:
-                return False
             self.size += 1
         if t == s:
             return False
@@ -197,10 +194,8 @@ class Climber:
         return at if at != s else -1
 
     def _some_devices(self, s: int) -> int:
-        """Devices for a new stage beside stage s; none (0) if there are none."""
+        """Devices for a new stage beside stage s."""
         how = self._draw(4)
-        if not self.shared:
-            return self._idle()
         if how == 0:
             return self.sets[s]
         if how == 1:
@@ -240,9 +235,9 @@ class Climber:
         s = self.of[self._an_operator()]
         how = self._draw(5)
         own = self.sets[s]
-        if how == 0 and self.shared:
+        if how == 0:
             self.sets[s] = self.sets[self._draw(self.size)]
-        elif how == 1 and self.shared:
+        elif how == 1:
             d = self._draw(self.num_devices)
             self.sets[s] = ONE << d
         else:
@@ -262,16 +257,7 @@ class Climber:
         while own:
             own &= own - 1
             count += 1
-        return count > 0 and self.allowed[count] and (self.shared or self._apart())
-
-    def _apart(self) -> bool:
-        """Whether no device has two stages."""
-        used = 0
-        for i in range(self.size):
-            if used & self.sets[i]:
-                return False
-            used |= self.sets[i]
-        return True
+        return self.allowed[count]
 
     def _exchange(self) -> bool:
         """Two stages with each other's devices."""

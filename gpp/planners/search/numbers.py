@@ -14,6 +14,12 @@ from gpp.program.program import NORM_BYTES
 MOST_DEVICES = 62
 """Devices whose sets are the bits of a machine's whole number."""
 
+KEPT = 6
+"""The best plans of a walk, which the simulator judges."""
+
+MANY = 12
+"""Stages beyond which a walk has too few changes to lose any: it looks where most is to do, and begins by going down alone."""
+
 
 class Posed(NamedTuple):
     """A problem, and what a search says of its stages.
@@ -101,7 +107,7 @@ class ProblemNumbers:
         self.update_fixed, self.update_each = (array("d", values) for values in zip(*lines, strict=True))
         self.update_none = array("d", [update(0.0, device) for device in cluster.devices])
         ok = posed.replicas[microbatch_size]
-        self.allowed = array("q", [int(count in ok) for count in range(self.num_devices + 1)])
+        self.allowed = array("q", [int(count in ok) for count in range(self.num_devices + 1)])  # never none
         self.neighbours = (*_lists(graph.successors), *_lists(graph.predecessors))
 
     def fits(self, stage_of: list[int], devices: list[int], distances: list[int]) -> bool:

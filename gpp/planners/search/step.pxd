@@ -2,7 +2,7 @@ cimport cython
 
 from gpp.planners.search.shape cimport StageShapes
 
-cdef long long MOST_STEPS
+cdef long long MOST
 cdef double SAME
 cdef double ROUNDING
 cdef double INF
@@ -15,7 +15,6 @@ cdef class StepTimer:
     cdef StageShapes shape
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, heap_size, count, num_devices, most
     cdef Py_ssize_t num_nodes
-    cdef bint scarce
     cdef double[::1] heap_s, pass_s, free, start, began, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     @cython.locals(took=cython.double)

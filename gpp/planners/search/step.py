@@ -17,9 +17,10 @@ from typing import Final
 
 from gpp.planners.search.numbers import integers, reals
 
-MOST_STEPS: Final = 8
+MOST: Final = 8
 SAME: Final = 1e-9
 ROUNDING: Final = 1 + 1e-9
+"""As `gpp.simulate.period` and `gpp.schedules.merge` have them, which lie above planners."""
 INF: Final = float("inf")
 AT_LEAST: Final = 16
 """Passes for which a plan counts that is dismissed before any is timed."""
@@ -37,7 +38,7 @@ class StepTimer:
     def __init__(self, facts, room, shape) -> None:
         resources = facts.num_devices + 2 * facts.most_pairs
         self.work, self.shape, self.num_stages, self.num_units, self.num_pairs, self.num_sums = facts.work, shape, 0, 0, 0, 0
-        self.sizes, self.scarce, self.heap_size, self.heap_s = room.sizes, facts.scarce, 0, reals(4 * facts.num_devices + 4)
+        self.sizes, self.heap_size, self.heap_s = room.sizes, 0, reals(4 * facts.num_devices + 4)
         self.heap_device, self.unit_stage, self.count = integers(4 * facts.num_devices + 4), room.unit_stage, facts.count
         self.held, self.distance, self.order, self.pass_s = facts.held, room.distance, room.order, room.pass_s
         self.first_out, self.pair_back = room.first_out, room.pair_back
@@ -54,7 +55,7 @@ class StepTimer:
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
-        """Seconds of a step of the plan that the room holds; infinity if it is none, does not fit, or takes `below_s` or more.
+        """Seconds of a step of the plan that the room holds; infinity if it is none, or takes `below_s` or more.
 
         Args:
             chain: whether each stage also waits for the one before it, by number.
@@ -66,9 +67,7 @@ class StepTimer:
         if not self._order():
             return INF
         took = self._walk(below_s)
-        if took >= below_s or (self.scarce and not self.shape.fits()):
-            return INF
-        return took
+        return INF if took >= below_s else took
 
     def _push(self, when: float, device: int) -> None:
         at = self.heap_size
@@ -199,7 +198,7 @@ class StepTimer:
         middle = 0.0
         for i in range(resources):
             self.free[i] = 0.0
-        for turn in range(1, MOST_STEPS + 1):
+        for turn in range(1, MOST + 1):
             for i in range(resources):
                 self.start[i] = self.free[i]
                 self.began[i] = INF
@@ -217,10 +216,10 @@ class StepTimer:
                 return INF
             if turn > 2 and abs((end - before) - (before - earlier)) <= SAME * (end - before):
                 return end - before
-            if turn == MOST_STEPS // 2:
+            if turn == MOST // 2:
                 middle = end
             earlier, before = before, end
-        return (before - middle) / (MOST_STEPS // 2)
+        return (before - middle) / (MOST // 2)
 
     def _step(self) -> None:
         """Walk the passes once, from when each resource is free."""

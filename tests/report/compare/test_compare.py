@@ -18,7 +18,6 @@ from gpp.report.compare.page import compare_report
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
 from gpp.report.run.explain_terminal import show_explanation
-from gpp.report.run.explain_words import REASON_NAMES
 from gpp.report.run.page import run_report
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord, Surveyed
 from gpp.report.run.strategies import compared_dicts, strategy_lines
@@ -28,7 +27,10 @@ from gpp.strategy import Strategy
 from tests.support.fake_runs import branchy_graph, plan_of
 from tests.support.page_check import parse
 
-STRATEGIES = [Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB()) for p in (GraphPipe(), Sequential(), Even())]
+STRATEGIES = [
+    Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB())
+    for p in (GraphPipe(colocate="never"), Sequential(), Even())
+]
 REASON = "no plan fits the 16.0 GB of a device: " + "every stage needs more. " * 8
 
 
@@ -149,11 +151,11 @@ def test_the_explanation_fits_the_terminal(compared: RunRecord, width: int) -> N
     out = printed(width, show_explanation, compared)
     assert max(map(len, out.splitlines())) <= width
     words = " ".join(out.split())
-    assert any(reason in words.partition("what the bubble is made of")[2] for reason in REASON_NAMES.values())
     for word in (
         "the bottleneck is s",
         "bound by",
         "what the bubble is made of",
+        "filling",
         "twice the memory",
         "another cluster",
         "split",
