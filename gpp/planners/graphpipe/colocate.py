@@ -15,9 +15,9 @@ Constraints: the stages of a device fit into its memory together, each with its 
 micro-batch size for all stages; weights that drain, since programs that go on over mini-batches have one stage a device.
 
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
-round of each promising micro-batch size begins at its best plan so far. Then come those of the best sizes: by turns from the best
-plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. The simulator has the last word on what
-the rounds find. Nothing is searched where the best plan leaves no device idle.
+round of each promising micro-batch size begins at its best plan so far, or at the first layout that fits. Then come those of the
+best sizes: by turns from the best plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. The
+simulator has the last word on what the rounds find. Nothing is searched where the best plan leaves no device idle.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -48,13 +48,13 @@ WORTH = 1e-3
 ROUNDS: Final = {"auto": 24, "always": 240}
 """Rounds of a search."""
 
-PASSES = 6_000
+PASSES = 4_000
 """Passes of all stages that a round times, for each operator."""
 
 THRESHOLDS = (0.03, 0.1)
 """Share of a step by which a walk lets it become longer at first: of the first round of a size, and of the others."""
 
-PLANS = 300
+PLANS = 200
 """Plans that a round times at least, where these have many passes."""
 
 SIZES = 2
@@ -111,8 +111,10 @@ class _SharedSearch:
         sizes = [b for b in _promising(costs) if _always_busy_s(costs, b) < bound][:rounds]
         starts = {b: self._starts(b) for b in sizes}
         for number, b in enumerate(sizes):
-            start = starts[b][0]
-            self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0)
+            for start in starts[b]:
+                self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0)
+                if b in self.found:
+                    break  # else the start does not fit
         best = sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
         for number in range(rounds - len(sizes) if best else 0):
             b = best[number % len(best)]

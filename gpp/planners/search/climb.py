@@ -37,7 +37,9 @@ class Climber:
         self.state, self.kept = 1, []
 
     def walk(self, plan, seed: int, threshold: float, passes: int):
-        """The best plans of a walk, those with the shortest steps first: (seconds, stage of each operator, devices of each stage).
+        """The best plans of a walk, where it begins among them, those with the shortest steps first.
+
+        Each is (seconds, stage of each operator, devices of each stage).
 
         Args:
             plan: where it begins: the stage of each operator, and the devices of each stage as bits.
@@ -57,6 +59,7 @@ class Climber:
         if now == INF:
             return []
         self.hot = self.timer.shape.busiest()
+        self._keep(now)
         while self.work[0] - first < passes and idle < 4096:
             left = 1.0 - float(self.work[0] - first) / passes
             self._save()
