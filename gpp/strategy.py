@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from functools import partial
 from itertools import chain
 from typing import final
 
@@ -25,7 +26,7 @@ from gpp.memory import AbstractMemory, Keep, fits_whole
 from gpp.plan.choice import SPLIT, AbstractChoice, sharing
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, continuous
+from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
@@ -111,9 +112,8 @@ class Strategy:
         """
         self._check_problem(problem)
         check_count(self.schedule, problem, self.planner)
-        if (shared := sharing(self.replicas)) is not None:
-            own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
-            shared.check(problem, problem.microbatch_size or own)
+        own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
+        sharing(self.replicas).check(problem, problem.microbatch_size or own)
         if self.drafted is not self:
             return self.drafted.plan(problem, first=first)
         start = time.perf_counter()
@@ -193,7 +193,11 @@ class Strategy:
         Raises:
             Infeasible: nothing fits, or nothing that the engine can run.
         """
-        chosen = self._as_run(planner.plan(asked, lambda candidate: self._judge(candidate, problem, asked, judged)), problem)
+
+        predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
+        changed = self.replicas != SPLIT or self.memory.ways or self.choices or problem.minibatch_ops
+        plain = self.schedule.alternates and not changed and not problem.cluster.crowded(problem.cluster.num_devices)
+        chosen = self._as_run(planner.plan(asked, PlainPrediction(predict) if plain else predict), problem)
         plan = self.memory.fastest(chosen, problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
@@ -302,10 +306,7 @@ class Strategy:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
         holds, edges = EVERYTHING if problem.minibatch_ops else self.schedule.holds, self.edges and self.edges.messages
-        plain = self.schedule.alternates and self.replicas == SPLIT and not (self.memory.ways or self.choices)
-        alternates = plain and not problem.minibatch_ops and not problem.cluster.crowded(problem.cluster.num_devices)
-        regime = Regime(holds=holds, weights=self.weights, alternates=alternates)
-        regime = regime if problem.regime.trains else replace(problem.regime, edges=edges)
+        regime = Regime(holds=holds, weights=self.weights) if problem.regime.trains else replace(problem.regime, edges=edges)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
@@ -382,9 +383,7 @@ class Strategy:
         if self.schedule.per_device > 1:
             passes = (problem.stage_times(stage.ops, stage.microbatch_size, (0,)) for stage in plan.stages)
             plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
-        if (shared := sharing(self.replicas)) is not None:
-            plan = shared.chosen(plan, problem)
-        plan = with_loss_apart(plan, problem)
+        plan = with_loss_apart(sharing(self.replicas).chosen(plan, problem), problem)
         for each in self.choices:
             plan = each.chosen(plan, problem)
         return plan

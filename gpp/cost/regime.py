@@ -69,8 +69,6 @@ class Regime:
             (`AbstractPlanner.knows_versions`).
         edges: the form of messages between stages; None: tensors travel as they are.
         course: what the pipeline does in place of a training; None where it trains.
-        alternates: whether a plan of equal micro-batches takes what `gpp.planners.search` says: plain passes, of which a stage runs
-            one backward and one forward by turns once it holds as many micro-batches as it may.
     """
 
     holds: Holding = field(default_factory=Holding)
@@ -79,7 +77,6 @@ class Regime:
     assumed_copies: int = 1
     edges: AbstractMessages | None = None
     course: AbstractCourse | None = None
-    alternates: bool = False
 
     @property
     def trains(self) -> bool:

@@ -46,10 +46,10 @@ class AbstractChoice(ABC):
         """
 
 
-class AbstractSharing(ABC):
-    """What replicas do with the micro-batches of their stage, under the mechanism's name in `strategy.replicas`."""
+class AbstractSharing:
+    """What replicas do with the micro-batches of their stage, under the mechanism's name in `strategy.replicas`: each splits all,
+    unless its own class says otherwise."""
 
-    @abstractmethod
     def check(self, problem: Problem, size: int | None) -> None:
         """Refuse a problem in which no plan could have it, before a search.
 
@@ -59,20 +59,21 @@ class AbstractSharing(ABC):
         Raises:
             InvalidConfig: names the setting.
         """
+        return None
 
-    @abstractmethod
     def chosen(self, plan: Plan, problem: Problem) -> Plan:
         """The plan with the mechanism's value on the stages that get one; its explanation says which do not."""
+        return plan
 
 
-def sharing(replicas: str) -> AbstractSharing | None:
-    """What a word of `strategy.replicas` means; None: replicas split every micro-batch.
+def sharing(replicas: str) -> AbstractSharing:
+    """What a word of `strategy.replicas` means.
 
     Raises:
         InvalidConfig: no mechanism has that name.
     """
     if replicas == SPLIT:
-        return None
+        return AbstractSharing()
     known = found("sharing", "SHARING", AbstractSharing)
     if replicas not in known:
         words = [SPLIT, *known]

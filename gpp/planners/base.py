@@ -19,6 +19,20 @@ Predict = Callable[[Plan], Timeline]
 """The simulated timeline of a plan under the schedule that will run it."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class PlainPrediction:
+    """The prediction of plans as a planner makes them, with plain passes of which a stage runs one backward and one forward by
+    turns: of a plan of equal micro-batches it is what `gpp.planners.search` says. Whoever predicts something else than the plan, as
+    a mechanism that searches does, has another function.
+    """
+
+    predict: Predict
+
+    def __call__(self, plan: Plan) -> Timeline:
+        return self.predict(plan)
+
+
 PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 

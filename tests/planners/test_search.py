@@ -14,11 +14,14 @@ import pytest
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import mask_of
+from gpp.plan.plan import Plan
 from gpp.planners import search
+from gpp.planners.base import PlainPrediction
 from gpp.planners.chains.even import Even
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.search import climb, shape, step
 from gpp.planners.search.numbers import PlanArrays, ProblemNumbers
 from gpp.planners.search.timers import Timers
@@ -27,6 +30,7 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate import period
 from gpp.strategy import Strategy
+from gpp.timeline import Timeline
 from tests.support.graphs import cluster, problem, two_towers
 from tests.support.long import thinned
 from tests.support.problems import random_problem
@@ -90,7 +94,7 @@ def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, sche
     strategy = strategy_of(schedule)
     posed = strategy.posed(prob)
     assessor = Assessor(StageCosts(posed))
-    timers = Timers(assessor.posed, 2 * posed.cluster.num_devices)
+    timers = Timers(assessor.posed, 2 * posed.cluster.num_devices, plain=True)
     assert timers.exact
     compared = 0
     for number, (b, stage_of, devices, chain) in enumerate(plans(posed, seed, 25)):
@@ -115,7 +119,7 @@ def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None
     strategy = strategy_of(OneFOneB())
     assessor = Assessor(StageCosts(strategy.posed(prob)))
     b = min(prob.microbatch_sizes())
-    walker = climb.Climber(*Timers(assessor.posed, 8).of(b))
+    walker = climb.Climber(*Timers(assessor.posed, 8, plain=False).of(b))
     found = walker.walk(((0,) * prob.graph.num_ops, (1,)), seed, 0.1, 20_000)
     assert [seconds for seconds, *_ in found] == sorted(seconds for seconds, *_ in found)
     for seconds, stage_of, sets in found:
@@ -168,7 +172,25 @@ def test_where_plans_are_not_timed() -> None:
     """Weights that stages share, and more devices than a set has bits, are the simulator's alone."""
     prob = problem(two_towers(2), 2, 8)
     posed = strategy_of(OneFOneB()).posed(prob)
-    assert Timers(Assessor(StageCosts(posed)).posed, 4).exact
-    assert not Timers(Assessor(StageCosts(prob)).posed, 4).exact  # nobody says by which order stages run
+    own = Assessor(StageCosts(posed))
+    assert Timers(own.posed, 4, plain=True).exact and not Timers(own.posed, 4, plain=False).exact
     many = replace(posed, cluster=cluster(63))
-    assert not Timers(Assessor(StageCosts(posed)).posed._replace(problem=many), 4).exact
+    assert not Timers(own.posed._replace(problem=many), 4, plain=True).exact
+
+
+def test_only_a_strategys_own_prediction_is_timed() -> None:
+    """A search of a mechanism predicts other plans than those that it asks for; they all go to the simulator."""
+    posed = strategy_of(OneFOneB()).posed(problem(two_towers(2), 2, 8))
+    asked = list[Plan]()
+
+    def predict(plan: Plan) -> Timeline:
+        asked.append(plan)
+        return strategy_of(OneFOneB()).predict(plan, posed, record=False)
+
+    counts = list[int]()
+    for own in (predict, PlainPrediction(predict)):
+        asked.clear()
+        found = GraphPipe(colocate="never").plan(posed, own)
+        counts.append(len(asked))
+        assert found.stages == GraphPipe(colocate="never").plan(posed, predict).stages
+    assert counts[0] > counts[1] > 0

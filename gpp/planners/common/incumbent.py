@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.planners.base import Predict
+from gpp.planners.base import PlainPrediction, Predict
 from gpp.planners.common.candidates import Assessor, Candidate, Parts
 from gpp.planners.common.placement import Placement
 from gpp.planners.search.timers import Timers
@@ -27,7 +27,11 @@ class Incumbent:
         self.num_simulated = 0
         self._seen: set[tuple[int, bool, Parts, Placement]] = set()
         self._by_size: dict[int, tuple[Plan | Candidate, float]] = {}
-        self._timers = Timers(assessor.posed, assessor.cluster.num_devices)
+        self._timers = self.timers(assessor.cluster.num_devices)
+
+    def timers(self, most_stages: int) -> Timers:
+        """What times plans of at most so many stages, where that is the prediction."""
+        return Timers(self.assessor.posed, most_stages, plain=isinstance(self.predict, PlainPrediction))
 
     def worth(self, bound_s: float) -> bool:
         """Whether a candidate that takes at least `bound_s` could still win."""

@@ -102,7 +102,7 @@ class _SharedSearch:
     found: dict[int, list[tuple[float, State]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.timers = Timers(self.incumbent.assessor.posed, STAGES * self.incumbent.assessor.cluster.num_devices)
+        self.timers = self.incumbent.timers(STAGES * self.incumbent.assessor.cluster.num_devices)
 
     def run(self, rounds: int) -> None:
         """All rounds: first one for each promising size, then those of the best sizes by turns."""

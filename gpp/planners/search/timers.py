@@ -17,13 +17,14 @@ class Timers:
 
     Args:
         most_stages: of a plan.
+        plain: whether predictions are of the plans themselves (`gpp.planners.base.PlainPrediction`).
     """
 
-    def __init__(self, posed: Posed, most_stages: int) -> None:
+    def __init__(self, posed: Posed, most_stages: int, *, plain: bool) -> None:
         problem = posed.problem
         self.posed, self.most_stages = posed, most_stages
         alone = problem.updates is None and not any(problem.graph.shared_by)
-        self.exact = problem.regime.alternates and problem.cluster.num_devices <= MOST_DEVICES and alone
+        self.exact = plain and problem.cluster.num_devices <= MOST_DEVICES and alone
         """Whether every plan of equal micro-batches takes what is said here."""
         self._of: dict[int, tuple[ProblemNumbers, PlanArrays, StepTimer]] = {}
 
