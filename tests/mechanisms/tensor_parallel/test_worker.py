@@ -79,8 +79,8 @@ CASES = {
 }
 
 
-def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, **more: Any):
-    model, captured, weights = inprocess.captured_named(name)
+def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, words: tuple[str, ...] = (), **more: Any):
+    model, captured, weights = inprocess.captured_named(name, *words)
     problem = inprocess.problem_of(captured, 8, 8, max_ops=60, global_norm=optimizer.clips_model)
     plan, data = cut(problem), inprocess.data_of(model)
     settings = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, "dtype": "float64"}
@@ -136,14 +136,15 @@ def save(worker: Worker) -> None:
 
 def test_a_checkpoint_is_whole_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     """Four steps in one go, or two under a split plan and two under another, by Adam, whose state is split too."""
-    adam = Adam(lr=0.01)
-    job, weights, plain = prepared("char_gpt_small", alone(2), adam, steps=4)
+    # By Adam a gradient near zero weighs as much as any other, and its rounding with it: with fewer layers there is one.
+    adam, words = Adam(lr=0.01), ("model.num_layers=4",)
+    job, weights, plain = prepared("char_gpt_small", alone(2), adam, steps=4, words=words)
     expected, params = inprocess.reference(*plain, steps=4, minibatch_size=8, dtype="float64")
     first = replace(job, settings=replace(job.settings, checkpoint_every=2, steps=2))
     _, _, workers = inprocess.run(first, tmp_path / "first", weights)
     inprocess.in_threads([partial(save, worker) for worker in workers])
     for cut in (alone(4), chain((1, 1), (1, 2)), chain((1, 1), (1, 1))):
-        other, _, _ = prepared("char_gpt_small", cut, adam, steps=4)
+        other, _, _ = prepared("char_gpt_small", cut, adam, steps=4, words=words)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         resumed = replace(other.settings, resume=str(tmp_path / "first" / "checkpoints" / "step_2"), first_step=2)
         losses, _, workers = inprocess.run(replace(other, settings=resumed), folder, weights, first=2)
