@@ -130,6 +130,19 @@ def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None
         assert seconds == pytest.approx(incumbent.simulate(one), rel=1e-12)
 
 
+def test_a_plan_of_too_many_stages_is_no_start(plain: dict[str, ModuleType]) -> None:
+    """As layouts of many blocks of branches are on few devices; plain Python would say where it writes behind an array's end."""
+    posed = strategy_of(OneFOneB()).posed(random_problem(1, max_ops=8, max_devices=2).with_endless_memory)
+    assessor, ops = Assessor(StageCosts(posed)), posed.graph.num_ops
+    for modules in ({"shape": shape, "step": step, "climb": climb}, plain):
+        facts = ProblemNumbers(assessor.posed, max(posed.microbatch_sizes()), ops - 1)
+        room = PlanArrays(facts)
+        timer = modules["step"].StepTimer(facts, room, modules["shape"].StageShapes(facts, room))
+        walker = modules["climb"].Climber(facts, room, timer)
+        assert walker.walk((tuple(range(ops)), (1,) * ops), 0, 0.1, 500) == []
+        assert len(walker.walk(((0,) * ops, (1,)), 0, 0.1, 500)[0]) == 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> None:
     """Every plan takes as long, and a walk ends where the compiled one does, draw by draw."""

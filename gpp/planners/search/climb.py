@@ -42,12 +42,15 @@ class Climber:
         Each is (seconds, stage of each operator, devices of each stage).
 
         Args:
-            plan: where it begins: the stage of each operator, and the devices of each stage as bits.
+            plan: where it begins: the stage of each operator, and the devices of each stage as bits. From a plan of more stages
+                than the arrays have room for there is no walk: compiled code does not look whether it writes behind their ends.
             threshold: share of a step by which it may become longer at first.
             passes: that are timed until the walk ends.
         """
         idle = 0
         stage_of, devices = plan
+        if len(devices) > self.most:
+            return []
         self.size = len(devices)
         for i in range(self.n):
             self.of[i] = stage_of[i]
