@@ -9,6 +9,7 @@ most: for the one that goes, and for the one that comes or is in use.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class StageBytes(NamedTuple):
         transient: held while one micro-batch is computed.
         moved: held for each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
         late: held for each micro-batch until the gradients of the weights are made, where a backward leaves them for later.
+        waiting: of `transient`, what may be there while another stage of the device computes: messages that wait for their pass.
     """
 
     static: Any
@@ -35,11 +37,17 @@ class StageBytes(NamedTuple):
     transient: Any
     moved: Any = 0.0
     late: Any = 0.0
+    waiting: Any = 0.0
 
     @property
     def resident(self) -> Any:
         """Bytes without any micro-batch in flight."""
         return self.static + self.versions + self.transient
+
+    @property
+    def passing(self) -> Any:
+        """Bytes that are there while the stage itself computes, and at no other time."""
+        return self.transient - self.waiting
 
     def peak(self, in_flight: Any, late: int = 0) -> Any:
         """Most bytes held at a time, with so many micro-batches in flight on the device, and so many held late beside them."""
@@ -79,6 +87,20 @@ class StageBytes(NamedTuple):
         return np.where(self.microbatch > 0, fits, otherwise)
 
 
+def together(needs: Iterable[tuple[float, float]]) -> float:
+    """Most bytes of the stages of one device, of which one computes at a time.
+
+    Args:
+        needs: for each stage its most bytes, and of these `StageBytes.passing`.
+
+    >>> together([(10.0, 4.0), (20.0, 3.0)])
+    27.0
+    """
+    every = list(needs)
+    passing = [own for _, own in every]
+    return sum(need for need, _ in every) - (sum(passing) - max(passing))
+
+
 class Amounts(NamedTuple):
     """The parts of a stage's bytes: numbers, or arrays of one element for each stage.
 
@@ -90,6 +112,7 @@ class Amounts(NamedTuple):
         fixed: bytes while one micro-batch is computed, at any number of samples.
         moved: bytes for each sample that go to the host and come back.
         late: bytes for each sample that a backward which leaves gradients of weights for later holds until then.
+        waiting: of `once`, bytes for each sample of messages that may wait while another stage of the device computes.
     """
 
     trainable: Any
@@ -99,6 +122,7 @@ class Amounts(NamedTuple):
     fixed: Any
     moved: Any = 0.0
     late: Any = 0.0
+    waiting: Any = 0.0
 
     def held(self, samples: Any, copies: int) -> StageBytes:
         """The bytes with so many samples of a micro-batch on the device, and so many copies of the weights."""
@@ -109,6 +133,7 @@ class Amounts(NamedTuple):
             self.once * samples + self.fixed,
             self.moved * samples,
             self.late * samples,
+            self.waiting * samples,
         )
 
     def buffered(self, buffers: int, rows: Any) -> Amounts:
@@ -121,7 +146,7 @@ class Amounts(NamedTuple):
             buffers: messages for which an edge has room.
             rows: bytes per sample of the user inputs that the stage reads.
         """
-        return self._replace(kept=0.0 * self.kept, once=self.once + rows + (1 + buffers) * self.kept, late=0.0)
+        return self._replace(kept=0.0 * self.kept, once=self.once + rows + (1 + buffers) * self.kept, late=0.0, waiting=0.0)
 
     def take(self, index: Any) -> Amounts:
         """The amounts of some stages, where they are arrays."""

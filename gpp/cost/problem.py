@@ -259,12 +259,12 @@ class Problem:
         if found is None:
             sums = self.sums(mask)
             static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
-            kept, once, late = sums.saved + sums.kept, sums.transient, sums.late
+            kept, once, late, waiting = sums.saved + sums.kept, sums.transient, sums.late, sums.outgoing_back
             if not mask & self.graph.differentiated and self.regime.trains:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
-                kept, once, late = 0.0, kept + once, 0.0
+                kept, once, late, waiting = 0.0, kept + once, 0.0, sums.kept
             found = self._amounts[mask] = self.with_rows(
-                Amounts(sums.trainable, static, kept, once, sums.fixed, late=late), sums.rows
+                Amounts(sums.trainable, static, kept, once, sums.fixed, late=late, waiting=waiting), sums.rows
             )
         return found
 

@@ -118,6 +118,7 @@ class StageCost:
         transient_bytes: memory while one micro-batch is computed.
         weight_s, last_weight_s: of a backward's seconds, those of the weights' gradients: of a micro-batch, and of the last one.
         late_bytes: memory of each micro-batch until these are made, where the backward leaves them for later.
+        waiting_bytes: of `transient_bytes`, messages that may wait for their pass while another stage of the device computes.
         moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
             and of the last one.
         own_s: seconds of an action of each kind that a mechanism has added to the stage: (kind, seconds).
@@ -137,6 +138,7 @@ class StageCost:
     weight_s: float = 0.0
     last_weight_s: float = 0.0
     late_bytes: float = 0.0
+    waiting_bytes: float = 0.0
     own_s: Annotated[tuple[tuple[str, float], ...], Field(exclude_if=lambda seconds: not seconds)] = ()
 
     @classmethod
@@ -168,6 +170,7 @@ class StageCost:
             weight_s=weight,
             last_weight_s=last[2],
             late_bytes=memory.late,
+            waiting_bytes=memory.waiting,
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
@@ -193,8 +196,15 @@ class StageCost:
 
     @property
     def memory(self) -> StageBytes:
-        static, versions = self.static_bytes, self.version_bytes
-        return StageBytes(static, versions, self.microbatch_bytes, self.transient_bytes, self.moved_bytes, self.late_bytes)
+        return StageBytes(
+            self.static_bytes,
+            self.version_bytes,
+            self.microbatch_bytes,
+            self.transient_bytes,
+            self.moved_bytes,
+            self.late_bytes,
+            self.waiting_bytes,
+        )
 
 
 _BILLS = Remembered[tuple[Stage, int | None], StageCost]()
@@ -235,6 +245,7 @@ def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()
         once=whole.once + own.extra,
         fixed=whole.fixed,
         late=whole.late,
+        waiting=whole.waiting,
     )
     return problem.with_rows(split, sums.rows), own.extra
 

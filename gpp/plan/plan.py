@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from gpp.cost.amounts import together
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
@@ -369,20 +370,24 @@ class Plan:
         return sending_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: the sum over its stages, and over those of others in whose passes it has a part.
+        """Peak bytes on every device: of its stages, of which one computes at a time, and over those of others in whose passes it has a part.
 
         Args:
             in_flight: stage -> samples held in full at a time, over all replicas.
         """
-        out: dict[int, float] = {}
+        needs: dict[int, list[tuple[float, float]]] = {}
+        beside: dict[int, float] = {}
         holds = problem.regime.holds
         for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
-            full = -(-in_flight[s] // stage.unit)
-            need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
+            full, memory = -(-in_flight[s] // stage.unit), bill.memory
+            need = max(memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
-                out[device] = out.get(device, 0.0) + need
+                needs.setdefault(device, []).append((need, memory.passing))
             for device, more in beside_bytes(problem, stage):
-                out[device] = out.get(device, 0.0) + more
+                beside[device] = beside.get(device, 0.0) + more
+        out = {device: together(own) for device, own in needs.items()}
+        for device, more in beside.items():
+            out[device] = out.get(device, 0.0) + more
         return out
 
     def _check_memory(self, problem: Problem, peaks: Mapping[int, float] | None) -> None:

@@ -18,7 +18,7 @@ new = tuple.__new__
 
 @final
 class Meter:
-    """Follows the passes of one device.
+    """Follows the passes of one device, which computes one stage at a time.
 
     Args:
         keeping: the stages that have backwards. In others nothing is held beyond the forward.
@@ -28,7 +28,8 @@ class Meter:
         self._place = {s: i for i, s in enumerate(stages)}
         self._keeping = frozenset(keeping)
         self._now = [Held()] * len(self._place)
-        self._seen: set[tuple[Held, ...]] = set()
+        self._several = len(self._place) > 1
+        self._seen: set[tuple[int, tuple[Held, ...]]] = set()
 
     def take(self, kind: str, stage: int) -> None:
         """Note a pass. A forward's results count while it runs, and what a backward uses counts until it is over."""
@@ -36,14 +37,16 @@ class Meter:
         full, late = now[place]
         if row.holds:
             before, now[place] = now[place], new(Held, (full + 1, late))
-            self._seen.add(tuple(now))
+            self._seen.add((place, tuple(now)))
             if stage not in self._keeping:
                 now[place] = before
         else:
+            if self._several:  # a single stage holds less than at the forward before
+                self._seen.add((place, tuple(now)))
             split = row.returns - row.finishes
             now[place] = new(Held, (full - row.returns, late + split))
             if split > 0:
-                self._seen.add(tuple(now))
+                self._seen.add((place, tuple(now)))
 
     def begin(self) -> None:
         """Forget everything that is held."""
@@ -56,8 +59,12 @@ class Meter:
             memories: stage -> its bytes.
         """
         own = [memories[s] for s in self._place]
+        idle = [sum(other.passing for other in own[:place] + own[place + 1 :]) for place in range(len(own))]
         empty = (Held(),) * len(own)
-        return max(sum(memory.peak(*held) for memory, held in zip(own, state, strict=True)) for state in (*self._seen, empty))
+        return max(
+            sum(memory.peak(*held) for memory, held in zip(own, state, strict=True)) - idle[place]
+            for place, state in (*self._seen, *((place, empty) for place in range(len(own))))
+        )
 
 
 def order_peak(order: Iterable[Task | Action], memories: Mapping[int, StageBytes]) -> float:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple, final
 
 from gpp.cluster import Cluster
+from gpp.cost.amounts import together
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -266,7 +267,8 @@ def flow_of(work: Work, backward: tuple[str, ...] = ()) -> Flow:
 def _resident(plan: Plan, bills: Sequence[StageCost], device: int) -> float:
     """Bytes on a device that do not depend on an order: all but those of micro-batches in flight, which count from the third on
     where they go to the host."""
-    return sum(bills[s].memory.peak(2) - 2 * bills[s].microbatch_bytes for s in plan.stages_of_device[device])
+    own = [bills[s].memory for s in plan.stages_of_device[device]]
+    return together((memory.peak(2) - 2 * memory.microbatch, memory.passing) for memory in own)
 
 
 def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], dict[int, int]]:

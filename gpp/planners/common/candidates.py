@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpp.cost.amounts import StageBytes
+from gpp.cost.amounts import StageBytes, together
 from gpp.cost.stage import finish_s
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
@@ -79,7 +79,7 @@ class Assessor:
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, list[tuple[float, float]]]]] = {}
         self.placer = Placer(costs.cluster)
-        self.posed = Posed(costs.problem, costs.replicas, costs.memory_scale, self.need_bytes)
+        self.posed = Posed(costs.problem, costs.replicas, costs.memory_scale, self.needs)
 
     def assess(
         self,
@@ -280,11 +280,16 @@ class Assessor:
 
     def need_bytes(self, mask: int, count: int, b: int, distance: int, depth: int) -> float:
         """Memory of a stage on one device with the micro-batches in flight of its distance to the sink, in a plan of a depth."""
+        return self.needs(mask, count, b, distance, depth)[0]
+
+    def needs(self, mask: int, count: int, b: int, distance: int, depth: int) -> tuple[float, float]:
+        """`need_bytes`, and of these what is there only while the stage computes."""
         held = self._held.get((mask, b // count))
         if held is None:
             held = self._held[mask, b // count] = self.costs.held(mask, b // count)
         holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
-        return max(held.peak(*state) for state in holds.states(holds.full(distance, most), holds.late(distance, depth, most)))
+        states = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
+        return max(held.peak(*state) for state in states), held.passing
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
@@ -302,15 +307,19 @@ class Assessor:
 
     def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         """The bytes missing on the device that misses most, where devices hold several stages; its largest stage stands for all."""
-        needs: dict[int, list[tuple[float, int]]] = {}
+        needs: dict[int, list[tuple[float, float, int]]] = {}
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
+            need, passing = self.needs(mask, count, b, d, max(depth))
             for device in devices:
-                needs.setdefault(device, []).append((self.need_bytes(mask, count, b, d, max(depth)), mask))
+                needs.setdefault(device, []).append((need, passing, mask))
         short: list[tuple[float, float, float, tuple[int, ...]]] = []
         for device, own in needs.items():
-            need, have = sum(n for n, _ in own), self.cluster.devices[device].memory_bytes * self.costs.memory_scale
+            need, have = (
+                together((n, passing) for n, passing, _ in own),
+                self.cluster.devices[device].memory_bytes * self.costs.memory_scale,
+            )
             if need > have:
-                short.append((need / have, need, have, tuple(mask for _, mask in sorted(own, reverse=True))))
+                short.append((need / have, need, have, tuple(mask for *_, mask in sorted(own, reverse=True))))
         if not short:
             return None
         _, need, have, masks = max(short)

@@ -49,7 +49,10 @@ ROUNDS: Final = {"auto": 24, "always": 240}
 """Rounds of a search."""
 
 PASSES = 4_000
-"""Passes of all stages that a round times, for each operator."""
+"""Passes of all stages that a round times, for each operator of a model of `SMALL` operators or fewer."""
+
+SMALL = 16
+"""Operators beyond which a round times as many passes as their square asks for: each has more places where it could go."""
 
 THRESHOLDS = (0.03, 0.1)
 """Share of a step by which a walk lets it become longer at first: of the first round of a size, and of the others."""
@@ -134,7 +137,8 @@ class _SharedSearch:
         if b not in self.walkers:
             self.walkers[b] = Climber(*self.timers.of(b))
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
-        passes = max(PASSES * len(start[0]), PLANS * stages)
+        num_ops = len(start[0])
+        passes = max(PASSES * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
         walked = self.walkers[b].walk(start, seed + 1, threshold, passes)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
         kept = sorted((seconds, state) for state, seconds in every.items())[:KEPT]

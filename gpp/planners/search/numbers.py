@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
+from gpp.cost.amounts import together
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.memory import fits_whole
@@ -27,14 +28,14 @@ class Posed(NamedTuple):
     Args:
         replicas: micro-batch size -> the numbers of replicas that a stage may have.
         memory_scale: factor on every device's memory.
-        need_bytes: bytes of a stage on each of its devices, given its operators, its number of devices, the micro-batch size, the
-            stages from it to the sink and the depth of the plan.
+        needs: bytes of a stage on each of its devices, and of these `StageBytes.passing`, given its operators, its number of
+            devices, the micro-batch size, the stages from it to the sink and the depth of the plan.
     """
 
     problem: Problem
     replicas: Mapping[int, Sequence[int]]
     memory_scale: float
-    need_bytes: Callable[[int, int, int, int, int], float]
+    needs: Callable[[int, int, int, int, int], tuple[float, float]]
 
 
 def integers(count: int) -> array[int]:
@@ -87,7 +88,7 @@ class ProblemNumbers:
         self.work = array("q", [0])
         self.fixed, self.parts_updates = array("d", [over.forward_s, over.backward_s]), problem.updates is not None
         self.scarce = not fits_whole(problem)
-        self._needs: dict[tuple[int, int, int, int], float] = {}
+        self._needs: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         types = sorted(set(problem.type_of_device))
         self.num_types = len(types)
         self.type_of = array("q", [types.index(of) for of in problem.type_of_device])
@@ -116,19 +117,18 @@ class ProblemNumbers:
         Args:
             stage_of: by operator; devices, distances: of each stage, its devices as bits, and the stages from it to the sink.
         """
-        masks, left, deepest = [0] * len(devices), list(self.memory), max(distances)
+        masks, deepest = [0] * len(devices), max(distances)
+        held: list[list[tuple[float, float]]] = [[] for _ in self.memory]
         for op, s in enumerate(stage_of):
             masks[s] |= 1 << op
         for mask, own, distance in zip(masks, devices, distances, strict=True):
             key = (mask, own.bit_count(), distance, deepest)
             need = self._needs.get(key)
             if need is None:
-                need = self._needs[key] = self.posed.need_bytes(mask, key[1], self.microbatch_size, distance, deepest)
+                need = self._needs[key] = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
             for device in bits(own):
-                left[device] -= need
-                if left[device] < 0.0:
-                    return False
-        return True
+                held[device].append(need)
+        return all(not needs or together(needs) <= have for needs, have in zip(held, self.memory, strict=True))
 
     def ring(self, devices: int) -> tuple[float, float]:
         """A sum over a set of devices: its fixed seconds, and those for each byte."""
