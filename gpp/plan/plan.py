@@ -370,7 +370,7 @@ class Plan:
         return sending_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: of its stages, of which one computes at a time, and over those of others in whose passes it has a part.
+        """Peak bytes on every device: of its stages, one of which computes at a time, and of those that it computes for others.
 
         Args:
             in_flight: stage -> samples held in full at a time, over all replicas.
