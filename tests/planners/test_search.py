@@ -109,6 +109,26 @@ def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, sche
     assert compared > 5
 
 
+def tight(prob: Problem, b: int, share: float) -> Problem:
+    """The problem on devices with so much of the memory that all operators on one of them need."""
+    assessor = Assessor(StageCosts(prob.with_endless_memory))
+    need = assessor.needs(prob.graph.all_mask, 1, b, 1, 1)[0]
+    devices = tuple(replace(device, memory_bytes=share * need) for device in prob.cluster.devices)
+    return replace(prob, cluster=replace(prob.cluster, devices=devices))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])  # 2 has one device
+def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
+    posed = strategy_of(OneFOneB()).posed(random_problem(seed, max_ops=8, max_devices=3))
+    b = min(posed.microbatch_sizes())
+    posed = tight(posed, b, 0.8)
+    assessor, start = Assessor(StageCosts(posed)), ((0,) * posed.graph.num_ops, (1,))
+    assert candidate(assessor, b, *start, False) is None
+    found = climb.Climber(*Timers(assessor.posed, 8, plain=False).of(b)).walk(start, seed, 0.1, 20_000)
+    assert found
+    assert all(candidate(assessor, b, stage_of, sets, False) for _, stage_of, sets in found)
+
+
 @pytest.mark.parametrize("memory", [1e15, 4e7])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None:
@@ -147,8 +167,9 @@ def test_a_plan_of_too_many_stages_is_no_start(plain: dict[str, ModuleType]) -> 
 def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> None:
     """Every plan takes as long, and a walk ends where the compiled one does, draw by draw."""
     posed = strategy_of(OneFOneB()).posed(random_problem(seed, max_ops=8, max_devices=3).with_endless_memory)
-    assessor = Assessor(StageCosts(posed))
     b = max(b for b in posed.microbatch_sizes())
+    posed = posed if seed else tight(posed, b, 0.8)
+    assessor = Assessor(StageCosts(posed))
 
     def walked(modules: dict[str, ModuleType]) -> list[object]:
         facts = ProblemNumbers(assessor.posed, b, 8)

@@ -3,6 +3,7 @@ cimport cython
 from gpp.planners.search.step cimport StepTimer
 
 cdef double INF
+cdef double STRICT
 cdef long long ONE
 cdef long long KEPT
 cdef long long MANY
@@ -13,9 +14,10 @@ cdef class Climber:
     cdef long long[::1] first_prior, prior, taken, stack
     cdef long long hot, size, n, num_devices, most, old_size
     cdef bint scarce
+    cdef double over
     cdef unsigned long long state
     cdef list kept
-    @cython.locals(now=cython.double, took=cython.double, best=cython.double, limit=cython.double, left=cython.double, first=cython.longlong, i=cython.Py_ssize_t, idle=cython.longlong)
+    @cython.locals(now=cython.double, took=cython.double, best=cython.double, limit=cython.double, left=cython.double, over=cython.double, strict=cython.double, first=cython.longlong, i=cython.Py_ssize_t, idle=cython.longlong)
     cpdef list walk(self, plan, long long seed, double threshold, long long passes)
     @cython.locals(took=cython.double)
     cdef double _step_s(self, double below_s) except? -1

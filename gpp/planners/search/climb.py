@@ -14,6 +14,9 @@ from typing import Final
 from gpp.planners.search.numbers import KEPT, MANY
 
 INF: Final = float("inf")
+STRICT: Final = 10.0
+"""How many times its seconds a plan counts at the end of a walk for each time that its devices' memory is missing; 1 at first."""
+
 ONE: Final = 1
 """One as wide as a set of devices: a processor's short one cannot be shifted so far."""
 
@@ -34,12 +37,13 @@ class Climber:
         self.allowed = facts.allowed
         self.first_next, self.next, self.first_prior, self.prior = facts.neighbours
         self.taken, self.stack = array("q", room.stage_of), array("q", room.stage_of)
-        self.state, self.kept = 1, []
+        self.state, self.kept, self.over = 1, [], 0.0
 
     def walk(self, plan, seed: int, threshold: float, passes: int):
-        """The best plans of a walk, where it begins among them, those with the shortest steps first.
+        """The best plans of a walk that fit, where it begins among them, those with the shortest steps first.
 
-        Each is (seconds, stage of each operator, devices of each stage).
+        Each is (seconds, stage of each operator, devices of each stage). A plan that does not fit counts as a longer step, so the
+        walk may begin at one and lead through others.
 
         Args:
             plan: where it begins: the stage of each operator, and the devices of each stage as bits. From a plan of more stages
@@ -58,37 +62,45 @@ class Climber:
             self.sets[i] = devices[i]
         self.state, self.kept = (seed * 2654435761 + 12345) % 281474976710656, []
         first = self.work[0]
-        now = best = self._step_s(INF)
+        now = self._step_s(INF)
         if now == INF:
             return []
+        over = self.over
+        best = INF
         self.hot = self.timer.shape.busiest()
-        self._keep(now)
+        if over == 0.0:
+            self._keep(now)
+            best = now
         while self.work[0] - first < passes and idle < 4096:
             left = 1.0 - float(self.work[0] - first) / passes
             self._save()
             idle += 1
-            if not self._moved():
+            # Two changes at once lead past plans that are worse than both.
+            if not self._moved() or (self._draw(4) == 0 and not self._moved()):
                 self._back()
                 continue
             # A plan that is as good goes on, so that the walk gets over plateaus.
-            limit = now * (1.0 + threshold * left * left * self._share()) * (1.0 + 1e-12)
+            strict = 1.0 + STRICT * (1.0 - left)
+            limit = now * (1.0 + strict * over) * (1.0 + threshold * left * left * self._share()) * (1.0 + 1e-12)
             took = self._step_s(limit)
-            if took >= limit:
+            if took * (1.0 + strict * self.over) >= limit:
                 self._back()
                 continue
             idle = 0
             now = took
+            over = self.over
             self.hot = self.timer.shape.busiest()
-            if took < best * (1.0 - 1e-9):
+            if over == 0.0 and took < best * (1.0 - 1e-9):
                 self._keep(took)
                 if len(self.kept) == KEPT:
                     best = self.kept[KEPT - 1][0]
         return self.kept
 
     def _step_s(self, below_s: float) -> float:
-        """Seconds of a step; infinity if there is none, if it takes `below_s` or more, or if the plan does not fit."""
+        """Seconds of a step; infinity if there is none or it takes `below_s` or more. `over` gets the memory that is missing."""
         took = self.timer.step_s(self.size, below_s)
-        return INF if took < INF and self.scarce and not self.timer.shape.fits() else took
+        self.over = self.timer.shape.excess() if self.scarce and took < INF else 0.0
+        return took
 
     def _keep(self, took: float) -> None:
         found = (took, tuple([self.of[i] for i in range(self.n)]), tuple([self.sets[i] for i in range(self.size)]))

@@ -111,8 +111,8 @@ class ProblemNumbers:
         self.allowed = array("q", [int(count in ok) for count in range(self.num_devices + 1)])  # never none
         self.neighbours = (*_lists(graph.successors), *_lists(graph.predecessors))
 
-    def fits(self, stage_of: list[int], devices: list[int], distances: list[int]) -> bool:
-        """Whether the stages of each device fit into its memory together.
+    def excess(self, stage_of: list[int], devices: list[int], distances: list[int]) -> float:
+        """The memory that is missing, as a share of a device's, over all devices.
 
         Args:
             stage_of: by operator; devices, distances: of each stage, its devices as bits, and the stages from it to the sink.
@@ -128,7 +128,7 @@ class ProblemNumbers:
                 need = self._needs[key] = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
             for device in bits(own):
                 held[device].append(need)
-        return all(not needs or together(needs) <= have for needs, have in zip(held, self.memory, strict=True))
+        return sum(max(0.0, together(needs) / have - 1.0) for needs, have in zip(held, self.memory, strict=True) if needs)
 
     def ring(self, devices: int) -> tuple[float, float]:
         """A sum over a set of devices: its fixed seconds, and those for each byte."""

@@ -194,11 +194,11 @@ class StageShapes:
                     self.distance[s] = self.distance[t] + 1
         return True
 
-    def fits(self) -> bool:
-        """Whether the stages of each device fit into its memory together."""
+    def excess(self) -> float:
+        """The memory that is missing, as a share of a device's, over all devices; 0 where the stages of each fit together."""
         size = self.num_stages
         stage_of, distances = [self.of[op] for op in range(self.n)], [self.distance[s] for s in range(size)]
-        return self.facts.fits(stage_of, [self.sets[s] for s in range(size)], distances)
+        return self.facts.excess(stage_of, [self.sets[s] for s in range(size)], distances)
 
     def _pairs(self) -> bool:
         """Find the replicas, and which of them send to which; False if they are too many."""
