@@ -23,7 +23,6 @@ from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.app.experiment import Experiment
-from gpp.app.pages import page_of, show_compared
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.app.tracking import Tracking
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from gpp.analysis.gains import Gains
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
+    from gpp.report.run.console import SafeConsole
+    from gpp.report.run.record import RunRecord
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""
@@ -357,3 +358,30 @@ class Recorder:
         self._stack.close()
         paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
         show_result(self.console, self.run, [(name, os.path.relpath(path)) for name, path in paths], hints)
+
+
+def page_of(run: RunRecord) -> str:
+    """report.html of a run."""
+    if run.explored:
+        from gpp.report.explore.page import explore_report
+
+        return explore_report(run, run.explored)
+    if run.attempts:
+        from gpp.report.compare.page import compare_report
+
+        return compare_report(run)
+    from gpp.report.run.page import run_report
+
+    return run_report(run)
+
+
+def show_compared(console: SafeConsole, run: RunRecord) -> None:
+    """Show several strategies, or the largest micro-batch of each where those were looked for."""
+    if run.boundaries:
+        from gpp.report.compare.boundaries import show_boundaries
+
+        show_boundaries(console, run)
+        return
+    from gpp.report.compare.terminal import show_comparison
+
+    show_comparison(console, run)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.several import SEVERAL
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
-from gpp.loggers.masked import start
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo, start
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment

@@ -37,9 +37,8 @@ from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import asked, with_asked
-from gpp.runtime.job_checks import check_clipping
 from gpp.runtime.job_course import Course, with_earlier
-from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
+from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
 from gpp.serialization import from_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy

@@ -18,9 +18,8 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.replan import Moved, Replaced, Replan, Switch, at_speeds
-from gpp.report.run.page import run_report
+from gpp.report.run.page import replaced_table, run_report
 from gpp.report.run.record import RunRecord
-from gpp.report.run.replaced import replaced_table
 from gpp.runtime.engine import Progress, Taken
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

@@ -20,7 +20,7 @@ from gpp.cluster import Device, Link, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.data.sampler import minibatch
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store

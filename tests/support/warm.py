@@ -55,7 +55,7 @@ IMPORTS = (
     "gpp.planners.graphpipe.graphpipe",
     "gpp.report",
     "gpp.report.sweep.figure",
-    "gpp.runtime.checkpoint.weights",
+    "gpp.runtime.checkpoint.final",
     "gpp.runtime.controller.controller",
     "gpp.runtime.live.crew",
     "gpp.runtime.worker.main",

@@ -12,8 +12,7 @@ from gpp.report.draw.page import Cell, Column, PageTable, render
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
-from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
-from gpp.report.sweep.figure_table import figure_table
+from gpp.report.sweep.figure_chart import figure_panels, figure_swatches, figure_table
 from gpp.report.sweep.jobs import SweepJob, source_of
 
 MANY_PANELS = 24

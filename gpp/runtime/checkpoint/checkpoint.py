@@ -40,7 +40,7 @@ from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.files import complete, write_tensors, write_text
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, PipelineState, read_manifest, sealed
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
-from gpp.runtime.checkpoint.split import SplitWeights
+from gpp.runtime.checkpoint.state import SplitWeights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.runtime.run_dir import run_of

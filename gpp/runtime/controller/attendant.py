@@ -16,9 +16,8 @@ from gpp.errors import GppError, InvalidConfig, WorkerFailed
 from gpp.files import folder
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
 from gpp.runtime.controller.controller import POLL_S
-from gpp.runtime.controller.leader import OUTPUT
+from gpp.runtime.controller.leader import END_S, OUTPUT, PlaceWorker
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.controller.place_worker import END_S, PlaceWorker
 from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
 from gpp.runtime.transport.network import of_this_attempt
 

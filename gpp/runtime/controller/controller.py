@@ -21,7 +21,6 @@ from gpp.files import close_to_others, folder, open_binary
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.checkpoint.resume import drop_halves
-from gpp.runtime.controller.ends import by_signal, has_ended
 from gpp.runtime.engine import GRADIENT_NORM, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
@@ -282,3 +281,20 @@ def clock_offset_s(ranks: Path, rank: int) -> float:
     """Seconds to add to a rank's clock to get rank 0's; 0 on one machine."""
     path = ranks / f"rank_{rank}.clock.json"
     return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; its exit code is left for whoever started it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # it was asked before
+
+
+def by_signal(number: int) -> str:
+    """That a signal has ended a worker, and who may have sent it."""
+    senders = {
+        signal.SIGKILL: "; the kernel does that to a process when memory runs out",
+        signal.SIGTERM: ", which this run did not send: a user, a scheduler or a shutdown of the machine did",
+    }
+    return f"killed by {signal.Signals(number).name}{senders.get(signal.Signals(number), '')}"

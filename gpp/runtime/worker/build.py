@@ -15,8 +15,7 @@ from gpp.program.program import Program
 from gpp.program.steady_state import accumulation
 from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
 from gpp.runtime.checkpoint.moves import owned_names
-from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
-from gpp.runtime.checkpoint.state import job_weights
+from gpp.runtime.checkpoint.state import ShareOf, SplitWeights, job_weights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.transport.channels import Channel

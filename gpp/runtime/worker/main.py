@@ -15,10 +15,9 @@ from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.job import Job
 from gpp.runtime.worker import course
 from gpp.runtime.worker.clock import CardStatus
-from gpp.runtime.worker.exchange import TorchExchange
 from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.process import disconnect, enter, guarded, open_lines, write_line
-from gpp.runtime.worker.takeover import Takeover
+from gpp.runtime.worker.takeover import Takeover, TorchExchange
 from gpp.runtime.worker.worker import Worker
 
 W = TypeVar("W", bound=Worker)

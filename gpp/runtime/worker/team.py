@@ -10,7 +10,7 @@ from gpp.capture.shards import AbstractShards
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
 from gpp.runtime.checkpoint.final import save_final
-from gpp.runtime.checkpoint.split import SplitWeights
+from gpp.runtime.checkpoint.state import SplitWeights
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport

@@ -26,7 +26,6 @@ from gpp.runtime.job import Job, Settings, owners_of, restore
 from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
-from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import (
     all_ring_sizes,
     build_checkpointer,
@@ -37,7 +36,7 @@ from gpp.runtime.worker.build import (
     slower,
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
-from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.gradients import BUCKET_BYTES, Gradients
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks, part_of
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Mailbox
