@@ -26,6 +26,7 @@ from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.worker import allocator, course
 from gpp.runtime.worker.limit import Limit
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
@@ -81,7 +82,7 @@ def _work(job: Job, folder: Path, pipe: object) -> None:
         with limit.explained():
             network = FakeNetwork(reduce_groups(job.plan, job.graph), 1)
             transport = FakeTransport(network, 0)
-            worker = Worker(job, folder, device_id=0, device=torch.device("cpu"), transport=transport, status=limit)
+            worker = Worker(job, folder, Seat(device_id=0, device=torch.device("cpu"), transport=transport, status=limit))
             limit.watch(worker)
             (folder / "ranks").mkdir(exist_ok=True)
             with open(folder / "ranks" / "rank_0.jsonl", "w") as out:

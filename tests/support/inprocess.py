@@ -33,6 +33,7 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
@@ -96,7 +97,7 @@ def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
     job = Job.load(run_dir)
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     return [
-        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
+        Worker(job, run_dir, Seat(device_id=d, device=torch.device(device), transport=FakeTransport(network, d)))
         for d in job.plan.devices
     ]
 

@@ -24,7 +24,7 @@ class Keepers(Hooks):
         own, job = self._own, self._own.job
         marked = {s: stage for s in runners if (stage := job.plan.stages[s]).spares}
         moves = any(marks_of(stage).offload for stage in marked.values())
-        copies = (CardCopies(own.card) if own.card else HostCopies(own.now)) if moves else None
+        copies = (CardCopies(own.card) if own.card else HostCopies(own.clock.now)) if moves else None
         for s, stage in marked.items():
             module = own.modules[s]
             runners[s].around = self._keepers[s] = Keeper(

@@ -63,7 +63,7 @@ class LiveWorker(Worker):
         # What is heard of the allocator, and reserved for messages, is for the sizes of the examples.
         self.memory.end()
         self.job, base = Job.load(folder), self._turns[0]
-        self.modules = build_beside(self.job, folder, base.modules, self.device)
+        self.modules = build_beside(self.job, folder, base.modules, self.seat.device)
         params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
         self._own = replace(self._own, job=self.job, modules=self.modules, params=params)
         self._hooks = build_hooks(self._own)
@@ -71,7 +71,7 @@ class LiveWorker(Worker):
         self.evaluation = self._evaluation() if self.job.evaluation else None
         for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
             self._rooms[channel] = size.merged(self._rooms.get(channel, size))
-        self.transport.prepare(self._rooms)
+        self.seat.transport.prepare(self._rooms)
         self._turns.append(Turn(self.job, self.modules, self._hooks, self.training, self.evaluation))
         self._at = len(self._turns) - 1
 

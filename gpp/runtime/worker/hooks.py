@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -44,6 +44,11 @@ class OwnDevice(Seat):
     modules: Mapping[int, StageModule]
     params: Mapping[int, Mapping[str, torch.nn.Parameter]]
     handover: Handover
+
+    @classmethod
+    def at(cls, seat: Seat, **others: Any) -> OwnDevice:
+        """That of a seat; `others` are the fields that a seat has not."""
+        return cls(**{each.name: getattr(seat, each.name) for each in fields(Seat)}, **others)
 
 
 class Hooks:

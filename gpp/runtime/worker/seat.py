@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
-from gpp.runtime.transport.channels import AbstractTransport, Mark
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.clock import AbstractClock, HostClock
 from gpp.stage import Stage
 
 
@@ -22,7 +22,7 @@ class Seat:
         device_id: its number in the plan.
         transport: carries messages to and from other devices.
         status: is told when the device waits for others.
-        now: gives the marks at which a pass begins and ends (`gpp.runtime.worker.clock`).
+        clock: says when actions begin and end.
         card: the accelerator that `device` is; None for a processor.
     """
 
@@ -30,7 +30,7 @@ class Seat:
     device: torch.device
     transport: AbstractTransport
     status: AbstractStatus = field(default_factory=NoStatus)
-    now: Callable[[], Mark] = time.perf_counter
+    clock: AbstractClock = field(default_factory=HostClock)
     card: AbstractCard | None = None
 
 

@@ -133,7 +133,7 @@ class StageRunner:
         self.around: AbstractAround | None = None
         self.loss_factor: Callable[[], float] | None = None
         self.module, self.stage, self.mailbox, self.portion, self.train = module, mailbox.stage, mailbox, portion, train
-        self.now, self._piece = seat.now, portion.piece
+        self.now, self._piece = seat.clock.now, portion.piece
         # Reading a loss makes the host of a card wait: they are looked at when `examine` is called.
         self.deferred = seat.card is not None
         self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes

@@ -106,12 +106,11 @@ class Takeover:
         job = Job.load(folder)
         job = replace(job, settings=replace(job.settings, first_step=done, resume=None))
         state, received = carried(worker, job, self._exchange)
-        worker.transport.close()
-        rows, run_dir = worker.rows, worker.run_dir
-        kept = {"device_id": worker.device_id, "device": worker.device, "status": worker.status}
+        rows, run_dir, seat = worker.rows, worker.run_dir, worker.seat
+        seat.transport.close()
         vars(worker).clear()  # whoever began with it may hold it to the end of the run: not its weights, too
-        transport = self._exchange.transport(job, kept["device_id"])
-        later = Worker(job, run_dir, **kept, transport=transport, rows=lambda settings, device, card: rows, state=state)
+        seat = replace(seat, transport=self._exchange.transport(job, seat.device_id))
+        later = Worker(job, run_dir, seat, rows=lambda settings, device, card: rows, state=state)
         self._number += 1
         return later, {"switched": self._number - 1, "step": done, "start": start, "bytes": received}
 
