@@ -33,8 +33,7 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.worker.seat import Seat
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy

@@ -10,7 +10,7 @@ from gpp.mechanisms.marks.kinds import COPY_IN, COPY_OUT
 from gpp.mechanisms.marks.nodes import NodeMarks
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
-from gpp.runtime.worker.seeding import generators
+from gpp.runtime.worker.seat import generators
 from gpp.runtime.worker.stage import Span, StageRunner
 
 

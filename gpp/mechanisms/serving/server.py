@@ -31,14 +31,13 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
-from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
+from gpp.runtime.worker.build import Teams, build_mailboxes, build_modules, slower
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
 from gpp.runtime.worker.seat import Portion, Seat
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.team import Teams
 
 WARM = 3
 """Requests that go through before the stream: memory is measured meanwhile, and what is made on first use is made."""

@@ -4,7 +4,7 @@
     optimizer.NAME.SLOT       the optimizer's state of a parameter, as in `optimizer.head.weight.exp_avg`
 
     history.KEY.NAME          weights that a micro-batch in flight has used, or a version that one will use; see
-                              `gpp.runtime.worker.weights`
+                              `gpp.runtime.worker.around`
 
 The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads: safetensors files, whole
 tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing

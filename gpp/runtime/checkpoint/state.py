@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gpp.capture.shards import AbstractShards
+from gpp.capture.cut import AbstractShards
 from gpp.errors import CaptureError, InvalidFile
 from gpp.models.losses import named_tensors
 from gpp.runtime.job_fit import AGAIN

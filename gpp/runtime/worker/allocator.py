@@ -22,7 +22,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from gpp.graph.captured import Captured, Node
 
 if TYPE_CHECKING:
-    from gpp.runtime.worker.weights import AbstractStageWeights
+    from gpp.runtime.worker.around import AbstractStageWeights
 
 
 GENERATED = "<eval_with_key>"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpp.capture.shards import AbstractShards
+from gpp.capture.cut import AbstractShards
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
 from gpp.optimizers import AbstractOptimizer
@@ -17,12 +17,11 @@ from gpp.plan.plan import Plan
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
-from gpp.runtime.worker.around import AbstractSums
+from gpp.runtime.worker.around import AbstractStageWeights, AbstractSums
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span, StageRunner
-from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.stage import Stage
 from gpp.weights.base import AbstractWeights
 

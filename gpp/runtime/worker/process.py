@@ -43,10 +43,10 @@ from gpp.runtime.transport.channels import AbstractTransport, TorchTransport
 from gpp.runtime.transport.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
 from gpp.runtime.transport.staged import StagedTransport
+from gpp.runtime.worker.around import AbstractStageWeights
 from gpp.runtime.worker.clock import CardClock, HostClock
 from gpp.runtime.worker.parent import end_with_parent
 from gpp.runtime.worker.seat import Seat
-from gpp.runtime.worker.weights import AbstractStageWeights
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""

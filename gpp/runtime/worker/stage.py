@@ -17,12 +17,11 @@ from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.around import AbstractAround, AbstractRest
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.seat import Portion, Seat
-from gpp.runtime.worker.seeding import generators
+from gpp.runtime.worker.seat import Portion, Seat, generators
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
-    from gpp.runtime.worker.weights import AbstractStageWeights
+    from gpp.runtime.worker.around import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 

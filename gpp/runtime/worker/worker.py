@@ -25,7 +25,9 @@ from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, 
 from gpp.runtime.job import Job, Settings, owners_of, restore
 from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
+from gpp.runtime.worker.around import AbstractStageWeights
 from gpp.runtime.worker.build import (
+    Teams,
     all_ring_sizes,
     build_checkpointer,
     build_mailboxes,
@@ -42,11 +44,8 @@ from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
-from gpp.runtime.worker.seat import Portion, Seat
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import Portion, Seat, pass_seed
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.team import Teams
-from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
