@@ -29,10 +29,7 @@ from gpp.app.tracking import Tracking
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
-from gpp.graph.captured import Checked
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value
 from gpp.report.run.console import SafeConsole, StepProgress
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
@@ -47,8 +44,6 @@ from gpp.timeline import Outcome, Timeline
 
 if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
-    from gpp.analysis.explore import Explored
-    from gpp.analysis.gains import Gains
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
     from gpp.report.run.console import SafeConsole
@@ -116,8 +111,8 @@ class Recorder:
             survey=Surveyed(boundaries=boundaries) if e.mode in SEVERAL else None,
         )
 
-    def _know(self, **facts: Any) -> None:
-        """Put facts into the record, by name."""
+    def know(self, **facts: Any) -> None:
+        """Put facts into the record, by name (`RunRecord.knowing`)."""
         self.run = self.run.knowing(**facts)
 
     @property
@@ -159,21 +154,13 @@ class Recorder:
         """Print warnings at once, beside what they are about; the report has them, too."""
         for warning in warnings:
             if warning not in self.run.warnings:
-                self._know(warnings=(*self.run.warnings, warning))
+                self.know(warnings=(*self.run.warnings, warning))
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-
-    def posed(self, graph: OpGraph, bound: Bound | None) -> None:
-        """Keep the graph that will be planned, and the lower bound on the time of every plan."""
-        self._know(graph=graph, bound=bound)
-
-    def compared_with_module(self, checked: Checked | None) -> None:
-        """Keep how the captured model was compared with the user's own."""
-        self._know(checked=checked)
 
     def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...], one_stage: OneStage | None) -> None:
         """Show the plan and its prediction beside the baseline's, and why it is one stage, if it is."""
         others = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
-        self._know(plan=plan, predicted=predicted, one_stage=one_stage, baseline=others, peak_bytes=peak_memory_bytes())
+        self.know(plan=plan, predicted=predicted, one_stage=one_stage, baseline=others, peak_bytes=peak_memory_bytes())
         show_plan(self.console, self.run)
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
@@ -190,15 +177,11 @@ class Recorder:
 
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
-        self._know(explanation=explanation)
+        self.know(explanation=explanation)
         if explanation is not None:
             from gpp.report.run.explain_terminal import show_explanation
 
             show_explanation(self.console, self.run)
-
-    def gained(self, gains: Gains) -> None:
-        """Keep what the plan gains over simpler ones, as far as that is known."""
-        self._know(gains=gains)
 
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
@@ -222,29 +205,25 @@ class Recorder:
 
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
-        self._know(attempts=attempts, boundaries=boundaries or self.run.boundaries or None, peak_bytes=peak_memory_bytes())
+        self.know(attempts=attempts, boundaries=boundaries or self.run.boundaries or None, peak_bytes=peak_memory_bytes())
         best = best_of(attempts).own
         if best is not None:
-            self._know(plan=best.plan, predicted=best.predicted)
+            self.know(plan=best.plan, predicted=best.predicted)
         else:
             failed = [found for found in attempts if found.status == "failed"]
             from gpp.report.run.strategies import reason_lines
 
             status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
-            self._know(status=status, reason="\n".join(reason_lines(failed or attempts)))
+            self.know(status=status, reason="\n".join(reason_lines(failed or attempts)))
         self.pass_by("")
         show_compared(self.console, self.run)
         return best
-
-    def explored(self, found: Explored) -> None:
-        """Keep what was found over a grid of settings."""
-        self._know(explored=found)
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; the function returned is called while the job runs."""
         self.on_start()
         resumed = self.experiment.resumed
-        self._know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
+        self.know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
         self._tracking.open(steps=True, first_step=self.run.first_step)
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
 
@@ -270,17 +249,9 @@ class Recorder:
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
-    def replaced(self, plan: Plan, predicted: Timeline) -> None:
-        """Take the plan with which a stream went on: what is measured is measured of it."""
-        self._know(plan=plan, predicted=predicted)
-
     def measured(self, outcome: Outcome) -> None:
         """Take what the engine measured."""
-        self._know(outcome=replace(outcome, answers=self.run.outcome.answers))
-
-    def counted(self, answers: Mapping[str, int] | None) -> None:
-        """Keep how many samples are done where nothing is trained, whatever has ended the run."""
-        self._know(answers=answers)
+        self.know(outcome=replace(outcome, answers=self.run.outcome.answers))
 
     def answered(self, values: dict[str, float]) -> None:
         """Keep what the results of a run that trains nothing are worth."""
@@ -293,7 +264,7 @@ class Recorder:
                 self._failed(error)
             # Of a run that did not come to its end the steps that it has told.
             known = self.run.outcome
-            self._know(losses=known.losses or tuple(self._losses), evaluations=known.evaluations or tuple(self._evaluations))
+            self.know(losses=known.losses or tuple(self._losses), evaluations=known.evaluations or tuple(self._evaluations))
             try:
                 if self._refused:
                     print(f"error: {self.run.reason}", file=sys.stderr)
@@ -329,12 +300,12 @@ class Recorder:
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
             reason = masked(f"{type(error).__name__}: {error}")
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
-        self._know(status="infeasible" if isinstance(error, Infeasible) else "failed", reason=reason)
+        self.know(status="infeasible" if isinstance(error, Infeasible) else "failed", reason=reason)
 
     def _unwritten(self, problem: Exception) -> None:
         """Say that the records could not be written; the run has failed, unless it had ended in a worse way before."""
         self.exit_code = self.exit_code or 1
-        self._know(status="failed")
+        self.know(status="failed")
         why = problem if isinstance(problem, GppError) else f"{self.run_dir} cannot be written: {problem}. Fix: make room there"
         said = [f"error: {self.run.reason}"] if self.run.reason else []
         print(*said, f"error: the run's records are not whole: {why}", sep="\n", file=sys.stderr)

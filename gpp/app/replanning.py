@@ -65,7 +65,7 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
         if (course := course_run(job)) is not None:
             with held_back():
                 count, warning = course.finish(recorder.run_dir)
-                recorder.counted(count)
+                recorder.know(answers=count)
                 if warning:
                     recorder.warn(warning)
 
@@ -88,7 +88,7 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
         _set_aside(run_dir, number)
         number += 1
         run.job.save(run_dir)
-        recorder.replaced(run.plan, experiment.strategy.predict(run.plan, run.problem))
+        recorder.know(plan=run.plan, predicted=experiment.strategy.predict(run.plan, run.problem))
     return run.run(run_dir, replace(settings, every=0))
 
 
@@ -384,7 +384,7 @@ class _ReplannedTraining(_ReplannedRun):
         )
         self.replaced.append(found)
         self._progress.warn(str(found))
-        self._recorder.replaced(self.plan, self._experiment.strategy.predict(self.plan, announced.problem))
+        self._recorder.know(plan=self.plan, predicted=self._experiment.strategy.predict(self.plan, announced.problem))
 
     def _samples_per_s(self, first: int, end: int) -> float | None:
         """The median rate of some steps; None where none was timed."""

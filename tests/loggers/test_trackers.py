@@ -22,7 +22,7 @@ from gpp.cluster import local
 from gpp.cost.models.analytical import Analytical
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.loggers.tensorboard import TensorBoard, markdown
 from gpp.loggers.wandb import Wandb
 from gpp.optimizers import SGD
@@ -56,7 +56,7 @@ class Kept(AbstractLogger):
         return self.records[-1]
 
 
-class KeptRecord(PartialRecord):
+class KeptRecord(AbstractRecord):
     shows: ClassVar[bool] = True
 
     def __init__(self, info: RunInfo) -> None:

@@ -1,4 +1,4 @@
-"""The parts that a worker makes of its job before the first step: its stages' modules with their weights, its teams' parts, and optimizers."""
+"""The parts that a worker makes of its job before the first step: its stages' modules, their weights and teams, optimizers."""
 
 from __future__ import annotations
 
