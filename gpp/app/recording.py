@@ -32,9 +32,8 @@ from gpp.files import LateFile, write_text
 from gpp.plan.plan import Plan
 from gpp.private import masked, masked_value
 from gpp.report.run.console import SafeConsole, StepProgress
-from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.record import Asked, Planned, Resumed, RunRecord, Surveyed
-from gpp.report.run.result import finite, write_json
+from gpp.report.run.result import finite, peak_memory_bytes, reset_peak_memory, write_json
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Progress
