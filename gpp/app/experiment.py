@@ -390,7 +390,7 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=0 if self.own_mode is not None else whole,
+            evaluation_samples=0 if self.own_mode is not None else whole,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,

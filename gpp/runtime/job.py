@@ -341,12 +341,7 @@ def assemble(
     *,
     optimizer: AbstractOptimizer,
     data: AbstractData,
-    model: AbstractModel | None,
-    steps: int,
-    dtype: str,
-    seed: int,
-    train_samples: int,
-    held_out: int = 0,
+    model: AbstractModel | None = None,
     overwrites: bool = True,
     **settings: Any,
 ) -> Job:
@@ -354,25 +349,19 @@ def assemble(
 
     Args:
         model: None for a model that the caller holds in memory.
-        train_samples, held_out: sizes of the two splits; without held-out samples nothing is evaluated.
         overwrites: see `gpp.runtime.engine.AbstractEngine`.
-        settings: further fields of `Settings`.
+        settings: the other fields of `Settings`.
     """
-    kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
+    kind, held_out = settings.pop("device_kind", problem.cluster.devices[0].kind), settings.get("evaluation_samples", 0)
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     check_clipping(optimizer, plan, problem.graph)
     job = Job(
         settings=Settings(
-            steps=steps,
             minibatch_size=plan.minibatch_size,
-            dtype=dtype,
-            seed=seed,
             optimizer=describe(optimizer),
             data=describe(data),
             model=describe(model) if model else {},
-            train_samples=train_samples,
-            evaluation_samples=held_out,
             backend="nccl" if cards else "gloo",
             device_kind=kind,
             whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),

@@ -86,7 +86,7 @@ def make_job(
         dtype=dtype,
         seed=seed,
         train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
-        held_out=held_out,
+        evaluation_samples=held_out,
         **settings,
     )
 
