@@ -297,16 +297,18 @@ class Experiment:
             rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
             nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
             raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
+        whole_loss = self.loss_scope == "minibatch"
+        imposed = None if self.engine.planner is not None and whole_loss else self.microbatch_size
         posed = Problem(
             graph=graph,
             cluster=self.cluster,
             cost=cost,
             minibatch_size=self.minibatch_size,
-            microbatch_size=captured.batch if fixed else self._imposed,
+            microbatch_size=captured.batch if fixed else imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
-            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
+            minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
@@ -316,11 +318,6 @@ class Experiment:
         from gpp.app.in_place import here
 
         return here(posed, self.engine)
-
-    @property
-    def _imposed(self) -> int | None:
-        """The micro-batch size that planners must use; None where a model in one piece sees whole mini-batches."""
-        return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.

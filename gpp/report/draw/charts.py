@@ -147,8 +147,6 @@ def line_chart(
     series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
     *,
     title: str,
-    width: float = 560.0,
-    height: float = 230.0,
     x_name: str = "step",
     x_show: Callable[[Value], str] | None = None,
     points: bool = False,
@@ -169,7 +167,7 @@ def line_chart(
     y0, y1 = min(y for _, y in finite), max(y for _, y in finite)
     pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
     y0, y1 = 0.0 if from_zero else y0 - pad, y1 + pad
-    left, right, head, foot = 64.0, 12.0, 26.0, 34.0
+    width, height, left, right, head, foot = 560.0, 230.0, 64.0, 12.0, 26.0, 34.0
 
     def px(x: float) -> float:
         return left + (width - left - right) * ((x - x0) / (x1 - x0) if x1 > x0 else 0.5)
