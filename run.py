@@ -73,7 +73,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.runs:
         from gpp.app.replanning import execute
 
-        recorder.measured(execute(experiment, captured, problem, plan, job, recorder))
+        recorder.measured(execute(experiment, problem, job, recorder))
         recorder.answered(experiment.judged(job, recorder.run_dir))
         say, warn = recorder.pass_by, recorder.warn
         recorder.know(gains=judging.gains_of(experiment, captured, problem, job, predicted, rivals, say, warn))
