@@ -347,11 +347,7 @@ def _plain(cfg: Any) -> Any:
 
 
 def _refuse_bases(choices: Any) -> None:
-    """Refuse `GROUP=base`.
-
-    Raises:
-        InvalidConfig: always; the message names the group's options.
-    """
+    """Refuse `GROUP=base`."""
     for key, name in choices.items():
         if name == BASE:
             group = str(key).partition("@")[0]

@@ -289,12 +289,7 @@ def owners_of(job: Job) -> dict[str, int]:
 
 
 def _check_fit(job: Job, folder: Path) -> None:
-    """Refuse files that do not fit each other.
-
-    Raises:
-        InvalidFile: names the file and the place.
-        MalformedProgram: a program does not do the plan's work; names the file and the action.
-    """
+    """Refuse files that do not fit each other."""
     settings, plan = job.settings, job.plan
     evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
     policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
