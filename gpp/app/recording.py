@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +67,6 @@ class Timelines:
     measured: Timeline | None
 
 
-@dataclass(slots=True, kw_only=True)
 class Recorder:
     """A context manager around one run; result.json and report.html are written, whatever ends the run.
 
@@ -77,35 +76,30 @@ class Recorder:
     Args:
         config: the resolved configuration, for the directory and the tracker.
         digest: hash of the configuration, by which a sweep knows its jobs.
-        command: the command line that reproduces the run.
         group: the sweep's name, None outside one.
         on_start: called when the training begins.
     """
 
-    experiment: Experiment
-    directory: RunDir
-    console: SafeConsole
-    config: Mapping[str, Any] = field(default_factory=dict)
-    digest: str | None = None
-    command: str = ""
-    group: str | None = None
-    on_start: Callable[[], None] = lambda: None
-    exit_code: int = 0
-    run: RunRecord = field(init=False)
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _tracking: Tracking = field(init=False)
-    _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
-    _losses: list[float] = field(default_factory=list)
-    _evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.config = masked_value(self.config)
-        about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
-        self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
-        e, boundaries = self.experiment, () if self.experiment.mode == "max_batch" else None
+    def __init__(
+        self,
+        *,
+        experiment: Experiment,
+        directory: RunDir,
+        console: SafeConsole,
+        config: Mapping[str, Any] | None = None,
+        digest: str | None = None,
+        group: str | None = None,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.experiment, self.directory, self.console, self.group, self.on_start = experiment, directory, console, group, on_start
+        self.config, self.exit_code = masked_value(config or {}), 0
+        self._stack, self._tracking = ExitStack(), Tracking(self)
+        self._log = MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1)
+        self._losses, self._evaluations = list[float](), list[dict[str, Any]]()
+        e, boundaries = experiment, () if experiment.mode == "max_batch" else None
         names = {"model": e.model.name, "cluster": e.cluster.name, "engine": e.engine.name}
         self.run = RunRecord(
-            asked=Asked.of(e.strategy, e.times, **names, seed=e.seed, configuration=self.digest, command=self.command),
+            asked=Asked.of(e.strategy, e.times, **names, seed=e.seed, configuration=digest, command=directory.command),
             planned=Planned(cluster=e.cluster),
             survey=Surveyed(boundaries=boundaries) if e.mode in SEVERAL else None,
         )
