@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.draft import Draft
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, references
@@ -231,11 +231,7 @@ class _MeasuredPass:
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
-        args, kwargs = (
-            decode(part, ref=self.values.__getitem__, number=lambda tree: evaluate(tree, self.batch), device=torch.device("cpu"))
-            for part in (draft.args, list(draft.kwargs.values()))
-        )
-        kwargs = dict(zip(draft.kwargs, kwargs, strict=True))
+        args, kwargs = decode_call(draft.args, draft.kwargs, self.values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
         before = _tensors((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
