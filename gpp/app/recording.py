@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
-    from gpp.report.run.console import SafeConsole
-    from gpp.report.run.record import RunRecord
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""

@@ -18,21 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from gpp.capture.added import capture_part
-from gpp.capture.stage import build_stage
+from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.load import Load
 from gpp.cost.models.profiled import MOST_APART, GraphProfile, Setting, cpu_setting
-from gpp.graph.captured import evaluate, is_loss
+from gpp.graph.captured import Captured, Node, evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
-
-if TYPE_CHECKING:
-    from gpp.capture.stage import StageModule
-    from gpp.graph.captured import Captured, Node
-
 
 WORK = """
 import os, sys, torch

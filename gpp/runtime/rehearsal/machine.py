@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.files import anonymous
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import mask_of
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import source_hash
@@ -47,9 +48,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json, unseal
 from gpp.settings import NotNegative, Positive, Share
 from gpp.strategy import Strategy
-
-if TYPE_CHECKING:
-    from gpp.graph.captured import Captured
 
 STEPS = 24
 """Steps of each chain; the first two do not count."""
