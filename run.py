@@ -47,7 +47,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     plan = experiment.make_plan(problem)
-    problem, plan = experiment.in_place(captured, problem, plan, recorder.pass_by, recorder.warn)
+    problem, plan = experiment.in_place(captured, problem, plan, recorder.aside)
     recorder.know(bound=(bound := judging.bound_of(experiment, problem)))
     predicted = experiment.strategy.predict(plan, problem)
     baseline = judging.baseline_of(experiment, problem)
@@ -75,8 +75,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
 
         recorder.measured(execute(experiment, problem, job, recorder))
         recorder.answered(experiment.judged(job, recorder.run_dir))
-        say, warn = recorder.pass_by, recorder.warn
-        recorder.know(gains=judging.gains_of(experiment, captured, problem, job, predicted, rivals, say, warn))
+        recorder.know(gains=judging.gains_of(experiment, problem, job, predicted, rivals, recorder.aside))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine, EngineTask
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
@@ -331,20 +331,18 @@ class Experiment:
         check_given(self.strategy, self.plan, self.given_plan, problem)
         return self.given_plan
 
-    def in_place(
-        self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
-    ) -> tuple[Problem, Plan]:
+    def in_place(self, captured: Captured, problem: Problem, plan: Plan, progress: Progress) -> tuple[Problem, Plan]:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
         if not self.computes:
             return problem, plan
         from gpp.app.in_place import renewed, settle
 
         given, started = self.given_plan is not None, self.made.rehearsals
-        if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
+        if (fresh := renewed(problem, captured, self.engine, self.optimizer, progress.warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
         made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
-        found = settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
+        found = settle(problem, plan, self.strategy, self.engine, **made, progress=progress)
         if started is not None and not self.baselines_s:
             started.close()  # else what was gained is measured by the same process
         return found

@@ -22,6 +22,7 @@ from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.single import Single
+from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, short
 from gpp.timeline import Metrics, Timeline
@@ -104,14 +105,7 @@ def rivals_of(
 
 
 def gains_of(
-    experiment: Experiment,
-    captured: Captured,
-    problem: Problem,
-    job: Job,
-    predicted: Timeline,
-    found: tuple[Rival, ...],
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
+    experiment: Experiment, problem: Problem, job: Job, predicted: Timeline, found: tuple[Rival, ...], progress: Progress
 ) -> Gains:
     """What a run has gained over its rivals: measured where its workers are this machine's and `baselines_s` allows it."""
     cost = problem.cost
@@ -123,18 +117,17 @@ def gains_of(
     def job_of(rival: Rival) -> Job:
         assert rival.plan is not None
         run = replace(experiment, strategy=rival.strategy, resume=None)
-        return run.job(captured, problem, rival.plan)
+        return run.job(job.captured, problem, rival.plan)
 
     return measured_gains(
         found,
         job,
         predicted.metrics,
         job_of,
-        lambda: experiment.weights(captured),
+        lambda: experiment.weights(job.captured),
         rehearsals=experiment.made.rehearsals or Rehearsals(worker_environment(cost.num_threads)),
         budget_s=experiment.baselines_s,
-        say=say,
-        warn=warn,
+        progress=progress,
     )
 
 
@@ -170,8 +163,7 @@ def measured_gains(
     *,
     rehearsals: Rehearsals,
     budget_s: float,
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
+    progress: Progress,
 ) -> Gains:
     """The gains of a run's plan: measured in as many turns as `budget_s` allows, or predicted where it allows less than two.
 
@@ -180,8 +172,7 @@ def measured_gains(
         job_of: the job of a rival, over the same model, data and settings.
         weights: initial weights by full name.
         rehearsals: closed afterwards; they may have been started before.
-        say: is told what is being measured.
-        warn: is told why nothing was measured.
+        progress: is told what is being measured, and why nothing was.
     """
     foreseen = predicted_gains(rivals, own.plan, predicted)
     others = [rival for rival in rivals if rival.plan is not None and not rival.same]
@@ -191,7 +182,7 @@ def measured_gains(
     all_s = sum(step_s.values())
     if (within := turns_within(budget_s, all_s)) is None:
         least_s = FEWEST_ROUNDS * (UNTIMED + 1) * all_s
-        warn(
+        progress.warn(
             f"what was gained is predicted: {FEWEST_ROUNDS} turns of {UNTIMED + 1} steps of each plan take {least_s:.0f} s, and "
             f"baselines_s is {budget_s:g}; baselines_s={math.ceil(least_s)} measures it"
         )
@@ -209,14 +200,14 @@ def measured_gains(
             # Steps may take longer than predicted: then there are fewer turns.
             while turn < FEWEST_ROUNDS or (turn < turns and (time.perf_counter() - begin) * (turn + 1) <= turn * budget_s):
                 turn += 1
-                say(f"measuring the best chain and one device, turn {turn} of {turns} ...")
+                progress.say(f"measuring the best chain and one device, turn {turn} of {turns} ...")
                 for name, job in jobs.items():
                     devices = rehearsals.run(job, initial, predicted_s=step_s[name])
                     found[name].append(max(device.step_s for device in devices))
                     if name == ONE_DEVICE:
                         taken.append(devices[0].waited_s / devices[0].step_s)
     except (WorkerFailed, GppError) as error:
-        warn(f"what was gained is predicted, because it could not be measured: {error}")
+        progress.warn(f"what was gained is predicted, because it could not be measured: {error}")
         return foreseen
     own_s, by_name = found.pop(None), {rival.name: rival for rival in others}
     measured = {name: gain_of_rounds(by_name[str(name)], own_s, seconds) for name, seconds in found.items()}

@@ -189,6 +189,11 @@ class Recorder:
             room = max(0, min(60, self.console.width - 1))
             self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
+    @property
+    def aside(self) -> Progress:
+        """For work that is not the run's own: what goes on is passed by, and warnings stay."""
+        return Progress(say=self.pass_by, warn=self.warn)
+
     def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[LargestMicrobatch, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
 

@@ -15,6 +15,7 @@ from gpp.cost.problem import Problem
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.chains.single import Single
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.engine import Progress
 from gpp.runtime.rehearsal.rehearse import DeviceTimes
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -83,8 +84,7 @@ def gains(
         dict,
         rehearsals=fake,
         budget_s=budget_s,
-        say=lambda words: None,
-        warn=said.append,
+        progress=Progress(say=lambda words: None, warn=said.append),
     )
     return found, fake, said
 

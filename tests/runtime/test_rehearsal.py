@@ -26,6 +26,7 @@ from gpp.mechanisms.serving.requests import Arrivals, Requests
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, fit, known
 from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, _others, _times, message_factor, stage_times
@@ -216,8 +217,7 @@ def settled(problem: Problem, plan: Plan, **more: Any) -> tuple[Problem, Plan, l
         "started": None,
         "job_of": Job,
         "weights": dict,
-        "say": lambda _: None,
-        "warn": said.append,
+        "progress": Progress(say=lambda _: None, warn=said.append),
         **more,
     }
     return *in_place.settle(problem, plan, STRATEGY, Distributed(), **words), said
