@@ -109,12 +109,13 @@ def _memory(run: RunRecord) -> Drawing | None:
     if not both:
         return None
     devices = sorted({d for _, _, peaks in both for d in peaks})
+    memory = [run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices]
     return grouped_bars(
         [f"d{d}" for d in devices],
         [(name, fill, [peaks.get(d) for d in devices]) for name, fill, peaks in both],
         text.num_bytes,
         title="Peak memory per device",
-        limits=[run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices],
+        limits=("limit", memory),
         stages=[" ".join(map(str, run.plan.stages_of_device.get(d, ()))) for d in devices] if run.plan else (),
     )
 

@@ -89,9 +89,8 @@ def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
             series,
             text.seconds,
             title=f"Iteration time, {' '.join(name)}",
-            height=210,
             notes=["infeasible" if g["counts"]["infeasible"] else "failed" for g in members],
-            width=max(330.0, min(1320.0, 76 + 92.0 * len(members))),
+            size=(max(330.0, min(1320.0, 76 + 92.0 * len(members))), 210.0),
         )
         out.append(Panel(heading=" · ".join(name), chart=chart))
     return out, max((len(members) for members in panels.values()), default=0) > 4
