@@ -33,13 +33,13 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
-    recorder.compared_with_module(captured.checked)
+    recorder.know(checked=captured.checked)
     recorder.warn(*captured.warnings)
 
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)
     bound = judging.bound_of(experiment, problem)
-    recorder.posed(graph, bound)
+    recorder.know(graph=graph, bound=bound)
     if experiment.mode in SEVERAL:
         from gpp.app.surveys import SURVEYS
 
@@ -47,8 +47,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     plan = experiment.make_plan(problem)
-    problem, plan = experiment.in_place(captured, problem, plan, recorder.pass_by, recorder.warn)
-    recorder.posed(graph, bound := judging.bound_of(experiment, problem))
+    problem, plan = experiment.in_place(captured, problem, plan, recorder.aside)
+    recorder.know(bound=(bound := judging.bound_of(experiment, problem)))
     predicted = experiment.strategy.predict(plan, problem)
     baseline = judging.baseline_of(experiment, problem)
     recorder.planned(plan, predicted, baseline, judging.one_stage_of(experiment, problem, plan, predicted))
@@ -59,7 +59,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.mode == "plan":
         recorder.explained(judging.explanation_of(experiment, problem, plan, predicted, bound, baseline))
     rivals = judging.rivals_of(experiment, captured, problem, plan, baseline)
-    recorder.gained(predicted_gains(rivals, plan, predicted.metrics))
+    recorder.know(gains=predicted_gains(rivals, plan, predicted.metrics))
 
     if plan.predicted_only and not experiment.runs:
         # Whether an engine could run it is asked by a run alone.
@@ -73,9 +73,9 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.runs:
         from gpp.app.replanning import execute
 
-        recorder.measured(execute(experiment, captured, problem, plan, job, recorder))
+        recorder.measured(execute(experiment, problem, job, recorder))
         recorder.answered(experiment.judged(job, recorder.run_dir))
-        recorder.gained(judging.gains_of(experiment, captured, problem, job, predicted, rivals, recorder.pass_by, recorder.warn))
+        recorder.know(gains=judging.gains_of(experiment, problem, job, predicted, rivals, recorder.aside))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.seat import Seat
-from gpp.runtime.worker.seeding import generators, pass_seed
+from gpp.runtime.worker.seat import Seat, generators, pass_seed
 from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 

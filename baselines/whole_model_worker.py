@@ -22,7 +22,7 @@ from gpp.routing import Piece
 from gpp.runtime.checkpoint.state import copy_into
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
-from gpp.runtime.worker.seeding import generators, pass_seed
+from gpp.runtime.worker.seat import generators, pass_seed
 from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 

@@ -182,11 +182,11 @@ def _written(value: str) -> Iterator[str]:
 
 def secret_settings(config: Any) -> dict[str, str]:
     """Settings that are secrets, by name or by form: place -> text."""
-    return {place: text for place, name, text in _texts(config) if text and (is_secret_setting(name) or _by_form(text))}
-
-
-def _by_form(text: str) -> bool:
-    return bool(_FORM.search(text) or _WHOLE_URL.fullmatch(text) or masked(text) != text)
+    return {
+        place: text
+        for place, name, text in _texts(config)
+        if text and (is_secret_setting(name) or _FORM.search(text) or _WHOLE_URL.fullmatch(text) or masked(text) != text)
+    }
 
 
 def _texts(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, str, str]]:

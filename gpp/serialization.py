@@ -125,14 +125,14 @@ def read_json(cls: type[T], path: str | Path, *, setting: str = "", fix: str = C
     return from_json(cls, read_text(path, setting=setting), path, fix, setting)
 
 
-def read_text(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, *, setting: str = "") -> str:
     """The text of a file: UTF-8, with or without a byte order mark.
 
     Raises:
         InvalidFile: there is no such file, it is no regular file (a pipe is never waited for), it may not be read, it is larger
-            than `most_bytes`, or it is no text.
+            than `MOST_BYTES`, or it is no text.
     """
-    return _decoded(read_bytes(path, setting=setting, most_bytes=most_bytes), path, setting)
+    return _decoded(read_bytes(path, setting=setting), path, setting)
 
 
 def _decoded(content: bytes, source: object, setting: str = "") -> str:
@@ -144,7 +144,7 @@ def _decoded(content: bytes, source: object, setting: str = "") -> str:
         raise InvalidFile(source, place, f"is no UTF-8 text ({error.reason})", "name a text file", setting=setting) from None
 
 
-def read_bytes(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, *, setting: str = "") -> bytes:
     """The content of a file.
 
     Raises:
@@ -159,10 +159,10 @@ def read_bytes(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BY
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise _unreadable(path, f"it is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}", setting)
-        if found.st_size > most_bytes:
-            raise _unreadable(path, f"it has {found.st_size} bytes, and at most {most_bytes} are read", setting)
+        if found.st_size > MOST_BYTES:
+            raise _unreadable(path, f"it has {found.st_size} bytes, and at most {MOST_BYTES} are read", setting)
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(most_bytes)
+            return file.read(MOST_BYTES)
     except OSError as error:
         raise _unreadable(path, _reason(error), setting) from None
     finally:

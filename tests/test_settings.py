@@ -22,7 +22,7 @@ from pydantic import Field
 
 from gpp.cluster import Device, Link, local
 from gpp.cost.models.analytical import Analytical
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, written
 from gpp.loggers.jsonl import Jsonl
 from gpp.models.random_graph import RandomGraph
@@ -179,7 +179,7 @@ USUAL = {
         "types": PIPEEDGE["types"],
         "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml"),
     },
-    "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
+    "gpp.data.imported.ImportedData": {"factory": "torch.utils.data.TensorDataset"},
 }
 """Arguments between which there are rules."""
 

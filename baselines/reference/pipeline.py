@@ -32,7 +32,7 @@ from gpp.runtime.engine import GRADIENT_NORM
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import PassPlace, Seen, told, told_of_weights
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import pass_seed
 from gpp.weights.base import PipelinePosition
 
 if TYPE_CHECKING:

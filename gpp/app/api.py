@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gpp.app.batches import items_of
+from gpp.app.batches import items_of, named_targets
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -183,12 +183,11 @@ def train(
         strategy,
         optimizer=optimizer,
         data=tensors.Tensors(folder=str((run_dir / "data").resolve())),
-        model=None,
         steps=steps,
         dtype=float_type(model),
         seed=seed,
         train_samples=sizes["train"],
-        held_out=sizes["test"],
+        evaluation_samples=sizes["test"],
         overwrites=engine.overwrites,
         evaluate_every=evaluate_every,
         on_nonfinite=on_nonfinite,
@@ -218,11 +217,7 @@ def _found(resume: str | Path | None, run_dir: Path, steps: int) -> FoundCheckpo
 
 
 def _refuse_engine(engine: AbstractEngine) -> None:
-    """Refuse an engine that does not train a model in memory.
-
-    Raises:
-        InvalidConfig: says why.
-    """
+    """Refuse an engine that does not train a model in memory."""
     if not engine.needs_weights:
         raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
     if engine.planner is not None:
@@ -244,21 +239,12 @@ def float_type(model: nn.Module) -> str:
     return next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
 
 
-def named_targets(targets: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Targets by name; a single one is `target`."""
-    return dict(targets) if isinstance(targets, Mapping) else {"target": targets}
-
-
-def _targets(batch: Batch) -> dict[str, Tensor]:
-    return named_targets(batch[1])
-
-
 def _num_samples(batch: Batch) -> int:
-    return len(next(iter(_targets(batch).values())))
+    return len(next(iter(named_targets(batch[1]).values())))
 
 
 def _write(folder: Path, splits: Mapping[str, Batch | None]) -> None:
     for split, batch in splits.items():
         if batch:
-            targets = {TARGET + name: tensor for name, tensor in _targets(batch).items()}
+            targets = {TARGET + name: tensor for name, tensor in named_targets(batch[1]).items()}
             tensors.write(folder, split, {**batch[0], **targets})

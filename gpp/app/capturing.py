@@ -100,7 +100,7 @@ def weights_of(
         network: the model as it was built with this seed; None to build it.
     """
     from gpp.capture.examples import built, state_of
-    from gpp.runtime.checkpoint.weights import read_weights
+    from gpp.runtime.checkpoint.final import read_weights
 
     first = state_of(model, captured, network or built(model, seed=seed, dtype=dtype), dtype=dtype)
     return read_weights(source, first, captured) if source else first

@@ -6,14 +6,13 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from gpp.app.optimizer_factory import values_of
 from gpp.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 MOST = 64
 """Most entries of a list or a dict of plain values that are looked at."""

@@ -276,7 +276,6 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
         console=console,
         digest=digest,
         config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
-        command=directory.command,
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
         # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
         on_start=lambda: None if multirun else latest(run_dir),
@@ -347,11 +346,7 @@ def _plain(cfg: Any) -> Any:
 
 
 def _refuse_bases(choices: Any) -> None:
-    """Refuse `GROUP=base`.
-
-    Raises:
-        InvalidConfig: always; the message names the group's options.
-    """
+    """Refuse `GROUP=base`."""
     for key, name in choices.items():
         if name == BASE:
             group = str(key).partition("@")[0]

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine, EngineTask
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
@@ -297,16 +297,18 @@ class Experiment:
             rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
             nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
             raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
+        whole_loss = self.loss_scope == "minibatch"
+        imposed = None if self.engine.planner is not None and whole_loss else self.microbatch_size
         posed = Problem(
             graph=graph,
             cluster=self.cluster,
             cost=cost,
             minibatch_size=self.minibatch_size,
-            microbatch_size=captured.batch if fixed else self._imposed,
+            microbatch_size=captured.batch if fixed else imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
-            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
+            minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
@@ -316,11 +318,6 @@ class Experiment:
         from gpp.app.in_place import here
 
         return here(posed, self.engine)
-
-    @property
-    def _imposed(self) -> int | None:
-        """The micro-batch size that planners must use; None where a model in one piece sees whole mini-batches."""
-        return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.
@@ -334,20 +331,18 @@ class Experiment:
         check_given(self.strategy, self.plan, self.given_plan, problem)
         return self.given_plan
 
-    def in_place(
-        self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
-    ) -> tuple[Problem, Plan]:
+    def in_place(self, captured: Captured, problem: Problem, plan: Plan, progress: Progress) -> tuple[Problem, Plan]:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
         if not self.computes:
             return problem, plan
         from gpp.app.in_place import renewed, settle
 
         given, started = self.given_plan is not None, self.made.rehearsals
-        if (fresh := renewed(problem, captured, self.engine, self.optimizer, warn)) is not problem:
+        if (fresh := renewed(problem, captured, self.engine, self.optimizer, progress.warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)
         made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
-        found = settle(problem, plan, self.strategy, self.engine, **made, say=say, warn=warn)
+        found = settle(problem, plan, self.strategy, self.engine, **made, progress=progress)
         if started is not None and not self.baselines_s:
             started.close()  # else what was gained is measured by the same process
         return found
@@ -390,7 +385,7 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=0 if self.own_mode is not None else whole,
+            evaluation_samples=0 if self.own_mode is not None else whole,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,

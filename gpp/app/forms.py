@@ -109,11 +109,7 @@ class Forms:
         return size, tuple(tuple(rows[name].shape[1:]) for name in self._inputs)
 
     def _check_size(self, size: int) -> None:
-        """Refuse numbers of samples that the plan cannot be run on.
-
-        Raises:
-            InvalidConfig: says which can.
-        """
+        """Refuse numbers of samples that the plan cannot be run on."""
         plan, only = self._job.plan, self._job.captured.batch
         most, least = plan.minibatch_size, max(len(stage.replicas) for stage in plan.stages)
         fix = "drop the last batch of a loader that does not divide (drop_last=True)"

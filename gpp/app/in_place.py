@@ -22,7 +22,7 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import Rehearsals, message_factor, short, stage_times
@@ -123,8 +123,7 @@ def settle(
     started: Rehearsals | None,
     job_of: Callable[[Problem, Plan], Job],
     weights: Callable[[], Mapping[str, Any]],
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[Problem, Plan]:
     """The problem by times in place, and the plan for it; both as they are where nothing is to be measured.
 
@@ -134,8 +133,7 @@ def settle(
         started: rehearsals that were started early; they stay open, unless they fail.
         job_of: the whole job of a plan.
         weights: initial weights; called once, if anything is rehearsed.
-        say: is told what is being timed.
-        warn: is told if that fails; what was known before stays then.
+        progress: is told what is being timed, and if that fails; what was known before stays then.
     """
     profile = _profile(problem, engine)
     if profile is None:
@@ -150,18 +148,18 @@ def settle(
         with ExitStack() as stack:
             rehearsals = started or stack.enter_context(Rehearsals(worker_environment(found.cost.num_threads)))
             if unmeasured:
-                say("timing messages and actions on this machine ...")
+                progress.say("timing messages and actions on this machine ...")
                 setting = cpu_setting(found.cost.num_threads)
                 crowded = problem.cluster.crowded(problem.cluster.num_devices)
                 found.costs = measure(rehearsals, setting, shared_memory=_shared_memory(engine), crowded=crowded)
                 keep(path, found.costs)
                 found.problem = _on(problem, found.costs, profile)
                 plan = found.again(plan)
-            return found.rehearsed(plan, rehearsals, job_of, weights, say)
+            return found.rehearsed(plan, rehearsals, job_of, weights, progress.say)
     except WorkerFailed as error:
         if started is not None:
             started.close()
-        warn(f"the plan could not be timed in place, so what was known before predicts it: {error}")
+        progress.warn(f"the plan could not be timed in place, so what was known before predicts it: {error}")
         return found.problem, plan
 
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
 from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
-from gpp.app.modules import plain_module
 from gpp.app.optimizer_factory import optimizer_of
-from gpp.app.wanted import Launch, Wanted
+from gpp.app.wanted import Launch, Wanted, plain_module
 from gpp.cluster import Cluster, local
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
@@ -23,22 +23,17 @@ from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.app.experiment import Experiment
-from gpp.app.pages import page_of, show_compared
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.app.tracking import Tracking
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.files import LateFile, write_text
-from gpp.graph.captured import Checked
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.planners.bounds.lower_bound import Bound
 from gpp.private import masked, masked_value
 from gpp.report.run.console import SafeConsole, StepProgress
-from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.record import Asked, Planned, Resumed, RunRecord, Surveyed
-from gpp.report.run.result import finite, write_json
+from gpp.report.run.result import finite, peak_memory_bytes, reset_peak_memory, write_json
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Progress
@@ -48,8 +43,6 @@ from gpp.timeline import Outcome, Timeline
 
 if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
-    from gpp.analysis.explore import Explored
-    from gpp.analysis.gains import Gains
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
 
@@ -72,7 +65,6 @@ class Timelines:
     measured: Timeline | None
 
 
-@dataclass(slots=True, kw_only=True)
 class Recorder:
     """A context manager around one run; result.json and report.html are written, whatever ends the run.
 
@@ -82,41 +74,36 @@ class Recorder:
     Args:
         config: the resolved configuration, for the directory and the tracker.
         digest: hash of the configuration, by which a sweep knows its jobs.
-        command: the command line that reproduces the run.
         group: the sweep's name, None outside one.
         on_start: called when the training begins.
     """
 
-    experiment: Experiment
-    directory: RunDir
-    console: SafeConsole
-    config: Mapping[str, Any] = field(default_factory=dict)
-    digest: str | None = None
-    command: str = ""
-    group: str | None = None
-    on_start: Callable[[], None] = lambda: None
-    exit_code: int = 0
-    run: RunRecord = field(init=False)
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _tracking: Tracking = field(init=False)
-    _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
-    _losses: list[float] = field(default_factory=list)
-    _evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.config = masked_value(self.config)
-        about = {"config": self.config, "group": self.group, "command": self.command, "warn": self.warn}
-        self._tracking = Tracking(experiment=self.experiment, run_dir=self.run_dir, **about)
-        e, boundaries = self.experiment, () if self.experiment.mode == "max_batch" else None
+    def __init__(
+        self,
+        *,
+        experiment: Experiment,
+        directory: RunDir,
+        console: SafeConsole,
+        config: Mapping[str, Any] | None = None,
+        digest: str | None = None,
+        group: str | None = None,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.experiment, self.directory, self.console, self.group, self.on_start = experiment, directory, console, group, on_start
+        self.config, self.exit_code = masked_value(config or {}), 0
+        self._stack, self._tracking = ExitStack(), Tracking(self)
+        self._log = MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1)
+        self._losses, self._evaluations = list[float](), list[dict[str, Any]]()
+        e, boundaries = experiment, () if experiment.mode == "max_batch" else None
         names = {"model": e.model.name, "cluster": e.cluster.name, "engine": e.engine.name}
         self.run = RunRecord(
-            asked=Asked.of(e.strategy, e.times, **names, seed=e.seed, configuration=self.digest, command=self.command),
+            asked=Asked.of(e.strategy, e.times, **names, seed=e.seed, configuration=digest, command=directory.command),
             planned=Planned(cluster=e.cluster),
             survey=Surveyed(boundaries=boundaries) if e.mode in SEVERAL else None,
         )
 
-    def _know(self, **facts: Any) -> None:
-        """Put facts into the record, by name."""
+    def know(self, **facts: Any) -> None:
+        """Put facts into the record, by name (`RunRecord.knowing`)."""
         self.run = self.run.knowing(**facts)
 
     @property
@@ -158,21 +145,13 @@ class Recorder:
         """Print warnings at once, beside what they are about; the report has them, too."""
         for warning in warnings:
             if warning not in self.run.warnings:
-                self._know(warnings=(*self.run.warnings, warning))
+                self.know(warnings=(*self.run.warnings, warning))
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-
-    def posed(self, graph: OpGraph, bound: Bound | None) -> None:
-        """Keep the graph that will be planned, and the lower bound on the time of every plan."""
-        self._know(graph=graph, bound=bound)
-
-    def compared_with_module(self, checked: Checked | None) -> None:
-        """Keep how the captured model was compared with the user's own."""
-        self._know(checked=checked)
 
     def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...], one_stage: OneStage | None) -> None:
         """Show the plan and its prediction beside the baseline's, and why it is one stage, if it is."""
         others = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
-        self._know(plan=plan, predicted=predicted, one_stage=one_stage, baseline=others, peak_bytes=peak_memory_bytes())
+        self.know(plan=plan, predicted=predicted, one_stage=one_stage, baseline=others, peak_bytes=peak_memory_bytes())
         show_plan(self.console, self.run)
 
     def profiled(self, problem: Problem, plan: Plan) -> None:
@@ -189,15 +168,11 @@ class Recorder:
 
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
-        self._know(explanation=explanation)
+        self.know(explanation=explanation)
         if explanation is not None:
             from gpp.report.run.explain_terminal import show_explanation
 
             show_explanation(self.console, self.run)
-
-    def gained(self, gains: Gains) -> None:
-        """Keep what the plan gains over simpler ones, as far as that is known."""
-        self._know(gains=gains)
 
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
@@ -214,6 +189,11 @@ class Recorder:
             room = max(0, min(60, self.console.width - 1))
             self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
+    @property
+    def aside(self) -> Progress:
+        """For work that is not the run's own: what goes on is passed by, and warnings stay."""
+        return Progress(say=self.pass_by, warn=self.warn)
+
     def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[LargestMicrobatch, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
 
@@ -221,29 +201,25 @@ class Recorder:
 
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
-        self._know(attempts=attempts, boundaries=boundaries or self.run.boundaries or None, peak_bytes=peak_memory_bytes())
+        self.know(attempts=attempts, boundaries=boundaries or self.run.boundaries or None, peak_bytes=peak_memory_bytes())
         best = best_of(attempts).own
         if best is not None:
-            self._know(plan=best.plan, predicted=best.predicted)
+            self.know(plan=best.plan, predicted=best.predicted)
         else:
             failed = [found for found in attempts if found.status == "failed"]
             from gpp.report.run.strategies import reason_lines
 
             status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
-            self._know(status=status, reason="\n".join(reason_lines(failed or attempts)))
+            self.know(status=status, reason="\n".join(reason_lines(failed or attempts)))
         self.pass_by("")
         show_compared(self.console, self.run)
         return best
-
-    def explored(self, found: Explored) -> None:
-        """Keep what was found over a grid of settings."""
-        self._know(explored=found)
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; the function returned is called while the job runs."""
         self.on_start()
         resumed = self.experiment.resumed
-        self._know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
+        self.know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
         self._tracking.open(steps=True, first_step=self.run.first_step)
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
 
@@ -269,17 +245,9 @@ class Recorder:
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
-    def replaced(self, plan: Plan, predicted: Timeline) -> None:
-        """Take the plan with which a stream went on: what is measured is measured of it."""
-        self._know(plan=plan, predicted=predicted)
-
     def measured(self, outcome: Outcome) -> None:
         """Take what the engine measured."""
-        self._know(outcome=replace(outcome, answers=self.run.outcome.answers))
-
-    def counted(self, answers: Mapping[str, int] | None) -> None:
-        """Keep how many samples are done where nothing is trained, whatever has ended the run."""
-        self._know(answers=answers)
+        self.know(outcome=replace(outcome, answers=self.run.outcome.answers))
 
     def answered(self, values: dict[str, float]) -> None:
         """Keep what the results of a run that trains nothing are worth."""
@@ -292,7 +260,7 @@ class Recorder:
                 self._failed(error)
             # Of a run that did not come to its end the steps that it has told.
             known = self.run.outcome
-            self._know(losses=known.losses or tuple(self._losses), evaluations=known.evaluations or tuple(self._evaluations))
+            self.know(losses=known.losses or tuple(self._losses), evaluations=known.evaluations or tuple(self._evaluations))
             try:
                 if self._refused:
                     print(f"error: {self.run.reason}", file=sys.stderr)
@@ -328,12 +296,12 @@ class Recorder:
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
             reason = masked(f"{type(error).__name__}: {error}")
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
-        self._know(status="infeasible" if isinstance(error, Infeasible) else "failed", reason=reason)
+        self.know(status="infeasible" if isinstance(error, Infeasible) else "failed", reason=reason)
 
     def _unwritten(self, problem: Exception) -> None:
         """Say that the records could not be written; the run has failed, unless it had ended in a worse way before."""
         self.exit_code = self.exit_code or 1
-        self._know(status="failed")
+        self.know(status="failed")
         why = problem if isinstance(problem, GppError) else f"{self.run_dir} cannot be written: {problem}. Fix: make room there"
         said = [f"error: {self.run.reason}"] if self.run.reason else []
         print(*said, f"error: the run's records are not whole: {why}", sep="\n", file=sys.stderr)
@@ -357,3 +325,30 @@ class Recorder:
         self._stack.close()
         paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
         show_result(self.console, self.run, [(name, os.path.relpath(path)) for name, path in paths], hints)
+
+
+def page_of(run: RunRecord) -> str:
+    """report.html of a run."""
+    if run.explored:
+        from gpp.report.explore.page import explore_report
+
+        return explore_report(run, run.explored)
+    if run.attempts:
+        from gpp.report.compare.page import compare_report
+
+        return compare_report(run)
+    from gpp.report.run.page import run_report
+
+    return run_report(run)
+
+
+def show_compared(console: SafeConsole, run: RunRecord) -> None:
+    """Show several strategies, or the largest micro-batch of each where those were looked for."""
+    if run.boundaries:
+        from gpp.report.compare.boundaries import show_boundaries
+
+        show_boundaries(console, run)
+        return
+    from gpp.report.compare.terminal import show_comparison
+
+    show_comparison(console, run)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gpp.app.moving import Better
     from gpp.app.recording import Recorder
     from gpp.cost.problem import Problem
-    from gpp.graph.captured import Captured
     from gpp.plan.plan import Plan
     from gpp.runtime.engine import Progress, Taken
     from gpp.runtime.job import Job
@@ -50,7 +49,7 @@ UNTIMED_STEPS = 2
 """First steps of a worker under a plan that say nothing of its pace: memory is touched first, and the allocator is listened to."""
 
 
-def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
+def execute(experiment: Experiment, problem: Problem, job: Job, recorder: Recorder) -> Outcome:
     """Run a job saved in the recorder's directory, under new plans where `strategy.replan` has it.
 
     Raises:
@@ -59,18 +58,18 @@ def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: 
         Infeasible: nothing fits on the devices that are left.
     """
     try:
-        return _execute(experiment, captured, problem, plan, job, recorder)
+        return _execute(experiment, problem, job, recorder)
     finally:
         # Whatever has ended the workers.
         if (course := course_run(job)) is not None:
             with held_back():
                 count, warning = course.finish(recorder.run_dir)
-                recorder.counted(count)
+                recorder.know(answers=count)
                 if warning:
                     recorder.warn(warning)
 
 
-def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
+def _execute(experiment: Experiment, problem: Problem, job: Job, recorder: Recorder) -> Outcome:
     engine, progress, run_dir, settings = experiment.engine, recorder.progress(), recorder.run_dir, experiment.strategy.replan
     course = course_run(job)
     if course is not None and engine.needs_weights:
@@ -78,8 +77,8 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
     if not settings.every:
         return engine.execute(job, run_dir, progress)
     if course is None:
-        return _ReplannedTraining(experiment, captured, problem, plan, job, progress, recorder).run(run_dir)
-    run, number = _ReplannedCourse(experiment, captured, problem, plan, job, progress), 0
+        return _ReplannedTraining(experiment, problem, job, progress, recorder).run(run_dir)
+    run, number = _ReplannedCourse(experiment, problem, job, progress), 0
     while settings.most is None or number < settings.most:
         try:
             return run.run(run_dir, settings)
@@ -88,7 +87,7 @@ def _execute(experiment: Experiment, captured: Captured, problem: Problem, plan:
         _set_aside(run_dir, number)
         number += 1
         run.job.save(run_dir)
-        recorder.replaced(run.plan, experiment.strategy.predict(run.plan, run.problem))
+        recorder.know(plan=run.plan, predicted=experiment.strategy.predict(run.plan, run.problem))
     return run.run(run_dir, replace(settings, every=0))
 
 
@@ -98,13 +97,11 @@ class _ReplannedRun:
     `problem.cluster` has the devices at these speeds.
     """
 
-    def __init__(
-        self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
-    ) -> None:
-        self._experiment, self._captured, self._progress = experiment, captured, progress
+    def __init__(self, experiment: Experiment, problem: Problem, job: Job, progress: Progress) -> None:
+        self._experiment, self._captured, self._progress = experiment, job.captured, progress
         self._machines = problem.cluster
         """The devices as they were described, which is what workers are told."""
-        self.problem, self.plan, self.job = problem, plan, job
+        self.problem, self.plan, self.job = problem, job.plan, job
         self.replaced: list[Replaced] = []
 
     @property
@@ -128,12 +125,10 @@ class _ReplannedRun:
 class _ReplannedCourse(_ReplannedRun):
     """The state of a run that trains nothing: what is done, and under which plan it goes on."""
 
-    def __init__(
-        self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
-    ) -> None:
+    def __init__(self, experiment: Experiment, problem: Problem, job: Job, progress: Progress) -> None:
         # Mini-batches stay cut as they are: results are then equal to the bit, whatever the plan.
-        problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
-        super().__init__(experiment, captured, problem, plan, job, progress)
+        problem = replace(problem, microbatch_size=job.plan.stages[0].microbatch_size)
+        super().__init__(experiment, problem, job, progress)
         self._ended = job.settings.first_step
         self._names = tuple(range(problem.cluster.num_devices))
         """What the user calls the devices that are left."""
@@ -228,17 +223,8 @@ class _AnnouncedPlan(NamedTuple):
 class _ReplannedTraining(_ReplannedRun):
     """The state of a training: its pace, and what has been announced to its workers."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        captured: Captured,
-        problem: Problem,
-        plan: Plan,
-        job: Job,
-        progress: Progress,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(experiment, captured, problem, plan, job, progress)
+    def __init__(self, experiment: Experiment, problem: Problem, job: Job, progress: Progress, recorder: Recorder) -> None:
+        super().__init__(experiment, problem, job, progress)
         self._recorder, self._settings = recorder, experiment.strategy.replan
         self._first, self._done = job.settings.first_step, job.settings.first_step
         self._pace = DevicePace(self._planned_s(), self._settings)
@@ -384,7 +370,7 @@ class _ReplannedTraining(_ReplannedRun):
         )
         self.replaced.append(found)
         self._progress.warn(str(found))
-        self._recorder.replaced(self.plan, self._experiment.strategy.predict(self.plan, announced.problem))
+        self._recorder.know(plan=self.plan, predicted=self._experiment.strategy.predict(self.plan, announced.problem))
 
     def _samples_per_s(self, first: int, end: int) -> float | None:
         """The median rate of some steps; None where none was timed."""

@@ -45,7 +45,7 @@ def compare_strategies(experiment: Experiment, captured: Captured, problem: Prob
     # The best chain may have been one of those compared.
     found = tuple(made) if made else beside(strategy, problem)
     rivals = judging.rivals_of(replace(experiment, strategy=strategy), captured, problem, best.plan, found)
-    recorder.gained(predicted_gains(rivals, best.plan, best.predicted.metrics))
+    recorder.know(gains=predicted_gains(rivals, best.plan, best.predicted.metrics))
 
 
 def largest_batches(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
@@ -75,7 +75,7 @@ def explore_settings(experiment: Experiment, captured: Captured, problem: Proble
         return without(problem.cluster, range(count, problem.cluster.num_devices))[0]
 
     found = explore(experiment.explore, experiment.strategies, problem, first, recorder.pass_by)
-    recorder.explored(found)
+    recorder.know(explored=found)
     recorder.compared(found.fastest)
 
 

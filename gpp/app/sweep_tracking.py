@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.app.tracking import commit_of
-from gpp.loggers.base import AbstractLogger, End, RunInfo
-from gpp.loggers.masked import start
+from gpp.loggers.base import AbstractLogger, End, RunInfo, start
 from gpp.report.draw.svg import standalone
 from gpp.report.sweep.files import result_rows, summarise
 from gpp.report.sweep.jobs import SETUP, SweepJob, flatten

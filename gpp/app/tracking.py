@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.several import SEVERAL
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
-from gpp.loggers.masked import start
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo, start
 
 if TYPE_CHECKING:
-    from gpp.app.experiment import Experiment
+    from gpp.app.recording import Recorder
     from gpp.report.run.record import RunRecord
 
 
-@dataclass(slots=True, kw_only=True)
 class Tracking:
     """The records of one run: metrics.jsonl where it has steps, and those of the loggers that the user has chosen.
 
     Args:
-        run_dir, config, group, command: see `gpp.app.recording.Recorder`.
-        warn: tells the user that a back end has failed.
+        recorder: of the run; its user is told that a back end has failed.
     """
 
-    experiment: Experiment
-    run_dir: Path
-    config: Mapping[str, Any]
-    group: str | None
-    command: str
-    warn: Callable[[str], None]
-    _records: list[AbstractRecord] = field(default_factory=list)
-    _opened: bool = False
-    _early: list[str] = field(default_factory=list)
-    _said: set[str] = field(default_factory=set)
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._records: list[AbstractRecord] = []
+        self._opened = False
+        self._early, self._said = list[str](), set[str]()
 
     def open(self, *, steps: bool, first_step: int = 0) -> None:
         """Open the records, unless they are; what was printed before is told.
@@ -56,21 +47,21 @@ class Tracking:
             from gpp.loggers.jsonl import Jsonl
 
             loggers.append(Jsonl())
-        loggers += self.experiment.logger.values()
+        loggers += self._recorder.experiment.logger.values()
         if not loggers:
             return
-        e = self.experiment
+        e = self._recorder.experiment
         strategies = ", ".join(strategy.name for strategy in e.strategies) if e.mode in SEVERAL else e.strategy.name
         names = {"model": e.model.name, "strategy": strategies, "cluster": e.cluster.name, "engine": e.engine.name}
         simulates = e.mode == "train" and not e.engine.runs
         info = RunInfo(
-            run_dir=self.run_dir,
+            run_dir=self._recorder.run_dir,
             first_step=first_step,
             name=e.name,
             kind="simulate" if simulates else e.mode,
-            config=self.config,
-            facts={**{f"{name}_name": value for name, value in names.items()}, "command": self.command},
-            group=self.group,
+            config=self._recorder.config,
+            facts={**{f"{name}_name": value for name, value in names.items()}, "command": self._recorder.directory.command},
+            group=self._recorder.group,
             tags=tuple(dict.fromkeys((e.model.name, e.mode if e.mode in SEVERAL else e.strategy.name, e.cluster.name))),
             commit=commit_of(Path.cwd()) if e.logger else None,
         )
@@ -86,7 +77,7 @@ class Tracking:
             for warning in record.warnings:
                 if warning not in self._said:
                     self._said.add(warning)
-                    self.warn(warning)
+                    self._recorder.warn(warning)
 
     def heard(self, words: str) -> None:
         """Tell what the run prints."""
@@ -101,7 +92,7 @@ class Tracking:
         Args:
             values: None where one is not known.
         """
-        e = self.experiment
+        e = self._recorder.experiment
         rate = {"learning_rate": e.optimizer.lr * e.optimizer.learning_rate.factor(step, e.num_steps)} if e.trains else {}
         known = {name: value for name, value in {**values, **rate}.items() if value is not None}
         for record in self._records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -146,12 +146,11 @@ class Wanted:
             self.strategy,
             optimizer=self.optimizer,
             data=tensors.Tensors(folder=str(Path(self.run_dir, "data").resolve())),
-            model=None,
             steps=self.steps or ENDLESS,
             dtype=api.float_type(self.model),
             seed=self.seed,
             train_samples=self.size,
-            held_out=self.size,
+            evaluation_samples=self.size,
             on_nonfinite="warn",
             overwrites=engine.overwrites,
             **engine.worker_settings | {"launch": "local" if self.place is None else "external"},
@@ -174,3 +173,37 @@ class Wanted:
         whole_loss, some = self.loss_scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
         cut = cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False, uneven=uneven(captured, some))
         return (*captured.warnings, *cut, *replace(self.engine, launch="local" if self.place is None else "env").check(plan))
+
+
+def plain_module(model: Any, warn: Callable[[str], None]) -> Any:
+    """The module inside wrappers whose work the pipeline does itself.
+
+    Args:
+        warn: is told of a wrapper whose work nobody does.
+
+    Raises:
+        InvalidConfig: it is no module, or a script; its parameters are not there yet, or two of them are one memory.
+    """
+    from torch import jit, nn
+    from torch.nn.parameter import is_lazy
+
+    if not isinstance(model, nn.Module):
+        raise InvalidConfig("model", type(model).__name__, "must be a torch.nn.Module", "put the functions into one")
+    if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        warn("torch.compile of the model is left out; engine=Distributed(compile='inductor') compiles its stages")
+        return plain_module(inner, warn)
+    if type(model) in (nn.DataParallel, nn.parallel.DistributedDataParallel):
+        return plain_module(model.module, warn)
+    if isinstance(model, jit.ScriptModule):
+        raise InvalidConfig("model", type(model).__name__, "is a script, which cannot be captured", "pass the module itself")
+    memory: dict[tuple[int, int], str] = {}
+    for name, param in model.named_parameters():
+        if is_lazy(param):
+            rule = f"has no shape yet: its {type(param).__name__} waits for a first batch"
+            raise InvalidConfig(f"model.{name}", "lazy", rule, "call the model once on the examples before")
+        if param.requires_grad and param.numel() and not param.is_meta:
+            other = memory.setdefault((param.data_ptr(), param.numel()), name)
+            if other != name:
+                rule = f"is the same memory as {other}, and workers would have one of each"
+                raise InvalidConfig(f"model.{name}", "shared", rule, "tie them: let both modules hold the same nn.Parameter")
+    return model

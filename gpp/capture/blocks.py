@@ -28,11 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
-from gpp.capture.derived import Derivations
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.items import with_items
-from gpp.capture.measure import Facts, form_of, measure
+from gpp.capture.measure import Derivations, Facts, form_of, measure
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, loss_nodes

@@ -161,12 +161,6 @@ def _node(draft: Draft) -> Node:
     return Node(**{slot: getattr(draft, slot) for slot in Node.__slots__})
 
 
-def _enclosing(path: str) -> list[str]:
-    """Paths of the modules around a module: `a` and `a.b` of `a.b.c`."""
-    parts = path.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
 def _has_switch(target: str) -> bool:
     return bool(re.search(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu", target))
 
@@ -361,7 +355,8 @@ class _OpCosts:
 
     def _names(self) -> list[str]:
         mains = [self._main(number) for number in range(len(self.groups.groups))]
-        parents = {path for draft in self.drafts.drafts for path in _enclosing(draft.module)}
+        modules = [draft.module.split(".") for draft in self.drafts.drafts]
+        parents = {".".join(parts[:i]) for parts in modules for i in range(1, len(parts))}
         shared = Counter(main.module for main in mains)
         taken: Counter[str] = Counter()
         out: list[str] = []

@@ -15,6 +15,7 @@ import torch
 
 import gpp.capture.grouped  # noqa: F401  # registers the operator that `EQUIVALENT` names
 from gpp.errors import CaptureError
+from gpp.graph.captured import evaluate
 
 GETITEM = "_operator.getitem"
 
@@ -148,6 +149,15 @@ def decode(
         case "memory_format":
             return _named(content, torch.memory_format)
     raise CaptureError(f"unknown encoding {kind!r}; the file is damaged or from another version. Fix: capture again")
+
+
+def decode_call(
+    args: list[Any], kwargs: Mapping[str, Any], ref: Callable[[str], Any], samples: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call for so many samples on the processor; `ref` as of `decode`."""
+    place = torch.device("cpu")
+    every = decode([args, list(kwargs.values())], ref=ref, number=lambda tree: evaluate(tree, samples), device=place)
+    return every[0], dict(zip(kwargs, every[1], strict=True))
 
 
 def _named(name: str, kind: type) -> Any:

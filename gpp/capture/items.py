@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by, needs
 from gpp.capture.draft import Draft, Drafts, fresh_name
 from gpp.errors import CaptureError, GppError
@@ -188,11 +188,8 @@ class _Finder:
             }
             for draft in needed:
                 if draft.kind == "call":
-                    args, kwargs = (
-                        decode(part, ref=values.__getitem__, number=lambda e: evaluate(e, hi - lo), device=torch.device("cpu"))  # noqa: B023
-                        for part in (draft.args, list(draft.kwargs.values()))
-                    )
-                    values[draft.name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
+                    args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, hi - lo)
+                    values[draft.name] = operator_of(draft.target)(*args, **kwargs)
             yield float(values[node])
 
     def _shared(self, name: str, result: str, node: str) -> str:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,10 +19,8 @@ from gpp.capture.profiler import MIN_REPEATS, clock_of, fill, one_pass, profile,
 from gpp.capture.stage import build_stage
 from gpp.cost.load import Load
 from gpp.cost.models.profiled import GraphProfile, Profiled, Spot, sample_counts
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import Op, OpGraph
-
-if TYPE_CHECKING:
-    from gpp.graph.captured import Captured
 
 SPOT_S, SPOTS, SPOTS_S = 0.02, 2, 0.3
 """Seconds that a checked operator takes at most, their number, and the seconds of a check, in which the load of the machine, which

@@ -8,21 +8,75 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
-from gpp.capture.derived import Derivations
+from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.draft import Draft
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, references
+
+_ACTIVATION = None
+"""In place of names: the tensor depends on an input."""
+
+
+@final
+class Derivations(TorchDispatchMode):
+    """Follows what tensors are computed from, below autograd: the parts of a composite operator count one by one.
+
+    A tensor without an entry is a constant, a buffer or a frozen parameter, or random.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: dict[int, frozenset[str] | None] = {}
+        self._own: set[int] = set()
+
+    def add_parameter(self, name: str, tensor: Tensor) -> None:
+        """Make a trained parameter known."""
+        self._of[_storage(tensor)] = frozenset([name])
+        self._own.add(_storage(tensor))
+
+    def add_input(self, tensor: Tensor) -> None:
+        """Make a tensor of samples known."""
+        self._of[_storage(tensor)] = _ACTIVATION
+
+    def derived_from(self, tensor: Tensor) -> frozenset[str]:
+        """Trained parameters that a tensor was computed from; empty for one of their own memory, and where an input counts too."""
+        key = _storage(tensor)
+        return frozenset() if key in self._own else self._of.get(key) or frozenset()
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a trained parameter, or follows from such parameters alone."""
+        return bool(self._of.get(_storage(tensor)))
+
+    def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        sources = [self._of[key] for key in read if key in self._of]
+        names = _ACTIVATION if _ACTIVATION in sources else frozenset[str]().union(*(s for s in sources if s is not None))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and (key := _storage(leaf)) not in self._own:
+                if key in read and not func._schema.is_mutable:
+                    continue  # a view
+                if names == frozenset():
+                    self._of.pop(key, None)
+                else:
+                    self._of[key] = names
+        return out
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
 
 _RECURRENT = ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")
 
@@ -177,11 +231,7 @@ class _MeasuredPass:
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
-        args, kwargs = (
-            decode(part, ref=self.values.__getitem__, number=lambda tree: evaluate(tree, self.batch), device=torch.device("cpu"))
-            for part in (draft.args, list(draft.kwargs.values()))
-        )
-        kwargs = dict(zip(draft.kwargs, kwargs, strict=True))
+        args, kwargs = decode_call(draft.args, draft.kwargs, self.values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
         before = _tensors((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed

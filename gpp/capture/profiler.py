@@ -9,27 +9,55 @@ both passes are timed too, at the most samples.
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from gpp.capture.added import capture_part
-from gpp.capture.companions import companions
-from gpp.capture.stage import build_stage
+from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.load import Load
 from gpp.cost.models.profiled import MOST_APART, GraphProfile, Setting, cpu_setting
-from gpp.graph.captured import evaluate, is_loss
+from gpp.graph.captured import Captured, Node, evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
-if TYPE_CHECKING:
-    from gpp.capture.stage import StageModule
-    from gpp.graph.captured import Captured, Node
+WORK = """
+import os, sys, torch
+parent = int(sys.argv[1])  # not os.getppid(): the parent may have died already
+torch.set_num_threads(1)
+layer = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+x = torch.randn(64, 512)
+layer(x).sum().backward()
+print("busy", flush=True)
+while os.getppid() == parent:
+    layer(x).sum().backward()
+    layer.zero_grad()
+"""
+"""Forwards and backwards of 2 MB of weights: products, copies and additions, as a stage of a model has them."""
+
+
+@contextmanager
+def companions(count: int) -> Iterator[tuple[int, ...]]:
+    """`count` processes of one thread that compute from the beginning to the end of the block, which gets their ids."""
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORK, str(os.getpid())], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield tuple(process.pid for process in processes)
+
 
 # A timing lasts this long at least, by looping over fast operators; below it the clock and the scheduler show.
 _SPAN_S = 5e-4

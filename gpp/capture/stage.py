@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.counts import Counts, Rows, needed_by
-from gpp.capture.cut import BoundaryTensor, Cut
+from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
-from gpp.capture.shards import AbstractShards
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
 from gpp.models.losses import named_tensors

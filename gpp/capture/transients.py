@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from gpp.capture.codec import decode, dtype_of, operator_of
+from gpp.capture.codec import decode_call, dtype_of, operator_of
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
 from gpp.graph.captured import evaluate, references
@@ -123,12 +123,9 @@ class MeasuredTransients:
             draft = self._drafts[name]
             if draft.kind != "call":
                 continue
-            args, kwargs = (
-                decode(part, ref=values.__getitem__, number=lambda tree: evaluate(tree, self._batch), device=torch.device("cpu"))
-                for part in (draft.args, list(draft.kwargs.values()))
-            )
+            args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, self._batch)
             with torch.set_grad_enabled(not draft.no_grad):
-                values[name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
+                values[name] = operator_of(draft.target)(*args, **kwargs)
             del args, kwargs
             for need in references(_arguments(draft)):
                 if last_use[need] == i and need not in outputs:

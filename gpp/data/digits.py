@@ -20,7 +20,7 @@ MAX_INTENSITY = 16
 
 @final
 @settings("data")
-class Digits(AbstractData):
+class DigitsData(AbstractData):
     """Images scaled to 0..1. The split is stratified by class and the same for every seed.
 
     Args:
@@ -96,3 +96,6 @@ def _held_out(labels: np.ndarray, fraction: float) -> np.ndarray:
     for digit, num_held in enumerate(held):
         mask[rng.permutation(np.flatnonzero(labels == digit))[:num_held]] = True
     return mask
+
+
+Digits = DigitsData  # the name in files of earlier versions

@@ -13,7 +13,7 @@ from gpp.settings import settings
 
 @final
 @settings("data")
-class Imported(AbstractData):
+class ImportedData(AbstractData):
     """`factory(**args, **train_args)` for training, `factory(**args, **test_args)` for testing.
 
     Without arguments that tell the two apart they would be one data set. Then a fixed random part of it, the same for
@@ -85,3 +85,6 @@ class Imported(AbstractData):
         held_out = min(count - 1, max(1, round(count * self.test_fraction)))
         order = np.random.default_rng(0).permutation(count)
         return sorted((order[:held_out] if split == "test" else order[held_out:]).tolist())
+
+
+Imported = ImportedData  # the name in files of earlier versions

@@ -19,7 +19,7 @@ class DatasetSamples(Samples):
     """The items of a Dataset under a model's names, in the dtypes of its specs.
 
     Args:
-        dataset: has `__len__` and `__getitem__`; see `gpp.data.imported.Imported` for its items.
+        dataset: has `__len__` and `__getitem__`; see `gpp.data.imported.ImportedData` for its items.
         model: the model that the items are for.
         dtype: type of floats, as `float32`.
         rows: positions in the dataset of the samples to give, in this order.

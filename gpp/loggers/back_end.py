@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from gpp.errors import InvalidConfig
-from gpp.loggers.base import PartialRecord
+from gpp.loggers.base import AbstractRecord
 
 
 def need(package: str, fix: str) -> None:
@@ -22,7 +22,7 @@ def need(package: str, fix: str) -> None:
         raise InvalidConfig("logger", package, "needs a Python package that is not installed", f"{fix}, or set logger=none")
 
 
-class BackEndRecord(PartialRecord):
+class BackEndRecord(AbstractRecord):
     """A record that another package keeps. The first failure becomes a warning; later calls do nothing.
 
     Args:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, final
+
+from gpp.private import masked, masked_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,51 +57,46 @@ class End:
     reason: str | None = None
 
 
-class AbstractRecord(ABC):
-    """The record of a run, as a context manager: leaving it finishes the record, also after an exception."""
+class AbstractRecord:
+    """The record of a run, as a context manager: leaving it finishes the record, also after an exception.
 
-    shows: ClassVar[bool]
+    A record leaves out what its own class does not override.
+    """
+
+    shows: ClassVar[bool] = False
     """Whether it keeps tables, drawings, pages or files, which take time to make."""
 
     @property
-    @abstractmethod
     def hints(self) -> tuple[str, ...]:
         """Command lines for the user to look at or upload the record."""
+        return ()
 
     @property
-    @abstractmethod
     def warnings(self) -> tuple[str, ...]:
         """Errors of the back end, in words."""
+        return ()
 
-    @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one training step (0-based): `loss`, `learning_rate`, `samples_per_s`, ..."""
 
-    @abstractmethod
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one evaluation after `step` steps."""
 
-    @abstractmethod
     def log_console(self, words: str) -> None:
         """Record lines that the run has printed."""
 
-    @abstractmethod
     def log_page(self, name: str, path: Path) -> None:
         """Record a self-contained HTML page."""
 
-    @abstractmethod
     def log_drawing(self, name: str, svg: str) -> None:
         """Record a drawing, a whole SVG file."""
 
-    @abstractmethod
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Record a table of plain values; None where one is not known."""
 
-    @abstractmethod
     def log_file(self, path: Path) -> None:
         """Keep a file with the record, as the trace."""
 
-    @abstractmethod
     def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
         """Close the record with its last values by name. A second call does nothing.
 
@@ -115,42 +112,7 @@ class AbstractRecord(ABC):
         self.finish(end=None if error is None else End(exit_code=1, reason=str(error) or type(error).__name__))
 
 
-class PartialRecord(AbstractRecord):
-    """A record that leaves out what it does not override."""
-
-    shows: ClassVar[bool] = False
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return ()
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def log_console(self, words: str) -> None:
-        pass
-
-    def log_page(self, name: str, path: Path) -> None:
-        pass
-
-    def log_drawing(self, name: str, svg: str) -> None:
-        pass
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        pass
-
-    def log_file(self, path: Path) -> None:
-        pass
-
-    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
-        pass
+PartialRecord = AbstractRecord  # the name in loggers for earlier versions
 
 
 class AbstractLogger(ABC):
@@ -167,3 +129,51 @@ class AbstractLogger(ABC):
     @abstractmethod
     def start(self, run: RunInfo) -> AbstractRecord:
         """Open a record; a back end that cannot start gives one that warns and does nothing."""
+
+
+def start(logger: AbstractLogger, run: RunInfo) -> AbstractRecord:
+    """Open a record that no secret reaches."""
+    known = replace(run, config=masked_value(run.config), facts=masked_value(run.facts))
+    return MaskedRecord(logger.start(known))
+
+
+@final
+class MaskedRecord(AbstractRecord):
+    """Tells another record what it is told. Pages and files are read from the disk, where they are masked already."""
+
+    def __init__(self, record: AbstractRecord) -> None:
+        self._record = record
+        self.shows = record.shows  # type: ignore[misc]
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._record.hints
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(map(masked, self._record.warnings))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._record.log(step, values)
+
+    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self._record.log_eval(step, values)
+
+    def log_console(self, words: str) -> None:
+        self._record.log_console(masked(words))
+
+    def log_page(self, name: str, path: Path) -> None:
+        self._record.log_page(name, path)
+
+    def log_drawing(self, name: str, svg: str) -> None:
+        self._record.log_drawing(name, masked(svg))
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._record.log_table(name, columns, masked_value(rows))
+
+    def log_file(self, path: Path) -> None:
+        self._record.log_file(path)
+
+    def finish(self, summary: Mapping[str, Any] | None = None, end: End | None = None) -> None:
+        reason = masked(end.reason) if end and end.reason else None
+        self._record.finish(masked_value(summary), End(exit_code=end.exit_code, reason=reason) if end else None)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gpp.files import folder, open_lines
-from gpp.loggers.base import AbstractLogger, End, PartialRecord, RunInfo
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.report.run.result import finite
 from gpp.settings import settings
 
 
-class JsonlRecord(PartialRecord):
+class JsonlRecord(AbstractRecord):
     """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:

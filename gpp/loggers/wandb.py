@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 
 from gpp.files import folder
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.private import masked
 from gpp.report.run.result import finite
 from gpp.settings import NotNegative, Positive, settings
@@ -163,7 +163,7 @@ class Wandb(AbstractLogger):
 
     def start(self, run: RunInfo) -> AbstractRecord:
         if self.mode == "disabled":
-            return PartialRecord()
+            return AbstractRecord()
         options = {"every_s": self.every_s, "alert": self.alert, "name": run.name}
         if self.mode == "offline":
             return WandbRecord(lambda: self._open(run, "offline"), **options)

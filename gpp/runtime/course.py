@@ -11,11 +11,7 @@ from gpp.mechanism import parts
 from gpp.runtime.job import Job
 
 if TYPE_CHECKING:
-    import torch
-
-    from gpp.runtime.hang_detection.status import AbstractStatus
-    from gpp.runtime.transport.channels import AbstractTransport
-    from gpp.runtime.worker.clock import AbstractClock
+    from gpp.runtime.worker.seat import Seat
     from gpp.timeline import Outcome
 
 
@@ -53,18 +49,7 @@ class AbstractCourseRun(ABC):
         """
 
     @abstractmethod
-    def rehearse(
-        self,
-        job: Job,
-        run_dir: Path,
-        log: Callable[[dict[str, Any]], None],
-        *,
-        device_id: int,
-        device: torch.device,
-        transport: AbstractTransport,
-        status: AbstractStatus,
-        clock: AbstractClock | None,
-    ) -> Sequence[dict[str, Any]]:
+    def rehearse(self, job: Job, run_dir: Path, seat: Seat, log: Callable[[dict[str, Any]], None]) -> Sequence[dict[str, Any]]:
         """Do it all as one worker; the records of all repetitions, with their events.
 
         Args:

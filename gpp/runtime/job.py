@@ -37,9 +37,8 @@ from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import asked, with_asked
-from gpp.runtime.job_checks import check_clipping
 from gpp.runtime.job_course import Course, with_earlier
-from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
+from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
 from gpp.serialization import from_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -290,12 +289,7 @@ def owners_of(job: Job) -> dict[str, int]:
 
 
 def _check_fit(job: Job, folder: Path) -> None:
-    """Refuse files that do not fit each other.
-
-    Raises:
-        InvalidFile: names the file and the place.
-        MalformedProgram: a program does not do the plan's work; names the file and the action.
-    """
+    """Refuse files that do not fit each other."""
     settings, plan = job.settings, job.plan
     evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
     policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
@@ -342,12 +336,7 @@ def assemble(
     *,
     optimizer: AbstractOptimizer,
     data: AbstractData,
-    model: AbstractModel | None,
-    steps: int,
-    dtype: str,
-    seed: int,
-    train_samples: int,
-    held_out: int = 0,
+    model: AbstractModel | None = None,
     overwrites: bool = True,
     **settings: Any,
 ) -> Job:
@@ -355,25 +344,19 @@ def assemble(
 
     Args:
         model: None for a model that the caller holds in memory.
-        train_samples, held_out: sizes of the two splits; without held-out samples nothing is evaluated.
         overwrites: see `gpp.runtime.engine.AbstractEngine`.
-        settings: further fields of `Settings`.
+        settings: the other fields of `Settings`.
     """
-    kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
+    kind, held_out = settings.pop("device_kind", problem.cluster.devices[0].kind), settings.get("evaluation_samples", 0)
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     check_clipping(optimizer, plan, problem.graph)
     job = Job(
         settings=Settings(
-            steps=steps,
             minibatch_size=plan.minibatch_size,
-            dtype=dtype,
-            seed=seed,
             optimizer=describe(optimizer),
             data=describe(data),
             model=describe(model) if model else {},
-            train_samples=train_samples,
-            evaluation_samples=held_out,
             backend="nccl" if cards else "gloo",
             device_kind=kind,
             whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),

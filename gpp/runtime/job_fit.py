@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpp.errors import InvalidFile, MalformedProgram
+from gpp.errors import InvalidConfig, InvalidFile, MalformedProgram
 from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
+from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.added import lowerings
@@ -193,3 +194,15 @@ def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, adding: Map
             stages = adding.get(action.microbatch, ()) if action.kind == REDUCE else together
             if any(done[s] * count != whole[s] * (minibatch + 1) for s in stages):
                 raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")
+
+
+def check_clipping(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph) -> None:
+    """Refuse to clip a parameter by stage if several stages share it.
+
+    Raises:
+        InvalidConfig: names the parameter and the stages.
+    """
+    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage" and (shared := plan.shared_weights(graph)):
+        name, stages = shared[0]
+        rule = f"{name} is shared by stages {' and '.join(map(str, stages))}, whose norms differ"
+        raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model")

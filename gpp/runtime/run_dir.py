@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,6 +82,18 @@ class RunIdentity:
 def run_of(path: Path) -> RunIdentity | None:
     """The run whose files a directory holds; None where it does not say."""
     return _read(path / RUN)
+
+
+def holds(run_dir: Path, run_id: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a folder is that of a run, and has its files whole.
+
+    Args:
+        sizes: bytes of each file, by its path in the folder.
+    """
+    run = run_of(run_dir)
+    if run is None or run.id != run_id:
+        return False
+    return all((run_dir / name).is_file() and (run_dir / name).stat().st_size == size for name, size in sizes.items())
 
 
 def under_way(path: Path) -> RunIdentity | None:

@@ -2,7 +2,7 @@
 
 Version v of a stage's weights is what it holds after v updates. Plain weights have one version at a time, because the pipeline
 drains before every update (`Flush`). Policies of pipelines that do not drain are a mechanism's, and so are the weights that a
-worker has under them (`gpp.runtime.worker.weights`).
+worker has under them (`gpp.runtime.worker.around`).
 """
 
 from __future__ import annotations

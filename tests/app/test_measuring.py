@@ -8,13 +8,14 @@ from typing import Any, Self
 import pytest
 
 from gpp.analysis.gains import CHAIN, ONE_DEVICE, Rival
-from gpp.app import measuring
+from gpp.app import judging
 from gpp.cluster import local
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.chains.single import Single
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.engine import Progress
 from gpp.runtime.rehearsal.rehearse import DeviceTimes
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -54,12 +55,12 @@ def gains(
         return strategy, strategy.plan(PROBLEM)
 
     clock, said = [0.0], list[str]()
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(judging, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     settings = SimpleNamespace(device_kind="cpu", steps=0)
     plan = planned("graphpipe", GraphPipe(replication=False))[1]
     job: Any = SimpleNamespace(plan=plan, program=SimpleNamespace(actions={0: (), 1: ()}), settings=settings)
     monkeypatch.setattr(
-        measuring, "short", lambda job, steps: SimpleNamespace(settings=SimpleNamespace(device_kind="cpu", steps=steps))
+        judging, "short", lambda job, steps: SimpleNamespace(settings=SimpleNamespace(device_kind="cpu", steps=steps))
     )
     rivals = []
     for name, planner in ((CHAIN, Sequential()), (ONE_DEVICE, Single())):
@@ -75,7 +76,7 @@ def gains(
         weight_versions={},
     )
     fake: Any = Fake(step_s, clock)
-    found = measuring.measured_gains(
+    found = judging.measured_gains(
         tuple(rivals),
         job,
         metrics,
@@ -83,8 +84,7 @@ def gains(
         dict,
         rehearsals=fake,
         budget_s=budget_s,
-        say=lambda words: None,
-        warn=said.append,
+        progress=Progress(say=lambda words: None, warn=said.append),
     )
     return found, fake, said
 

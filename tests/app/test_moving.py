@@ -18,9 +18,8 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.replan import Moved, Replaced, Replan, Switch, at_speeds
-from gpp.report.run.page import run_report
+from gpp.report.run.page import replaced_table, run_report
 from gpp.report.run.record import RunRecord
-from gpp.report.run.replaced import replaced_table
 from gpp.runtime.engine import Progress, Taken
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -121,6 +120,7 @@ class Job:
     plan: Plan
     settings: Settings
     cluster: Any = None
+    captured: Any = None
 
     def save(self, run_dir: Path) -> None:
         (run_dir / "saved").write_text(str(len(self.plan.stages[0].ops)))
@@ -206,8 +206,8 @@ def test_a_switch_is_made_that_pays(case: Trained, tmp_path: Path, monkeypatch: 
         strategy=replace(STRATEGY, replan=Replan(every=10, most=case.most, slower=0.3)),
         job=lambda captured, problem, plan: Job(plan, Settings(case.steps)),
     )
-    recorder: Any = SimpleNamespace(replaced=lambda plan, predicted: taken.append(plan))
-    training = replanning._ReplannedTraining(experiment, Any, problem, plan, job, Progress(warn=said.append), recorder)  # type: ignore[arg-type]
+    recorder: Any = SimpleNamespace(know=lambda plan, predicted: taken.append(plan))
+    training = replanning._ReplannedTraining(experiment, problem, job, Progress(warn=said.append), recorder)  # type: ignore[arg-type]
     outcome = training.run(tmp_path)
     assert tuple(one.first for one in outcome.replaced) == case.firsts
     assert tuple(len(plan.stages[0].ops) for plan in taken) == case.ops
@@ -232,7 +232,7 @@ def test_the_first_pause_is_that_of_the_slowest_worker(tmp_path: Path, monkeypat
     monkeypatch.setattr(replanning, "_sent", lambda old, new, factor: {})
     monkeypatch.setattr(replanning.time, "thread_time", lambda: next(clock))
     experiment: Any = SimpleNamespace(strategy=STRATEGY)
-    training = replanning._ReplannedTraining(experiment, Any, problem, plan, job, Progress(), Any)  # type: ignore[arg-type]
+    training = replanning._ReplannedTraining(experiment, problem, job, Progress(), Any)  # type: ignore[arg-type]
     training._run_dir = tmp_path
     training._built.update({0: 5.0, 1: 2.0})
     slow = replace(problem, cluster=at_speeds(problem.cluster, {0: 1.5, 1: 4.5}))

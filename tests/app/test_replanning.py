@@ -18,6 +18,7 @@ from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, OffPace, WorkerFailed
 from gpp.graph.forward_only import forward_only
 from gpp.links import Link, PairLink
+from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.replan import DevicePace, Replan, at_speeds, without
 from gpp.runtime.engine import Progress
@@ -93,8 +94,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
+    plan: Plan
     settings: Settings = field(default_factory=Settings)
     cluster: Cluster | None = None
+    captured: Any = None
 
 
 class Engine:
@@ -119,10 +122,10 @@ def serve(engine: Engine, devices: int, slower: float = 0.2, most: int = 9) -> t
     """Requests in the order in which they were answered, what was said, and the outcome."""
     problem = replace(graphs.problem(forward_only(graphs.chain(6)), devices, 4, microbatch_size=2), cluster=graphs.cluster(devices))
     strategy = Strategy(name="sequential", planner=Sequential(replication=False), schedule=ForwardOnly())
-    experiment: Any = SimpleNamespace(engine=engine, strategy=strategy, job=lambda captured, problem, plan: Job())
+    experiment: Any = SimpleNamespace(engine=engine, strategy=strategy, job=lambda captured, problem, plan: Job(plan))
     done, said = list[int](), list[str]()
     progress = Progress(on_step=lambda step, loss, rate: done.append(step), warn=said.append)
-    stream = _ReplannedCourse(experiment, Any, problem, strategy.plan(problem), Job(), progress)  # type: ignore[arg-type]
+    stream = _ReplannedCourse(experiment, problem, Job(strategy.plan(problem)), progress)  # type: ignore[arg-type]
     while True:
         try:
             return done, said, stream.run(Path(), Replan(most=most, slower=slower, every=10))

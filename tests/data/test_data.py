@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpp.data.digits import Digits
-from gpp.data.imported import Imported
+from gpp.data.digits import DigitsData
+from gpp.data.imported import ImportedData
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.base import TensorSpec
@@ -125,7 +125,7 @@ def test_synthetic_can_be_learned(model):
 
 
 def test_digits_split():
-    train, test = (Digits().load(split, DIGITS, seed=0, dtype="float64") for split in ("train", "test"))
+    train, test = (DigitsData().load(split, DIGITS, seed=0, dtype="float64") for split in ("train", "test"))
     assert (len(train), len(test)) == (1437, 360)
     everything = [samples.fetch(range(len(samples))) for samples in (train, test)]
     images = torch.cat([part["image"] for part in everything])
@@ -133,7 +133,7 @@ def test_digits_split():
     assert images.min() == 0 and images.max() == 1
     counts = everything[1]["target:digit"].bincount()
     assert counts.min() >= 34 and counts.max() <= 37
-    other_seed = Digits().load("test", DIGITS, seed=5, dtype="float64").fetch(range(360))
+    other_seed = DigitsData().load("test", DIGITS, seed=5, dtype="float64").fetch(range(360))
     assert torch.equal(other_seed["image"], everything[1]["image"])
 
 
@@ -141,7 +141,7 @@ def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    parts = [Digits().load(split, DIGITS, seed=0, dtype="float32") for split in ("train", "test")]
+    parts = [DigitsData().load(split, DIGITS, seed=0, dtype="float32") for split in ("train", "test")]
     batches = [part.fetch(range(len(part))) for part in parts]
     pairs = [pair for batch in batches for pair in zip(batch["image"], batch["target:digit"], strict=True)]
     rows = {(*image.flatten().mul(16).int().tolist(), int(digit)) for image, digit in pairs}
@@ -150,12 +150,12 @@ def test_digits_are_those_of_scikit_learn():
 
 def test_digits_refuse_other_models():
     with pytest.raises(InvalidConfig, match="data=synthetic"):
-        Digits().check(SMALL_MMT)
+        DigitsData().check(SMALL_MMT)
 
 
 @pytest.mark.parametrize("form", ["pair", "tuples", "dicts", "flat"])
 def test_imported_items(form):
-    data = Imported(factory=f"{__name__}.Pairs", args={"form": form}, train_args={"length": 9})
+    data = ImportedData(factory=f"{__name__}.Pairs", args={"form": form}, train_args={"length": 9})
     train, test = (data.load(split, DIGITS, seed=0, dtype="float32") for split in ("train", "test"))
     assert (len(train), len(test)) == (9, 6)
     batch = train.fetch([2, 5])
@@ -173,14 +173,14 @@ def test_imported_items(form):
     ],
 )
 def test_imported_items_that_do_not_fit(args, words):
-    samples = Imported(factory=f"{__name__}.Pairs", args=args).load("train", DIGITS, seed=0, dtype="float32")
+    samples = ImportedData(factory=f"{__name__}.Pairs", args=args).load("train", DIGITS, seed=0, dtype="float32")
     with pytest.raises(InvalidConfig, match=words):
         samples.fetch([0])
 
 
 @pytest.mark.parametrize("splits", [{}, {"train_args": {"length": 40}, "test_args": {"length": 40}}], ids=["none", "equal"])
 def test_an_imported_data_set_without_a_split_holds_samples_out(splits):
-    data = Imported(factory=f"{__name__}.Pairs", args={"form": "pair"} | ({} if splits else {"length": 40}), **splits)
+    data = ImportedData(factory=f"{__name__}.Pairs", args={"form": "pair"} | ({} if splits else {"length": 40}), **splits)
 
     def rows(split, seed=0, data=data):
         samples = data.load(split, DIGITS, seed=seed, dtype="float32")
@@ -191,7 +191,7 @@ def test_an_imported_data_set_without_a_split_holds_samples_out(splits):
     assert (rows("train", seed=7), rows("test", seed=7)) == (train, test)
     assert len(rows("test", data=replace(data, test_fraction=0.5))) == 20
     assert "held out from training" in data.warnings()[0] and "data.test_args" in data.warnings()[0]
-    apart = Imported(factory=f"{__name__}.Pairs", args={"form": "pair"}, train_args={"length": 9})
+    apart = ImportedData(factory=f"{__name__}.Pairs", args={"form": "pair"}, train_args={"length": 9})
     assert not apart.warnings() and rows("train", data=apart) == list(range(9))
 
 
@@ -201,13 +201,13 @@ def test_refusals():
     with pytest.raises(InvalidConfig, match=r"data\.num_samples"):
         Synthetic(num_samples=0)
     with pytest.raises(InvalidConfig, match=r"data\.test_fraction"):
-        Digits(test_fraction=1.0)
+        DigitsData(test_fraction=1.0)
     with pytest.raises(InvalidConfig, match="give each argument once"):
-        Imported(factory="a.b", args={"x": 1}, test_args={"x": 2})
+        ImportedData(factory="a.b", args={"x": 1}, test_args={"x": 2})
     with pytest.raises(InvalidConfig, match="map-style"):
-        Imported(factory="builtins.object").load("train", DIGITS, seed=0, dtype="float32")
+        ImportedData(factory="builtins.object").load("train", DIGITS, seed=0, dtype="float32")
     with pytest.raises(InvalidConfig, match="target:NAME"):
-        Digits().load("test", DIGITS, seed=0, dtype="float32").fetch([0], {"digit"})
+        DigitsData().load("test", DIGITS, seed=0, dtype="float32").fetch([0], {"digit"})
 
 
 def test_masks_hide_nothing():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import gpp
 from gpp.errors import GppError, WorkerFailed
 from gpp.runtime.engine import Progress
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import pass_seed
 
 SIZE, MICROBATCH, STEPS, D = 8, 2, 3, 6
 """Samples of a mini-batch and of a micro-batch, steps, and the width of most layers."""

@@ -22,7 +22,7 @@ from gpp.cluster import local
 from gpp.cost.models.analytical import Analytical
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, PartialRecord, RunInfo
+from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.loggers.tensorboard import TensorBoard, markdown
 from gpp.loggers.wandb import Wandb
 from gpp.optimizers import SGD
@@ -56,7 +56,7 @@ class Kept(AbstractLogger):
         return self.records[-1]
 
 
-class KeptRecord(PartialRecord):
+class KeptRecord(AbstractRecord):
     shows: ClassVar[bool] = True
 
     def __init__(self, info: RunInfo) -> None:
@@ -98,7 +98,7 @@ def recorder(run_dir: Path, **settings: Any) -> Recorder:
         **{"engine": Simulate(), "steps": 4, **settings},
     )
     Kept.records.clear()
-    return Recorder(experiment=experiment, directory=RunDir(run_dir), console=make_console(io.StringIO()), command="run.py x=1")
+    return Recorder(experiment=experiment, directory=RunDir(run_dir, command="run.py x=1"), console=make_console(io.StringIO()))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,6 @@ def test_steps_have_a_learning_rate_and_whatever_workers_say(tmp_path: Path) -> 
     optimizer = SGD(lr=0.1, momentum=0.9, learning_rate=LearningRate(shape="linear"))
     recording = recorder(tmp_path / "run", engine=Distributed())
     recording.experiment = replace(recording.experiment, optimizer=optimizer)
-    recording._tracking.experiment = recording.experiment
     with recording:
         recording.claim()
         recording.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.data.sampler import minibatch
 from gpp.models.losses import loss, metric
 from tests.support.conf import model_named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpp.data.digits import Digits
+from gpp.data.digits import DigitsData
 from gpp.optimizers import SGD, LearningRate
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
@@ -22,4 +22,7 @@ def test_a_linear_layer_for_each_stage() -> None:
 def test_ten_epochs_in_order_reach_94_percent(seed: int) -> None:
     """What asynchronous methods are compared with."""
     optimizer = SGD(lr=0.04, momentum=0.9, learning_rate=LearningRate(shape="linear"))
-    assert trained(model_named("digits_deep"), Digits(standardize=True), optimizer, steps=890, minibatch_size=16, seed=seed) >= 0.94
+    assert (
+        trained(model_named("digits_deep"), DigitsData(standardize=True), optimizer, steps=890, minibatch_size=16, seed=seed)
+        >= 0.94
+    )

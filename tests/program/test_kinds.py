@@ -8,7 +8,9 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Resource, Role
 from gpp.program.program import Program, check_program
+from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.seat import Seat
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from tests.schedules.test_schedules import plan_of
@@ -108,7 +110,7 @@ def test_an_unknown_kind_is_refused_everywhere() -> None:
         lambda: check_program(program),
         lambda: simulate(program, plan, prob),  # type: ignore[arg-type]
         lambda: Interpreter(
-            program.actions[0][-1:], {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0
+            program.actions[0][-1:], {}, {}, Seat(device_id=0, device=MAIN_MEMORY, transport=FakeTransport(FakeNetwork((), 2), 0))
         ).run(),  # emulated devices run the same interpreter
     ):
         with pytest.raises(MalformedProgram, match="'Q' is no kind of action"):

@@ -33,6 +33,7 @@ from gpp.runtime.checkpoint.resume import Checkpoints, FoundCheckpoint, drop_hal
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, RunDir, RunIdentity, steps_in
 from gpp.runtime.worker import course
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
 from tests.support import inprocess
@@ -51,7 +52,7 @@ def train(
     (run_dir / "ranks").mkdir(exist_ok=True)
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     workers = [
-        Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+        Worker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
         for d in sorted(job.plan.stage_of_device)
     ]
     outs = [io.StringIO() for _ in workers]
@@ -127,7 +128,9 @@ def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.M
     resumed = replace(job, settings=replace(job.settings, **Checkpoints().settings(find(tmp_path, STEPS))))
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     for device in sorted(job.plan.stage_of_device):
-        worker = Worker(resumed, tmp_path, device_id=device, device=torch.device("cpu"), transport=FakeTransport(network, device))
+        worker = Worker(
+            resumed, tmp_path, Seat(device_id=device, device=torch.device("cpu"), transport=FakeTransport(network, device))
+        )
         keys = read.pop()
         assert {key for key in keys if key.startswith("weights.")} >= {f"weights.{name}" for name in worker.params}
         held = {*worker.params, *(name for module in worker.modules.values() for name, _ in module.named_buffers())}

@@ -165,8 +165,8 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
     workers = inprocess.workers_of(job, tmp_path)
     narrow = []
     for worker in workers:
-        assert isinstance(worker.transport, FakeTransport)
-        narrow.append(Narrow(worker.transport, worker.device_id))
+        assert isinstance(worker.seat.transport, FakeTransport)
+        narrow.append(Narrow(worker.seat.transport, worker.device_id))
         for part in (worker, worker.training, *worker.training.mailboxes.values()):
             part.transport = narrow[-1]  # pyright: ignore[reportAttributeAccessIssue]
     inprocess.in_threads([lambda w=w: [w.train(step, 1, lambda record: None) for step in range(2)] for w in workers])

@@ -12,7 +12,7 @@ import torch
 
 from baselines.reference.pipeline import Pipeline
 from gpp.cost.regime import Regime
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan.build import make_plan

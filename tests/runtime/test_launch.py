@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan

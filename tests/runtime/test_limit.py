@@ -24,8 +24,9 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
-from gpp.runtime.worker import course, operators
+from gpp.runtime.worker import allocator, course
 from gpp.runtime.worker.limit import Limit
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
@@ -81,7 +82,7 @@ def _work(job: Job, folder: Path, pipe: object) -> None:
         with limit.explained():
             network = FakeNetwork(reduce_groups(job.plan, job.graph), 1)
             transport = FakeTransport(network, 0)
-            worker = Worker(job, folder, device_id=0, device=torch.device("cpu"), transport=transport, status=limit)
+            worker = Worker(job, folder, Seat(device_id=0, device=torch.device("cpu"), transport=transport, status=limit))
             limit.watch(worker)
             (folder / "ranks").mkdir(exist_ok=True)
             with open(folder / "ranks" / "rank_0.jsonl", "w") as out:
@@ -154,12 +155,12 @@ def test_a_line_of_generated_code_is_found_among_the_nodes_of_its_stage(monkeypa
         "    mul = batch * 2\n",
         "    linear_1 = torch.ops.aten.linear.default(relu, w, None)\n",
     ]
-    monkeypatch.setattr(operators.linecache, "getlines", lambda file: code)
+    monkeypatch.setattr(allocator.linecache, "getlines", lambda file: code)
 
     def at(line: int) -> str | None:
-        found = operators.operator_at(captured, ["up", "act", "down"], ("<eval_with_key>.0", line))
+        found = allocator.operator_at(captured, ["up", "act", "down"], ("<eval_with_key>.0", line))
         return found.name if found else None
 
     assert [at(line) for line in range(1, 7)] == [None, None, "up", "act", None, "down"]
-    assert operators.place_of(["torch/x.py(3): f", "<eval_with_key>.7(12): forward", "a.py(1): g"]) == ("<eval_with_key>.7", 12)
-    assert operators.place_of(["torch/x.py(3): f"]) is None
+    assert allocator.place_of(["torch/x.py(3): f", "<eval_with_key>.7(12): forward", "a.py(1): g"]) == ("<eval_with_key>.7", 12)
+    assert allocator.place_of(["torch/x.py(3): f"]) is None

@@ -25,6 +25,7 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, told
 from gpp.runtime.worker import course
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
@@ -70,7 +71,7 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
     (run_dir / "ranks").mkdir()
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     workers = [
-        Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+        Worker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
         for d in sorted(job.plan.stage_of_device)
     ]
     for worker in workers:

@@ -12,8 +12,10 @@ import pytest
 from gpp.cluster import local
 from gpp.errors import InvalidConfig
 from gpp.program.action import Action
+from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.build import slower
 from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.seat import Seat
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 PASS_S = 0.01
@@ -44,7 +46,7 @@ def passes(factor: float) -> list[float]:
     actions = [Action("F", 0, m) for m in range(3)]
     stage: Any = Sleeps()
     mailbox: Any = Nothing()
-    own = Interpreter(actions, {0: stage}, {0: mailbox}, transport, device_id=0, slower=factor)
+    own = Interpreter(actions, {0: stage}, {0: mailbox}, Seat(device_id=0, device=MAIN_MEMORY, transport=transport), slower=factor)
     began = time.perf_counter()
     own.run()
     took = time.perf_counter() - began

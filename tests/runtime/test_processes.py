@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import Adam

@@ -17,6 +17,7 @@ import gpp.app.in_place as in_place
 from gpp.cluster import local
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
+from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
@@ -25,6 +26,7 @@ from gpp.mechanisms.serving.requests import Arrivals, Requests
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, fit, known
 from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, _others, _times, message_factor, stage_times
@@ -35,13 +37,16 @@ from tests.support import cli
 SETTING = cpu_setting(1)
 TRUE = MachineCosts(
     setting=SETTING,
-    pass_s=8e-5,
-    message_s=3e-5,
-    send_s_per_byte=2e-10,
-    receive_s_per_byte=5e-10,
-    send_s_per_tensor=1.2e-5,
-    receive_s_per_tensor=7e-6,
-    step_s=4e-4,
+    fixed=Overheads(
+        forward_s=8e-5,
+        backward_s=8e-5,
+        message_s=3e-5,
+        send_s_per_byte=2e-10,
+        receive_s_per_byte=5e-10,
+        send_s_per_tensor=1.2e-5,
+        receive_s_per_tensor=7e-6,
+        step_s=4e-4,
+    ),
     latency_s=9e-5,
     sum_s=3e-4,
     sum_s_per_byte=1e-9,
@@ -52,12 +57,12 @@ def chain(chain: TwoStageChain) -> tuple[DeviceTimes, DeviceTimes]:
     """Both workers of a chain of two stages on a machine with the constants `TRUE`, by hand."""
     width, size, count, tensors = chain
     size_bytes = 4 * width * size * tensors
-    send_s = TRUE.message_s + size_bytes * TRUE.send_s_per_byte + (tensors - 1) * TRUE.send_s_per_tensor
-    way_s = TRUE.latency_s + size_bytes * TRUE.receive_s_per_byte
+    send_s = TRUE.fixed.message_s + size_bytes * TRUE.fixed.send_s_per_byte + (tensors - 1) * TRUE.fixed.send_s_per_tensor
+    way_s = TRUE.latency_s + size_bytes * TRUE.fixed.receive_s_per_byte
     passes = 2 * count
     forward_s, backward_s, update_s = 1e-4 + 1e-9 * width * width * size, 2e-4 + 2e-9 * width * width * size, 1e-4
-    rest_s = TRUE.step_s + passes * TRUE.pass_s + count * (tensors - 1) * TRUE.receive_s_per_tensor
-    other_s = forward_s + backward_s + send_s + 2 * TRUE.pass_s
+    rest_s = TRUE.fixed.step_s + passes * TRUE.fixed.forward_s + count * (tensors - 1) * TRUE.fixed.receive_s_per_tensor
+    other_s = forward_s + backward_s + send_s + 2 * TRUE.fixed.forward_s
     waited_s = 2 * way_s + other_s if count == 1 else 0.5e-3
     return tuple(  # pyright: ignore[reportReturnType]
         DeviceTimes(
@@ -78,8 +83,9 @@ def chain(chain: TwoStageChain) -> tuple[DeviceTimes, DeviceTimes]:
 def test_constants_of_a_machine_are_found_again() -> None:
     sums = [(num_bytes, TRUE.sum_s + num_bytes * TRUE.sum_s_per_byte) for num_bytes in (1.7e4, 4.2e6)]
     found = fit({key: chain(key) for key in CHAINS}, sums, SETTING)
-    for name in (field.name for field in dataclasses.fields(TRUE) if field.name != "setting"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
+    for one, true in ((found, TRUE), (found.fixed, TRUE.fixed)):
+        for name in (field.name for field in dataclasses.fields(true) if field.name not in ("setting", "fixed")):
+            assert getattr(one, name) == pytest.approx(getattr(true, name), rel=1e-6), name
     cluster = found.cluster(local(num_devices=2))
     assert cluster.allreduce_s(1e6, (0, 1)) == pytest.approx(TRUE.sum_s + 1e6 * TRUE.sum_s_per_byte)
     assert cluster.link(0, 1).transfer_s(1e6) == pytest.approx(TRUE.latency_s, rel=0.02)
@@ -211,8 +217,7 @@ def settled(problem: Problem, plan: Plan, **more: Any) -> tuple[Problem, Plan, l
         "started": None,
         "job_of": Job,
         "weights": dict,
-        "say": lambda _: None,
-        "warn": said.append,
+        "progress": Progress(say=lambda _: None, warn=said.append),
         **more,
     }
     return *in_place.settle(problem, plan, STRATEGY, Distributed(), **words), said

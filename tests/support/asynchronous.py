@@ -97,7 +97,7 @@ def make_job(
         dtype="float64",
         seed=0,
         train_samples=len(data.load("train", model, seed=0, dtype="float64")),
-        held_out=held_out,
+        evaluation_samples=held_out,
         **settings,
     )
     return job, weights

@@ -26,6 +26,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.forked import fork_workers
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 
 WORLD = 4
@@ -78,7 +79,7 @@ def _work(jobs: dict[Path, Job], folder: Path, rank: int) -> None:
             shared_memory=job.settings.shared_memory,
             timeout_s=TIMEOUT_S,
         )
-        worker = Worker(job, run_dir, device_id=devices[rank], device=torch.device("cpu"), transport=transport)
+        worker = Worker(job, run_dir, Seat(device_id=devices[rank], device=torch.device("cpu"), transport=transport))
         with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
             course.run(worker, out)
     dist.barrier()

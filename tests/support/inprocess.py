@@ -20,7 +20,7 @@ from gpp.cluster import Device, Link, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
-from gpp.data.digits import Digits as DigitsData
+from gpp.data.digits import DigitsData
 from gpp.data.sampler import minibatch
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
@@ -33,7 +33,7 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
@@ -86,7 +86,7 @@ def make_job(
         dtype=dtype,
         seed=seed,
         train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
-        held_out=held_out,
+        evaluation_samples=held_out,
         **settings,
     )
 
@@ -96,7 +96,7 @@ def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
     job = Job.load(run_dir)
     network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     return [
-        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
+        Worker(job, run_dir, Seat(device_id=d, device=torch.device(device), transport=FakeTransport(network, d)))
         for d in job.plan.devices
     ]
 

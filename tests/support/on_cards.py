@@ -23,6 +23,8 @@ from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, M
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker import course
+from gpp.runtime.worker.clock import CardClock
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from tests.support.cards.card import ModelCard, run
 from tests.support.cards.machine import Machine
@@ -74,7 +76,13 @@ def train(
 
     def worker_of(device: int) -> Callable[[ModelCard], str]:
         def program(card: ModelCard) -> str:
-            worker = Worker(job, run_dir, device_id=device, device=card.device, transport=transport(job, card, device), card=card)
+            worker = Worker(
+                job,
+                run_dir,
+                Seat(
+                    device_id=device, device=card.device, transport=transport(job, card, device), clock=CardClock(card), card=card
+                ),
+            )
             change(worker)
             _wait_in_turn(worker, card)
             lines = StringIO()

@@ -21,9 +21,8 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker import course
 from gpp.runtime.worker.announced import announce
-from gpp.runtime.worker.exchange import AbstractExchange
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.takeover import Takeover
+from gpp.runtime.worker.takeover import AbstractExchange, Takeover
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.inprocess import in_threads, workers_of
 

@@ -14,6 +14,7 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import LiveWorker
 from gpp.runtime.worker.process import open_lines
+from gpp.runtime.worker.seat import Seat
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.inprocess import draw_alone, in_threads
 
@@ -28,7 +29,7 @@ class ThreadCrew:
         job, self._forms, self._run_dir, self._stack = Job.load(run_dir), 1, run_dir, ExitStack()
         network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices, timeout_s=20.0)
         self._workers = [
-            LiveWorker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+            LiveWorker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
             for d in job.plan.devices
         ]
         draw_alone(self._workers)

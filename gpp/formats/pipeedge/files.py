@@ -184,12 +184,9 @@ def schedule_text(stages: Iterable[tuple[str, int, int]]) -> str:
     Args:
         stages: host, first and last layer of each stage, counted from 1.
     """
-    return "".join(f"- {_quoted(host)}: [{first}, {last}]\n" for host, first, last in stages)
-
-
-def _quoted(host: str) -> str:
-    """A host as a YAML key that reads as text."""
-    return host if _PLAIN.fullmatch(host) else json.dumps(host)
+    # A key must read as text.
+    named = [(host if _PLAIN.fullmatch(host) else json.dumps(host), first, last) for host, first, last in stages]
+    return "".join(f"- {host}: [{first}, {last}]\n" for host, first, last in named)
 
 
 _PLAIN = re.compile(r"[A-Za-z][\w.-]*")

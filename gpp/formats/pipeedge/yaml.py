@@ -26,25 +26,24 @@ _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "fals
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(cls: type[T], path: str | Path, *, setting: str, fix: str = CORRECT) -> T:
+def read_yaml(cls: type[T], path: str | Path, *, setting: str) -> T:
     """The value of class `cls` in a file.
 
     Args:
         setting: the setting that names the file.
-        fix: what a user can do if the content is wrong.
 
     Raises:
         InvalidFile: the file cannot be read, is no YAML of this kind, or does not describe a `cls`.
     """
     text = read_text(path, setting=setting)
-    return from_json(cls, json.dumps(_content(text, path, setting, fix)), path, fix, setting)
+    return from_json(cls, json.dumps(_content(text, path, setting)), path, CORRECT, setting)
 
 
-def _content(text: str, path: str | Path, setting: str, fix: str) -> Any:
+def _content(text: str, path: str | Path, setting: str) -> Any:
     """The plain content of the one document of a file, made from the parser's events: nothing in them is constructed."""
     open_nodes: list[_YamlNode] = []
     document: list[Any] = []
-    for event in _events(text, path, setting, fix):
+    for event in _events(text, path, setting):
         fault = _fault(event, len(open_nodes), len(document))
         if isinstance(event, yaml.CollectionEndEvent):
             value = open_nodes.pop().content
@@ -59,18 +58,18 @@ def _content(text: str, path: str | Path, setting: str, fix: str) -> Any:
             fault = open_nodes[-1].take(value) if open_nodes else document.append(value)
         if fault:
             place = f":{event.start_mark.line + 1}:{event.start_mark.column + 1}"
-            raise InvalidFile(path, place, fault, fix, setting=setting)
+            raise InvalidFile(path, place, fault, CORRECT, setting=setting)
     return document[0] if document else None
 
 
-def _events(text: str, path: str | Path, setting: str, fix: str) -> Iterator[Any]:
+def _events(text: str, path: str | Path, setting: str) -> Iterator[Any]:
     try:
         yield from yaml.parse(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         words = getattr(error, "problem", None) or getattr(error, "reason", None) or "it holds characters that YAML does not allow"
-        raise InvalidFile(path, place, f"is no YAML: {words}", fix, setting=setting) from None
+        raise InvalidFile(path, place, f"is no YAML: {words}", CORRECT, setting=setting) from None
 
 
 def _fault(event: Any, depth: int, documents: int) -> str | None:

@@ -195,7 +195,7 @@ def _helpers(own: OwnDevice) -> dict[int, Helper]:
             sends=(BACKWARD,),
         )
         params = _placeholders(job, s, own.device) if own.device_id in stage.adding else {}
-        out[s] = Helper(given, made, stage.microbatch_size, params, mailbox, own.now)
+        out[s] = Helper(given, made, stage.microbatch_size, params, mailbox, own.clock.now)
     return out
 
 

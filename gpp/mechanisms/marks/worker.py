@@ -10,7 +10,7 @@ from gpp.mechanisms.marks.kinds import COPY_IN, COPY_OUT
 from gpp.mechanisms.marks.nodes import NodeMarks
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
-from gpp.runtime.worker.seeding import generators
+from gpp.runtime.worker.seat import generators
 from gpp.runtime.worker.stage import Span, StageRunner
 
 
@@ -24,7 +24,7 @@ class Keepers(Hooks):
         own, job = self._own, self._own.job
         marked = {s: stage for s in runners if (stage := job.plan.stages[s]).spares}
         moves = any(marks_of(stage).offload for stage in marked.values())
-        copies = (CardCopies(own.card) if own.card else HostCopies(own.now)) if moves else None
+        copies = (CardCopies(own.card) if own.card else HostCopies(own.clock.now)) if moves else None
         for s, stage in marked.items():
             module = own.modules[s]
             runners[s].around = self._keepers[s] = Keeper(

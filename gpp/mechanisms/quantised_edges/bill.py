@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpp.cost.problem import Problem
 from gpp.cost.stage import AbstractBill
 from gpp.graph.op_graph import OpGraph, Tensor
-from gpp.mechanisms.quantised_edges.sizes import ANNOUNCE_BYTES, Work, decoding, encoding, sent_bytes
+from gpp.mechanisms.quantised_edges.sizes import ANNOUNCE_BYTES, CodecWork, decoding, encoding, sent_bytes
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 
 
@@ -29,7 +29,7 @@ class EdgeBill(AbstractBill):
         return _seconds(problem, there, src), _seconds(problem, decoding(tensors, dtype, samples, bits), dst)
 
 
-def _seconds(problem: Problem, work: Work, device: int) -> float:
+def _seconds(problem: Problem, work: CodecWork, device: int) -> float:
     """Seconds of memory traffic and kernels on device number `device`, as of an operator without FLOPs."""
     own = problem.cluster.devices[device]
     return problem.cost.move_s(work.moved, own) + work.kernels * problem.cost.launch_s(own)

@@ -75,22 +75,22 @@ def sent_bytes(tensor: Tensor, bits: int, dtype: str) -> float:
     return float(WORD_BYTES * words(values_per_sample(tensor, dtype), bits, dtype))
 
 
-class Work(NamedTuple):
+class CodecWork(NamedTuple):
     """The work of a codec on a message: bytes read and written in a device's own memory, and kernels launched."""
 
     moved: float = 0.0
     kernels: int = 0
 
-    def plus(self, other: Work) -> Work:
-        return Work(self.moved + other.moved, self.kernels + other.kernels)
+    def plus(self, other: CodecWork) -> CodecWork:
+        return CodecWork(self.moved + other.moved, self.kernels + other.kernels)
 
 
-def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, clip: bool) -> Work:
+def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, clip: bool) -> CodecWork:
     """The work of encoding a message's tensors, kernel by kernel as `quantiser.py` does it.
 
     What has one number for each sample is too small to count, but for its kernels.
     """
-    total = Work()
+    total = CodecWork()
     for tensor in tensors if bits else ():
         if coded(tensor):
             sizes = _Sizes.of(tensor, dtype, samples, bits)
@@ -103,19 +103,19 @@ def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, 
             if clip:
                 moved += sizes.exact * levels * ((2 + 1 if tensor.values == "gelu" else 1) + 2 * 2)
                 kernels += 3 + 3 + 2
-            total = total.plus(Work(moved, kernels)).plus(sizes.conversion)
+            total = total.plus(CodecWork(moved, kernels)).plus(sizes.conversion)
     return total
 
 
-def decoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int) -> Work:
+def decoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int) -> CodecWork:
     """The work of decoding a message's tensors."""
-    total = Work()
+    total = CodecWork()
     for tensor in tensors if bits else ():
         if coded(tensor):
             sizes = _Sizes.of(tensor, dtype, samples, bits)
             # Of each slot of a word: shift, mask, convert; then times and plus.
             moved = sizes.values * (5 * WORD_BYTES + sizes.exact + 4 * sizes.exact)
-            total = total.plus(Work(moved, 1 + 3 * (1 + sizes.slots_after) + 2)).plus(sizes.conversion)
+            total = total.plus(CodecWork(moved, 1 + 3 * (1 + sizes.slots_after) + 2)).plus(sizes.conversion)
     return total
 
 
@@ -134,13 +134,13 @@ class _Sizes(NamedTuple):
     body: int
     slots_after: int
     exact: int
-    conversion: Work
+    conversion: CodecWork
 
     @classmethod
     def of(cls, tensor: Tensor, dtype: str, samples: int, bits: int) -> _Sizes:
         values, own = values_per_sample(tensor, dtype), dtype_bytes(dtype)
         width, exact = -(-values // per_word(bits)), max(own, WORD_BYTES)
-        conversion = Work(float(samples * values * (own + exact)), 1) if own != exact else Work()
+        conversion = CodecWork(float(samples * values * (own + exact)), 1) if own != exact else CodecWork()
         return cls(samples * values, samples * width, -(-values // width) - 1, exact, conversion)
 
 

@@ -36,11 +36,12 @@ from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
-from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.form import MAIN_MEMORY, Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Posted
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
+from gpp.runtime.worker.seat import Seat
 from gpp.simulate.messages import message_rates
 
 ROOM = 4096
@@ -185,9 +186,8 @@ class EmulatedServer:
         self.counts = dict.fromkeys(range(len(plan.stages)), self.route.microbatches)
         self.status = StreamStatus(status or NoStatus(), self.actions, self.counts)
         mailboxes = {self.stage: self.mailbox}
-        self.interpreter = Interpreter(
-            self.actions, {self.stage: runner}, mailboxes, transport, device_id=device_id, status=self.status
-        )
+        seat = Seat(device_id=device_id, device=MAIN_MEMORY, transport=transport, status=self.status)
+        self.interpreter = Interpreter(self.actions, {self.stage: runner}, mailboxes, seat)
         both = (*self.route.incoming, *self.route.outgoing)
         transport.prepare({way: RingSize(8 * CLOCKS, ROOM) for channel in both for way in (channel, _back(channel))})
 

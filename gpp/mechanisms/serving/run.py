@@ -11,6 +11,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.run_dir import ANSWERS
 
 if TYPE_CHECKING:
+    from gpp.runtime.worker.seat import Seat
     from gpp.timeline import Outcome
 
 
@@ -43,13 +44,13 @@ class StreamRun(AbstractCourseRun):
 
         return (collect_emulated if emulated else collect)(job, run_dir, starts, ends)
 
-    def rehearse(self, job: Job, run_dir: Path, log: Callable[[dict[str, Any]], None], **own: Any) -> Sequence[dict[str, Any]]:
+    def rehearse(self, job: Job, run_dir: Path, seat: Seat, log: Callable[[dict[str, Any]], None]) -> Sequence[dict[str, Any]]:
         import torch
 
         from gpp.mechanisms.serving.server import Server
 
         with torch.inference_mode():
-            server = Server(job, run_dir, **own)
+            server = Server(job, run_dir, seat)
             server.kept = type(server.kept)()  # of every request
             server.warm_up()
             server.serve(log)

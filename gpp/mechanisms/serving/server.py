@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,20 +27,17 @@ from gpp.mechanisms.serving.status import StreamStatus
 from gpp.mechanisms.serving.stream import stream_of
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
-from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
-from gpp.runtime.worker.build import build_mailboxes, build_modules, slower
-from gpp.runtime.worker.clock import AbstractClock, HostClock
+from gpp.runtime.worker.build import Teams, build_mailboxes, build_modules, slower
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded, open_lines
-from gpp.runtime.worker.seat import Portion
+from gpp.runtime.worker.seat import Portion, Seat
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.team import Teams
 
 WARM = 3
 """Requests that go through before the stream: memory is measured meanwhile, and what is made on first use is made."""
@@ -77,31 +75,21 @@ def bounded_rings(sizes: Mapping[Channel, RingSize], buffers: int) -> dict[Chann
 
 
 class Server:
-    """A device's share of a job that answers requests; arguments as `gpp.runtime.worker.worker.Worker` has them."""
+    """A device's share of a job that answers requests."""
 
-    def __init__(
-        self,
-        job: Job,
-        run_dir: Path,
-        *,
-        device_id: int,
-        device: torch.device,
-        transport: AbstractTransport,
-        status: AbstractStatus | None = None,
-        clock: AbstractClock | None = None,
-    ) -> None:
+    def __init__(self, job: Job, run_dir: Path, seat: Seat) -> None:
+        device_id, transport = seat.device_id, seat.transport
         self.job, self.device_id, self.transport = job, device_id, transport
         self.serving, plan = serving_of_job(job), job.plan
         self.stages = plan.stages_of_device[device_id]
         self.actions = job.program.actions[device_id]
         self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
-        self.status = StreamStatus(status or NoStatus(), self.actions, self.counts)
+        self.status = StreamStatus(seat.status, self.actions, self.counts)
         teams = Teams(job, self.stages, device_id, transport, self.status)
-        modules = build_modules(job, run_dir, self.stages, device, teams, {})
+        modules = build_modules(job, run_dir, self.stages, seat.device, teams, {})
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
-        self.clock = clock or HostClock()
-        ends = {"device_id": device_id, "device": device, "transport": transport, "status": self.status}
-        own = OwnDevice(job=job, modules=self.modules, params={}, handover={}, now=self.clock.now, card=None, **ends)
+        seat = replace(seat, status=self.status)
+        own = OwnDevice.at(seat, job=job, modules=self.modules, params={}, handover={})
         mailboxes = build_mailboxes(own, self.modules, job.program, build_hooks(own))
         held = {s: Portion.of(plan.stages[s], device_id, plan.minibatch_size) for s in self.stages}
         self.runners = {
@@ -113,11 +101,8 @@ class Server:
             self.actions,
             self.runners,
             mailboxes,
-            transport,
-            device_id=device_id,
+            seat,
             pending_limit=self.serving.buffers * each - 1,
-            status=self.status,
-            clock=self.clock,
             slower=slower(job, device_id),
         )
         self.rings = bounded_rings(
@@ -257,10 +242,10 @@ def _agreed(value: float) -> float:
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    device_id, transport, status = enter(job, run_dir, rank, world)
+    seat = enter(job, run_dir, rank, world, device)
     with torch.inference_mode(), open_lines(run_dir, rank) as out:
-        Server(job, run_dir, device_id=device_id, device=device, transport=transport, status=status).run(out, run_dir / "ranks")
-    disconnect(status)
+        Server(job, run_dir, seat).run(out, run_dir / "ranks")
+    disconnect(seat.status)
 
 
 def main(run_dir: Path) -> None:

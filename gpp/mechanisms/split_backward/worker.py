@@ -13,10 +13,9 @@ from gpp.mechanisms.split_backward.late import Late, LateGradients
 from gpp.mechanisms.split_backward.operators import late_of, split
 from gpp.program.kinds import BACKWARD
 from gpp.runtime.job import Job, restore
-from gpp.runtime.worker.around import AbstractRest
+from gpp.runtime.worker.around import AbstractRest, AbstractStageWeights
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.weights import AbstractStageWeights
 
 
 class SplitHooks(Hooks):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, fx
 
 from gpp.capture.codec import is_random, operator_of
+from gpp.capture.cut import AbstractShards, HeldPart
 from gpp.capture.emit import Emitter
-from gpp.capture.shards import AbstractShards, HeldPart
 from gpp.graph.captured import Captured, Node
 from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
 from gpp.mechanisms.tensor_parallel.regions import Sharding

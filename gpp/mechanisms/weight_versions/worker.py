@@ -14,8 +14,8 @@ from gpp.mechanisms.weight_versions.on_worker.kept import KeptVersions
 from gpp.mechanisms.weight_versions.on_worker.slots import Slots
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
+from gpp.runtime.worker.around import AbstractStageWeights
 from gpp.runtime.worker.hooks import AbstractWorkerPart
-from gpp.runtime.worker.weights import AbstractStageWeights
 
 
 class VersionsWorkerPart(AbstractWorkerPart):

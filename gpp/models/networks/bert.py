@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import Rate, divides
-from gpp.models.networks.layers import Mlp, SelfAttention, TokenEmbedding, drop
+from gpp.models.networks.layers import Mlp, Rate, SelfAttention, TokenEmbedding, divides, drop
 from gpp.settings import Count, arguments
 
 

@@ -11,21 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gpp.errors import InvalidConfig
-from gpp.models.networks.checks import Rate, divides
-from gpp.models.networks.layers import CrossLayer, TransformerLayer
+from gpp.models.networks.layers import CrossLayer, Rate, TokenEmbedding, TransformerLayer, divides
 from gpp.settings import Count, arguments
-
-
-class TextEmbedding(nn.Module):
-    """Token ids [B, L] -> [B, L, D]."""
-
-    def __init__(self, vocabulary: int, sequence: int, hidden: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, hidden)
-        self.positions = nn.Parameter(torch.randn(sequence, hidden) * 0.02)
-
-    def forward(self, text: Tensor) -> Tensor:
-        return self.tokens(text) + self.positions
 
 
 class ImagePatches(nn.Module):
@@ -94,7 +81,7 @@ class BridgeTower(nn.Module):
             return nn.ModuleList(TransformerLayer(*layer) for _ in range(num_layers))
 
         self.num_plain = num_layers - crosses
-        self.text, self.image = TextEmbedding(vocabulary, text_sequence, hidden), ImagePatches(image_size, patch_size, hidden)
+        self.text, self.image = TokenEmbedding(vocabulary, text_sequence, hidden), ImagePatches(image_size, patch_size, hidden)
         self.text_layers, self.image_layers = tower(), tower()
         self.text_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
         self.image_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))

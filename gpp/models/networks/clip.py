@@ -19,25 +19,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import divides
-from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding
+from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding, divides
 from gpp.settings import Count, arguments
 
 TEMPERATURE = 0.1  # cosines lie in -1..1; their logits should reach confident probabilities
 
 
-class ImageTower(nn.Module):
-    """Pixels [B, 3, S, S] -> the class token's embedding [B, E]."""
+class Tower(nn.Module):
+    """One modality, whose embedding makes tokens of it -> the first token's embedding [B, E].
 
-    def __init__(self, size: int, patch: int, num_layers: int, hidden: int, num_heads: int, embedding: int) -> None:
+    Args:
+        sizes: layers, width and heads.
+    """
+
+    def __init__(self, embed: nn.Module, sizes: tuple[int, int, int], embedding: int) -> None:
         super().__init__()
-        self.embed = PatchEmbedding(3, (size, size), patch, hidden)
-        self.norm = nn.LayerNorm(hidden)
-        self.encoder = Encoder(num_layers, hidden, num_heads)
-        self.project = nn.Linear(hidden, embedding, bias=False)
+        self.embed = embed
+        self.norm = nn.LayerNorm(sizes[1])
+        self.encoder = Encoder(*sizes)
+        self.project = nn.Linear(sizes[1], embedding, bias=False)
 
-    def forward(self, image: Tensor) -> Tensor:
-        return self.project(self.encoder(self.norm(self.embed(image)))[:, 0])
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(self.encoder(self.norm(self.embed(x)))[:, 0])
 
 
 class TextTower(nn.Module):
@@ -87,7 +90,8 @@ class CLIP(nn.Module):
         divides(text_heads=text_heads, text_hidden=text_hidden)
         divides(patch_size=patch_size, image_size=image_size)
         self.text = TextTower(vocabulary, text_sequence, text_layers, text_hidden, text_heads, embedding)
-        self.image = ImageTower(image_size, patch_size, image_layers, image_hidden, image_heads, embedding)
+        patches = PatchEmbedding(3, (image_size, image_size), patch_size, image_hidden)
+        self.image = Tower(patches, (image_layers, image_hidden, image_heads), embedding)
 
     def forward(self, text: Tensor, image: Tensor) -> dict[str, Tensor]:
         return {"text_embeds": self.text(text), "image_embeds": self.image(image)}

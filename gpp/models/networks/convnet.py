@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from gpp.errors import InvalidConfig
-from gpp.models.networks.checks import Rate
+from gpp.models.networks.layers import Rate
 from gpp.settings import Count, arguments
 
 SMALLEST = {"alexnet": 63, "vgg": 32, "resnet": 32, "googlenet": 32}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import divides
+from gpp.models.networks.layers import divides
 from gpp.settings import Count, arguments
 
 FARTHEST = 32  # residues apart, from which on all distances along the chain count the same

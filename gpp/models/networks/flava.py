@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import divides
-from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding
+from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding, divides
 from gpp.settings import Count, arguments
 
 

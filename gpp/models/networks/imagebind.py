@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.errors import InvalidConfig
-from gpp.models.networks.clip import TextTower, contrast, pair_logits
-from gpp.models.networks.layers import Encoder, PatchEmbedding
+from gpp.models.networks.clip import TextTower, Tower, contrast, pair_logits
+from gpp.models.networks.layers import PatchEmbedding
 from gpp.settings import Count, arguments
 
 Modality = Literal["image", "text", "audio", "depth", "thermal", "motion"]
@@ -30,20 +30,6 @@ class MotionEmbedding(nn.Module):
 
     def forward(self, motion: Tensor) -> Tensor:
         return self.patches(motion).transpose(1, 2) + self.positions
-
-
-class Tower(nn.Module):
-    """One modality, whose embedding makes tokens of it -> the first token's embedding [B, E]."""
-
-    def __init__(self, embed: nn.Module, sizes: tuple[int, int, int], embedding: int) -> None:
-        super().__init__()
-        self.embed = embed
-        self.norm = nn.LayerNorm(sizes[1])
-        self.encoder = Encoder(*sizes)
-        self.project = nn.Linear(sizes[1], embedding, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.project(self.encoder(self.norm(self.embed(x)))[:, 0])
 
 
 class ImageBind(nn.Module):

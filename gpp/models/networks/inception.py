@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import Rate
+from gpp.models.networks.layers import Rate
 from gpp.settings import Count, arguments
 
 Kernel = int | tuple[int, int]

@@ -7,11 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
+
+from gpp.errors import InvalidConfig
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
+"""The share of values that dropout sets to zero."""
+
+
+def divides(**sizes: int) -> None:
+    """Refuse a first argument that does not divide the second one, as in `divides(num_heads=num_heads, hidden=hidden)`.
+
+    Raises:
+        InvalidConfig: names both.
+    """
+    (part, divisor), (whole, size) = sizes.items()
+    if size % divisor:
+        largest = next(d for d in range(min(divisor, size), 0, -1) if size % d == 0)
+        raise InvalidConfig(f"model.{part}", divisor, f"must divide model.{whole}={size}", f"set model.{part}={largest}")
 
 
 class FeedForward(nn.Module):

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import divides
-from gpp.models.networks.layers import Encoder, PatchEmbedding
+from gpp.models.networks.layers import Encoder, PatchEmbedding, divides
 from gpp.settings import Count, arguments
 
 

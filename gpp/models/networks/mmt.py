@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import Rate, divides
-from gpp.models.networks.layers import TransformerLayer
+from gpp.models.networks.layers import Rate, TransformerLayer, divides
 from gpp.settings import Count, arguments
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import divides
+from gpp.models.networks.layers import divides
 from gpp.settings import Count, arguments
 
 EPS = 1e-12

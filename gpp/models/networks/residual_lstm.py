@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import Rate
-from gpp.models.networks.layers import drop
+from gpp.models.networks.layers import Rate, drop
 from gpp.settings import Count, arguments
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.errors import InvalidConfig
-from gpp.models.networks.checks import Rate
+from gpp.models.networks.layers import Rate
 from gpp.settings import Count, arguments
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gpp.models.networks.checks import Rate, divides
-from gpp.models.networks.layers import CrossLayer, TokenEmbedding, TransformerLayer
+from gpp.models.networks.layers import CrossLayer, Rate, TokenEmbedding, TransformerLayer, divides
 from gpp.settings import Count, arguments
 
 

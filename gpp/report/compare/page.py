@@ -99,8 +99,7 @@ def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing |
         [("iteration time", PREDICTED, values)],
         text.seconds,
         title="Predicted iteration time of every strategy",
-        limits=limits if bound else (),
-        limit_name=f"no plan{which} is faster than",
+        limits=(f"no plan{which} is faster than", limits if bound else ()),
         notes=[line.attempt.status for line in found],
     )
 

@@ -22,11 +22,9 @@ def grouped_bars(
     show: Callable[[Value], str],
     *,
     title: str,
-    width: float = PAGE_WIDTH,
-    height: float = 230.0,
-    limits: Sequence[Value] = (),
+    size: tuple[float, float] = (PAGE_WIDTH, 230.0),
+    limits: tuple[str, Sequence[Value]] = ("limit", ()),
     notes: Sequence[str] = (),
-    limit_name: str = "limit",
     stages: Sequence[str] = (),
 ) -> Drawing:
     """Upright bars side by side for every group.
@@ -35,14 +33,16 @@ def grouped_bars(
         groups: names along the axis.
         series: name, colour and one value for each group (None: no bar) of every series.
         show: a value as text.
-        limits: height of a line across each group; the legend alone has it from LIMIT_IN_SIGHT times the bars on.
+        size: width, at most, and height in pixels.
+        limits: name in the legend, and height of a line across each group; the legend alone has it from LIMIT_IN_SIGHT times the
+            bars on.
         notes: short text in place of the bars of a group that has none.
-        limit_name: name of the limits in the legend.
         stages: the stages that each group is about, for the links between drawings.
     """
+    (width, height), (limit_name, heights) = size, limits
     known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
     top = max(known, default=0.0) or 1.0
-    limit = max((v for v in limits if v is not None), default=0.0)
+    limit = max((v for v in heights if v is not None), default=0.0)
     shown_limit = 0 < limit < LIMIT_IN_SIGHT * top
     high = max(top, limit if shown_limit else 0.0) * 1.08
     left, foot, head = 64.0, 34.0, 30.0
@@ -58,7 +58,7 @@ def grouped_bars(
     every = 1 if slot > 40 else math.ceil((6.3 * max(map(len, groups), default=0) + 8) / slot)
     for n, group in enumerate(groups):
         centre = left + slot * (n + 0.5)
-        own = limits[n] if shown_limit and n < len(limits) else None
+        own = heights[n] if shown_limit and n < len(heights) else None
         bars = [(name, fill, values[n]) for name, fill, values in series]
         if n % every == 0:
             out.append(_group_label(centre, frame.base + 15, group, max(slot, 40.0) if every == 1 else every * slot))
@@ -147,8 +147,6 @@ def line_chart(
     series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
     *,
     title: str,
-    width: float = 560.0,
-    height: float = 230.0,
     x_name: str = "step",
     x_show: Callable[[Value], str] | None = None,
     points: bool = False,
@@ -169,7 +167,7 @@ def line_chart(
     y0, y1 = min(y for _, y in finite), max(y for _, y in finite)
     pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
     y0, y1 = 0.0 if from_zero else y0 - pad, y1 + pad
-    left, right, head, foot = 64.0, 12.0, 26.0, 34.0
+    width, height, left, right, head, foot = 560.0, 230.0, 64.0, 12.0, 26.0, 34.0
 
     def px(x: float) -> float:
         return left + (width - left - right) * ((x - x0) / (x1 - x0) if x1 > x0 else 0.5)

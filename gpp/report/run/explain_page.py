@@ -63,7 +63,7 @@ def _swatches(explanation: Explanation) -> list[Swatch]:
     return [swatch(f"{name} {text.percent(share)}", rect(0, 0, 26, 12, fill)) for name, fill, share in shares]
 
 
-def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]], width: float = PAGE_WIDTH) -> Drawing:
+def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]]) -> Drawing:
     """A bar of the whole step for every device, and beside it the idle part alone, enlarged.
 
     Args:
@@ -71,11 +71,11 @@ def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]
     """
     devices, step = explanation.devices, explanation.iteration_s or 1.0
     height = 18.0 if len(devices) <= 16 else 13.0 if len(devices) <= 40 else 8.0
-    half = (width - LEFT - GAP - RIGHT) / 2
+    half = (PAGE_WIDTH - LEFT - GAP - RIGHT) / 2
     middle = LEFT + half + GAP
     most = max((step - device.compute_s for device in devices), default=0.0) or step
     out = [label(LEFT, 11, "the whole step", 10.5, MUTED), label(middle, 11, "its idle part, enlarged", 10.5, MUTED)]
-    out.append(label(width, 11, "idle", 10.5, MUTED, "end"))
+    out.append(label(PAGE_WIDTH, 11, "idle", 10.5, MUTED, "end"))
     y, size = 18.0, min(11.0, height + 0.5)
     for device in devices:
         own = text.shorten_end("+".join(map(str, stages_of.get(device.device, (device.stage,)))), MOST_STAGES)
@@ -84,11 +84,11 @@ def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]
         idle = [(REASON_WORDS[reason], FILLS[reason], device.idle_s[reason]) for reason in REASONS]
         row += _bar(name, [("computing", COMPUTE_FILL, device.compute_s), *idle], LEFT, y, height, half / step, step)
         row += _bar(name, idle, middle, y, height, half / most, step)
-        row.append(label(width, base, text.percent(1 - device.compute_s / step), size, INK, "end"))
+        row.append(label(PAGE_WIDTH, base, text.percent(1 - device.compute_s / step), size, INK, "end"))
         out.append(element("g", "".join(row), data_stage=device.stage))
         y += height + 3
     out += _axis(1.0, LEFT, y, half) + _axis(most / step, middle, y, half)
-    return picture(width, y + 24, out, "What each device does and waits for")
+    return picture(PAGE_WIDTH, y + 24, out, "What each device does and waits for")
 
 
 def _axis(share: float, x: float, y: float, width: float) -> list[str]:

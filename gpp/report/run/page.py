@@ -1,10 +1,11 @@
-"""report.html of one run."""
+"""report.html of one run, with the plans that were replaced while it went on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from gpp.replan import Moved
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars, line_chart
 from gpp.report.draw.memory import memory_swatches
@@ -17,7 +18,6 @@ from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
-from gpp.report.run.replaced import replaced_table
 from gpp.report.run.result import peak_memory
 from gpp.report.run.stages import stage_lines
 
@@ -109,12 +109,13 @@ def _memory(run: RunRecord) -> Drawing | None:
     if not both:
         return None
     devices = sorted({d for _, _, peaks in both for d in peaks})
+    memory = [run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices]
     return grouped_bars(
         [f"d{d}" for d in devices],
         [(name, fill, [peaks.get(d) for d in devices]) for name, fill, peaks in both],
         text.num_bytes,
         title="Peak memory per device",
-        limits=[run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices],
+        limits=("limit", memory),
         stages=[" ".join(map(str, run.plan.stages_of_device.get(d, ()))) for d in devices] if run.plan else (),
     )
 
@@ -206,3 +207,28 @@ def _baselines(run: RunRecord) -> PageTable | None:
             ]
         )
     return PageTable(columns=columns, rows=rows)
+
+
+def replaced_table(run: RunRecord) -> PageTable | None:
+    """A row for each switch to another plan; None for a run under one plan."""
+    rows = list[list[str]]()
+    for one in run.result.get("replaced", ()):
+        why = [f"device {device} lost" for device in one["lost"]]
+        why += [f"device {device} {factor:.2f} times as long as planned" for device, factor in sorted(one["slow"].items())]
+        row, switch = [str(one["first"]), "; ".join(why)], one["switch"]
+        if switch is None:
+            row += ["new workers", *["–"] * 6]
+        else:
+            row += ["; ".join(str(Moved(**moved)) for moved in switch["moved"]), text.num_bytes(switch["bytes"])]
+            row += [text.seconds(switch[name]) for name in ("predicted_pause_s", "pause_s")]
+            before_s, after_s = switch["predicted_step_s"]
+            row += [*(text.significant(rate) for rate in switch["samples_per_s"]), f"{before_s / after_s:.2f}×"]
+        rows.append(row)
+    if not rows:
+        return None
+    words, numbers = (
+        ("why", "moved"),
+        ("sent", "pause, predicted", "pause, measured", "samples/s before", "samples/s after", "faster, predicted"),
+    )
+    columns = [Column(name="from step", kind="n"), *(Column(name=name) for name in words)]
+    return PageTable(columns=[*columns, *(Column(name=name, kind="n") for name in numbers)], rows=rows)

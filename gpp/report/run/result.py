@@ -6,6 +6,8 @@ import json
 import math
 import numbers
 import os
+import resource
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,6 +19,24 @@ from gpp.timeline import Metrics
 
 if TYPE_CHECKING:
     from gpp.analysis.explain.order import OrderGap
+
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def reset_peak_memory() -> None:
+    """Count the peak from now on, so that each job of a sweep has its own (Linux, where the kernel allows it)."""
+    with suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def peak_memory_bytes() -> int:
+    """Largest number of bytes of physical memory that the process has held since the last reset, or since its start."""
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 

@@ -136,12 +136,10 @@ def show_result(
     run: RunRecord,
     paths: Sequence[tuple[str, object]] = (),
     hints: Iterable[str] = (),
-    warnings: Iterable[str] = (),
 ) -> None:
     """Print the end of the run: status, figures, loss, warnings, paths.
 
     Args:
-        warnings: those that were not printed before.
         paths: (name, path), as in `("report", ".../report.html")`.
         hints: further command lines, for example a logger's.
     """
@@ -171,8 +169,6 @@ def show_result(
     whose = f"{course.made}:" if course else "held-out"
     for name, value in run.result.get("final_metric", {}).items():
         console.print(f"{whose} {escape(name)} {text.significant(value, 4)}")
-    for warning in warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
     width = max((len(what) for what, _ in paths), default=0)
     for what, path in paths:
         console.print(Text(f"{what:<{width}}  {path}"), soft_wrap=True)

@@ -12,8 +12,7 @@ from gpp.report.draw.page import Cell, Column, PageTable, render
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.svg import Drawing
 from gpp.report.sweep.figure import FigureData
-from gpp.report.sweep.figure_chart import figure_panels, figure_swatches
-from gpp.report.sweep.figure_table import figure_table
+from gpp.report.sweep.figure_chart import figure_panels, figure_swatches, figure_table
 from gpp.report.sweep.jobs import SweepJob, source_of
 
 MANY_PANELS = 24
@@ -90,9 +89,8 @@ def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
             series,
             text.seconds,
             title=f"Iteration time, {' '.join(name)}",
-            height=210,
             notes=["infeasible" if g["counts"]["infeasible"] else "failed" for g in members],
-            width=max(330.0, min(1320.0, 76 + 92.0 * len(members))),
+            size=(max(330.0, min(1320.0, 76 + 92.0 * len(members))), 210.0),
         )
         out.append(Panel(heading=" · ".join(name), chart=chart))
     return out, max((len(members) for members in panels.values()), default=0) > 4

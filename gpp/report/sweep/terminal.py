@@ -14,7 +14,7 @@ from gpp.report.draw import text
 from gpp.report.draw.page import Cell
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table
 from gpp.report.sweep.figure import FigureData
-from gpp.report.sweep.figure_table import figure_table
+from gpp.report.sweep.figure_chart import figure_table
 from gpp.report.sweep.jobs import numbers, source_of
 
 

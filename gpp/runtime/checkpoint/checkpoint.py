@@ -4,7 +4,7 @@
     optimizer.NAME.SLOT       the optimizer's state of a parameter, as in `optimizer.head.weight.exp_avg`
 
     history.KEY.NAME          weights that a micro-batch in flight has used, or a version that one will use; see
-                              `gpp.runtime.worker.weights`
+                              `gpp.runtime.worker.around`
 
 The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads: safetensors files, whole
 tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing
@@ -40,7 +40,7 @@ from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.files import complete, write_tensors, write_text
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, PipelineState, read_manifest, sealed
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
-from gpp.runtime.checkpoint.split import SplitWeights
+from gpp.runtime.checkpoint.state import SplitWeights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.runtime.run_dir import run_of

@@ -4,6 +4,8 @@ RUN_DIR/checkpoints/.final/  being written: each worker leaves the tensors of it
         checkpoints/final/   whole: the run's controller gives it this name once all workers have ended
             weights.json     the mark of each file, and a digest of itself
             stage_N.safetensors
+
+Weights for `load_weights` are read from there, or from any file, in place of those that a model is built with.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpp.errors import InvalidFile
+from gpp.errors import InvalidConfig, InvalidFile
 from gpp.files import complete, write_tensors, write_text
 from gpp.runtime.checkpoint.manifest import Mark, check_marks, digest_of, sealed
 from gpp.runtime.run_dir import CHECKPOINTS, FINAL, run_of
@@ -23,6 +25,7 @@ from gpp.serialization import from_json, read_json, read_text, write_value
 if TYPE_CHECKING:
     import torch
 
+    from gpp.graph.captured import Captured
     from gpp.runtime.job import Job
 
 UNDER_WAY = f".{FINAL}"
@@ -110,3 +113,64 @@ def final_files(folder: Path, *, setting: str = "") -> list[Path]:
     if wrong := check_marks(folder, index.files, NAMES, INDEX):
         raise InvalidFile(folder, "", f"is damaged: {wrong}", AGAIN, setting=setting)
     return [folder / name for name in sorted(index.files)]
+
+
+FIELD = "load_weights"
+
+
+def read_weights(source: str, built: Mapping[str, torch.Tensor], captured: Captured) -> dict[str, torch.Tensor]:
+    """The tensors of a run's checkpoints/final, or of a safetensors file, by full name.
+
+    Args:
+        source: a run directory, the folder of its final weights, or a file.
+        built: those of the freshly built model: names, shapes and types that are wanted. A tensor that a state dict leaves out (a
+            constant, a buffer that is not persistent) stays.
+        captured: the model, all of whose parameters must be there.
+
+    Raises:
+        InvalidConfig: there are no weights, they are damaged, or they are another model's.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(source)
+    files = [path] if path.is_file() else _files(path)
+    if not files:
+        rule = "must be a run directory with checkpoints/final, or a safetensors file"
+        raise InvalidConfig(FIELD, source, rule, "name one, as in load_weights=outputs/latest, or leave it out")
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            found.update(load_file(file))
+        except (SafetensorError, OSError) as error:
+            which = "" if file == path else f"has {file.name}, which "
+            raise InvalidConfig(FIELD, source, f"{which}is no whole safetensors file ({error})", "name another file") from None
+    unknown = sorted(found.keys() - built.keys())
+    if unknown:
+        raise InvalidConfig(FIELD, source, f"has {unknown[0]}, which the model does not", "name weights of this model")
+    for name, tensor in found.items():
+        if tensor.is_floating_point() != built[name].is_floating_point():
+            rule = f"has {name} of {tensor.dtype}, and the model's is of {built[name].dtype}"
+            raise InvalidConfig(FIELD, source, rule, "name weights of this model")
+        if tensor.shape != built[name].shape:
+            rule = f"has {name} of shape {tuple(tensor.shape)}, and the model's is {tuple(built[name].shape)}"
+            raise InvalidConfig(FIELD, source, rule, "name weights of this model")
+    wanted = {node.target for node in captured.nodes if node.kind == "param"}
+    if missing := sorted(wanted - found.keys()):
+        raise InvalidConfig(FIELD, source, f"lacks {missing[0]}, which the model reads", "name weights of this model")
+    return {name: found[name].to(tensor.dtype) if name in found else tensor for name, tensor in built.items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a run's final weights, whose bytes have been compared with their digests; or those of any other folder.
+
+    Raises:
+        InvalidConfig: final weights are not as they were written.
+    """
+    for final in (folder / CHECKPOINTS / FINAL, folder):
+        if (final / INDEX).exists() or (final.name == FINAL and final.is_dir()):
+            try:
+                return final_files(final, setting=FIELD)
+            except InvalidFile as error:
+                raise InvalidConfig(FIELD, folder, f"{error.path}: {error.rule}", error.fix) from None
+    return sorted(folder.glob("*.safetensors"))

@@ -138,26 +138,18 @@ class FoundCheckpoint:
                 continue
             if setting.name == "model":
                 _refuse_model(mine, theirs, where)
-            elif setting.name == "weights":
-                raise InvalidConfig(
-                    "model",
-                    mine,
-                    f"its parameters must have the names and shapes that they have in {self.folder}",
-                    f"use that model, or {ANEW}",
-                )
-            elif setting.name == "train_samples":
-                raise InvalidConfig(
-                    "data", f"{mine} training samples", f"must have {theirs}, {where}", f"use the same data, or {ANEW}"
-                )
-            elif setting.name == "optimizer":
-                raise InvalidConfig(
-                    setting.name,
-                    _last(mine),
-                    f"must be {_last(theirs)}, {where}",
-                    f"set optimizer={_last(theirs).lower()}, or {ANEW}",
-                )
-            else:
-                raise InvalidConfig(setting.name, mine, f"must be {theirs}, {where}", f"set {setting.name}={theirs}, or {ANEW}")
+            known = {
+                "weights": ("model", mine, f"its parameters must have the names and shapes that they have in {self.folder}"),
+                "train_samples": ("data", f"{mine} training samples", f"must have {theirs}, {where}"),
+                "optimizer": ("optimizer", _last(str(mine)), f"must be {_last(str(theirs))}, {where}"),
+            }
+            fixes = {
+                "weights": "use that model",
+                "train_samples": "use the same data",
+                "optimizer": f"set optimizer={_last(str(theirs)).lower()}",
+            }
+            said = known.get(setting.name, (setting.name, mine, f"must be {theirs}, {where}"))
+            raise InvalidConfig(*said, f"{fixes.get(setting.name, f'set {setting.name}={theirs}')}, or {ANEW}")
 
 
 def training_of(settings: Settings, captured: Captured) -> Training:

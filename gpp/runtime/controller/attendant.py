@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -16,10 +16,9 @@ from gpp.errors import GppError, InvalidConfig, WorkerFailed
 from gpp.files import folder
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
 from gpp.runtime.controller.controller import POLL_S
-from gpp.runtime.controller.leader import OUTPUT
+from gpp.runtime.controller.leader import END_S, OUTPUT, PlaceWorker
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.controller.place_worker import END_S, PlaceWorker
-from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
+from gpp.runtime.run_dir import RUN, RunDir, holds, under_way
 from gpp.runtime.transport.network import of_this_attempt
 
 SEND_S = 0.5
@@ -85,7 +84,7 @@ class Attendant:
             self._receive(job, run_dir)
         else:
             self._board.say(sees=None)
-        self._wait(lambda: _sees(job, run_dir) or None, f"has sent no job below {run_dir}")
+        self._wait(lambda: holds(run_dir, job["id"], job["sizes"]) or None, f"has sent no job below {run_dir}")
         folder(run_dir / "ranks")
         self._worker = PlaceWorker.start(self._place, run_dir, job["env"])
         if self._directory:
@@ -131,7 +130,7 @@ class Attendant:
 
     def _receive(self, job: dict[str, Any], run_dir: Path) -> None:
         """See rank 0's run directory, or get the job into one of this machine's own, of the same path."""
-        if _sees(job, run_dir):
+        if holds(run_dir, job["id"], job["sizes"]):
             self._board.say(sees=True)
             return
         directory = RunDir(run_dir)
@@ -190,11 +189,3 @@ class Attendant:
     def _end_worker(self, patience_s: float) -> None:
         if self._worker:
             self._worker.end(patience_s)
-
-
-def _sees(job: Mapping[str, Any], run_dir: Path) -> bool:
-    """Whether a folder holds this job."""
-    run = run_of(run_dir)
-    if run is None or run.id != job["id"]:
-        return False
-    return all((run_dir / name).is_file() and (run_dir / name).stat().st_size == size for name, size in job["sizes"].items())

@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from gpp.files import close_to_others, folder, open_binary
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.checkpoint.resume import drop_halves
-from gpp.runtime.controller.ends import by_signal, has_ended
 from gpp.runtime.engine import GRADIENT_NORM, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
@@ -165,41 +165,32 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     return WorkerFailed(rank, f"exit code {code}", tail)
 
 
-@dataclass(slots=True)
 class Follower:
     """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
 
     Args:
         first_step: of this run; the steps before it are another run's.
-        losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
-        norms: step -> the norm of all gradients, which every rank knows, where it was taken.
-        told: step -> what mechanisms say of it, by name.
-        evaluations: steps done -> result -> value, likewise.
-        starts, ends: step -> when the first rank began it and the last one ended it.
-        job: that of the plan which has replaced the first one; None as long as none has.
     """
 
-    folder: Path
-    world: int
-    minibatch_size: int
-    progress: Progress
-    first_step: int = 0
-    losses: dict[int, dict[str, float]] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)
-    told: dict[int, dict[str, float]] = field(default_factory=dict)
-    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
-    starts: dict[int, float] = field(default_factory=dict)
-    ends: dict[int, float] = field(default_factory=dict)
-    job: Job | None = None
-    _at: dict[int, int] = field(default_factory=dict)
-    _done: dict[int, int] = field(default_factory=dict)
-    _pending: dict[int, int] = field(default_factory=dict)
-    _offsets: dict[int, float] = field(default_factory=dict)
-    _switches: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    _reported: int = 0
-
-    def __post_init__(self) -> None:
-        self._reported = self.first_step
+    def __init__(self, folder: Path, world: int, minibatch_size: int, progress: Progress, first_step: int = 0) -> None:
+        self.folder, self.world, self.minibatch_size, self.progress = folder, world, minibatch_size, progress
+        self.first_step = self._reported = first_step
+        self.losses: dict[int, dict[str, float]] = {}
+        """Step -> `loss` and the terms of one that has several, each the sum of the ranks' shares."""
+        self.norms: dict[int, float] = {}
+        """Step -> the norm of all gradients, which every rank knows, where it was taken."""
+        self.told: dict[int, dict[str, float]] = {}
+        """Step -> what mechanisms say of it, by name."""
+        self.evaluations: dict[int, dict[str, float]] = {}
+        """Steps done -> result -> value, likewise."""
+        self.starts: dict[int, float] = {}
+        self.ends: dict[int, float] = {}
+        """Step -> when the first rank began it and the last one ended it."""
+        self.job: Job | None = None
+        """That of the plan which has replaced the first one; None as long as none has."""
+        self._at, self._done, self._pending = Counter[int](), dict[int, int](), Counter[int]()
+        self._offsets: dict[int, float] = {}
+        self._switches = defaultdict[int, list[dict[str, Any]]](list)
 
     def poll(self) -> None:
         """Read what is new; call the progress for every step that has become complete."""
@@ -208,11 +199,11 @@ class Follower:
             if not path.exists():
                 continue
             with open(path, "rb") as file:
-                file.seek(self._at.get(rank, 0))
+                file.seek(self._at[rank])
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._at[rank] = self._at.get(rank, 0) + len(line)
+                    self._at[rank] += len(line)
                     self._take(rank, json.loads(line))
         complete = min((self._done.get(rank, self.first_step) for rank in range(self.world)), default=self.first_step)
         # By the workers' clocks; the first step has no beginning that says anything.
@@ -236,7 +227,7 @@ class Follower:
             return
         if "evaluated" in record:
             done = record.pop("evaluated")
-            self._pending[done] = self._pending.get(done, 0) + 1
+            self._pending[done] += 1
             _add(self.evaluations.setdefault(done, {}), record)
             return
         if "built_s" in record:
@@ -264,7 +255,7 @@ class Follower:
     def _switched(self, record: dict[str, Any]) -> None:
         """A rank has taken another plan; when all have, that is the plan of the run."""
         number = record["switched"]
-        said = self._switches.setdefault(number, [])
+        said = self._switches[number]
         said.append(record)
         if len(said) == self.world:
             job = Job.load(announced(self.folder.parent, number))
@@ -282,3 +273,20 @@ def clock_offset_s(ranks: Path, rank: int) -> float:
     """Seconds to add to a rank's clock to get rank 0's; 0 on one machine."""
     path = ranks / f"rank_{rank}.clock.json"
     return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; its exit code is left for whoever started it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # it was asked before
+
+
+def by_signal(number: int) -> str:
+    """That a signal has ended a worker, and who may have sent it."""
+    senders = {
+        signal.SIGKILL: "; the kernel does that to a process when memory runs out",
+        signal.SIGTERM: ", which this run did not send: a user, a scheduler or a shutdown of the machine did",
+    }
+    return f"killed by {signal.Signals(number).name}{senders.get(signal.Signals(number), '')}"

@@ -12,27 +12,76 @@ their workers write comes back to rank 0, final weights included.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self, final
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.files import open_binary
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear
-from gpp.runtime.controller.ends import by_signal
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, by_signal, clear
 from gpp.runtime.controller.follow import RankFiles, follow
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.controller.place_worker import END_S, PlaceWorker
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RUN, run_of
 from gpp.runtime.transport.network import attempt, of_this_attempt
-from gpp.runtime.worker.parent import worker_environment
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
+
+END_S = 5.0
+"""Seconds that a worker has to end after a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceWorker:
+    """The worker of one place, a child of its process."""
+
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, place: LaunchPlace, run_dir: Path, env: Mapping[str, str]) -> Self:
+        """Start it; what it prints goes to ranks/rank_N.log."""
+        own = {
+            "RANK": place.rank,
+            "LOCAL_RANK": place.local_rank,
+            "WORLD_SIZE": place.world,
+            "MASTER_ADDR": place.address,
+            "MASTER_PORT": place.port,
+            # The store is there already, whoever keeps it.
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+            PARENT: identity(),
+        }
+        words = [sys.executable, "-m", MODULE, str(run_dir)]
+        with open_binary(run_dir / "ranks" / f"rank_{place.rank}.log") as log:
+            return cls(
+                process=subprocess.Popen(
+                    words,
+                    env={**os.environ, **env, **{name: str(value) for name, value in own.items()}},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def end(self, patience_s: float) -> None:
+        """Wait for its end for a while, then end it."""
+        for stop in (lambda: None, self.process.terminate, self.process.kill):
+            stop()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
+                return
+            patience_s = END_S
+
 
 LEAVE_S = 5.0
 """Seconds that the others have to read how rank 0 ended."""

@@ -37,9 +37,11 @@ from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.forked import fork_workers
-from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.interpreter import BesidePasses, Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, open_lines, write_line
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
@@ -95,13 +97,13 @@ class EmulatedWorker:
             actions,
             self.runners,
             mailboxes,
-            transport,
-            device_id=device_id,
-            gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
-            update=self._update,
-            status=self.status,
-            own={kind: partial(self._run, kind) for kind in COMPUTE & OWNERS.keys()}
-            | {kind: partial(self._copy, KINDS[kind].occupies) for kind in COPIES},
+            Seat(device_id=device_id, device=MAIN_MEMORY, transport=transport, status=self.status),
+            BesidePasses(
+                sums=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
+                update=self._update,
+                own={kind: partial(self._run, kind) for kind in COMPUTE & OWNERS.keys()}
+                | {kind: partial(self._copy, KINDS[kind].occupies) for kind in COPIES},
+            ),
         )
         transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
 
@@ -231,13 +233,13 @@ def run_emulated(run_dir: Path, made: type[_Emulated]) -> None:
 
     def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
         sharpen_timer()
-        device_id, transport, status = enter(job, run_dir, rank, world)
-        worker = made(job, device_id=device_id, transport=transport, agree=largest, status=status)
+        seat = enter(job, run_dir, rank, world, device)
+        worker = made(job, device_id=seat.device_id, transport=seat.transport, agree=largest, status=seat.status)
         # A pause to collect garbage would be a late message.
         gc.disable()
         with open_lines(run_dir, rank) as out:
             worker.run(out, run_dir / "ranks")
-        disconnect(status)
+        disconnect(seat.status)
 
     def worker(rank: int) -> None:
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)

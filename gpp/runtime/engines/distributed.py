@@ -184,11 +184,7 @@ class Distributed(AbstractServer):
         return collect(logs.job or job, run_dir, logs)
 
     def _check_machines(self, counts: tuple[int, ...]) -> None:
-        """Refuse settings that cannot join several machines.
-
-        Raises:
-            InvalidConfig: more machines than workers; no interface or no address that all of them reach.
-        """
+        """Refuse settings that cannot join several machines."""
         if min(counts) < 1:
             raise InvalidConfig("engine.nodes", len(counts), f"there are {sum(counts)} workers", "use one machine a worker at most")
         if len(counts) > 1 and self.interface == "lo":
@@ -200,11 +196,7 @@ class Distributed(AbstractServer):
 
 
 def _check_bounded(job: Job) -> None:
-    """Refuse to bound workers where that cannot be done.
-
-    Raises:
-        InvalidConfig: on a card; for compiled stages; for stages with operators on the host; where the kernel bounds no process.
-    """
+    """Refuse to bound workers where that cannot be done."""
     from gpp.runtime.worker.limit import why_not
 
     if job.settings.compile is not None:

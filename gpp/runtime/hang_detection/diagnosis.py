@@ -191,7 +191,7 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
         also = f", like rank{'s' * (len(others) > 1)} {', '.join(others)}" if others else ""
         why = f"{sights[rank].out}{also}, {programs.where(rank, states[rank])}"
         return Diagnosis(rank=rank, why=why, lines=lines, out=out)
-    ends = [rank for rank in ranks if not behind[rank] and (states[rank] is None or _unended(states[rank]))]
+    ends = [rank for rank in ranks if not behind[rank] and ((state := states[rank]) is None or state.phase != ENDED)]
     stuck = [rank for rank in ends if not _waits(states[rank])]
     if stuck:
         rank = first(stuck)
@@ -209,10 +209,6 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
         return Diagnosis(rank=rank, why=why, lines=lines)
     rank = first(ranks)
     return Diagnosis(rank=rank, why=f"waits in a circle, {programs.where(rank, states[rank])}", lines=lines)
-
-
-def _unended(state: RankState | None) -> bool:
-    return state is not None and state.phase != ENDED
 
 
 def _waits(state: RankState | None) -> bool:

@@ -43,7 +43,7 @@ class Crew:
         secret = secrets.token_bytes(32)
         self._listener = Listener(f"{self._folder.path}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
         more = {ADDRESS: str(self._listener.address), SECRET: secret.hex()}
-        self._context: Any = start_workers("gpp.runtime.live.main", job, run_dir, self._world, more=more)
+        self._context: Any = start_workers("gpp.runtime.live.worker", job, run_dir, self._world, more=more)
         self._watch = LocalWatch(watch=watch_of(job), ranks=self._ranks, pids=self._context.pids())
         self._feeds: dict[int, Connection] = {}
         self._reads: dict[int, list[str]] = {}

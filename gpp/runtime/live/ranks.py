@@ -35,7 +35,7 @@ from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status, read_state, status_path
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import Do, LiveWorker
-from gpp.runtime.run_dir import RUN, RunDir, run_of, under_way
+from gpp.runtime.run_dir import RUN, RunDir, holds, run_of, under_way
 from gpp.runtime.transport.network import of_this_attempt
 from gpp.runtime.worker.main import working
 from gpp.runtime.worker.process import BEAT_S, kind_of, open_lines, report
@@ -78,13 +78,14 @@ class Meeting:
         """Rank 0: hand out the job that lies in `run_dir`."""
         run = run_of(run_dir)
         assert run is not None, "a run begins before it is handed out"
-        files = {path.name: path.stat().st_size for path in sorted((run_dir / "job").iterdir())}
-        texts = {name: (run_dir / "job" / name).read_text() for name in files if not name.endswith(".safetensors")}
+        files = sorted((run_dir / "job").iterdir())
+        texts = {path.name: path.read_text() for path in files if path.suffix != ".safetensors"}
         body = json.dumps(texts).encode()
         parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
         for number, part in enumerate(parts):
             self.store.set(f"job/{number}", part)  # type: ignore[arg-type]
-        head = {"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": files, "parts": len(parts)}
+        sizes = {f"job/{path.name}": path.stat().st_size for path in files}
+        head = {"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "parts": len(parts)}
         self.store.set("job", json.dumps(head))
 
     def take(self) -> tuple[Path, RunDir | None]:
@@ -104,7 +105,7 @@ class Meeting:
         if "error" in head:
             raise WorkerFailed(0, head["error"])
         run_dir, until = Path(head["run_dir"]), time.monotonic() + self.limit_s
-        if self.place.local_rank == 0 and not _sees(head, run_dir):
+        if self.place.local_rank == 0 and not holds(run_dir, head["id"], head["sizes"]):
             directory = RunDir(run_dir, field="run_dir")
             try:
                 directory.claim()
@@ -115,7 +116,8 @@ class Meeting:
             else:
                 self._write(head, run_dir, directory)
                 return run_dir, directory
-        while not _sees(head, run_dir, whole=False):
+        texts = {name: size for name, size in head["sizes"].items() if not name.endswith(".safetensors")}
+        while not holds(run_dir, head["id"], texts):
             if time.monotonic() > until:
                 raise WorkerFailed(self.place.rank, f"has not seen the job in {run_dir} within {self.limit_s:g} s")
             time.sleep(LOOK_S)
@@ -129,19 +131,6 @@ class Meeting:
             write_text(run_dir / "job" / Path(name).name, text, exact=True)
         identity = json.loads((run_dir / RUN).read_text()) | {"id": head["id"]}
         write_text(run_dir / RUN, json.dumps(identity))
-
-
-def _sees(head: Mapping[str, Any], run_dir: Path, *, whole: bool = True) -> bool:
-    """Whether a folder holds the job.
-
-    Args:
-        whole: with its weights.
-    """
-    run, job = run_of(run_dir), run_dir / "job"
-    if run is None or run.id != head["id"]:
-        return False
-    names = {name: size for name, size in head["sizes"].items() if whole or not name.endswith(".safetensors")}
-    return all((job / name).is_file() and (job / name).stat().st_size == size for name, size in names.items())
 
 
 class Ranks:

@@ -1,11 +1,15 @@
-"""A worker that trains when it is told to: a step, an evaluation, its weights, the end."""
+"""A worker that trains when it is told to: a step, an evaluation, its weights, the end; and its process.
+
+Its program is `gpp.runtime.live.crew`.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -15,12 +19,13 @@ from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.runtime.hang_detection.status import SILENT
 from gpp.runtime.job import Job
-from gpp.runtime.live.fed import Fed, hear, tell
+from gpp.runtime.live.fed import ADDRESS, SECRET, Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
 from gpp.runtime.worker.hooks import Hooks, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.process import Lines
+from gpp.runtime.worker.main import working
+from gpp.runtime.worker.process import Lines, guarded, open_lines
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.worker import Worker
 
@@ -58,7 +63,7 @@ class LiveWorker(Worker):
         # What is heard of the allocator, and reserved for messages, is for the sizes of the examples.
         self.memory.end()
         self.job, base = Job.load(folder), self._turns[0]
-        self.modules = build_beside(self.job, folder, base.modules, self.device)
+        self.modules = build_beside(self.job, folder, base.modules, self.seat.device)
         params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
         self._own = replace(self._own, job=self.job, modules=self.modules, params=params)
         self._hooks = build_hooks(self._own)
@@ -66,7 +71,7 @@ class LiveWorker(Worker):
         self.evaluation = self._evaluation() if self.job.evaluation else None
         for channel, size in all_ring_sizes(self.job, self.device_id, self.training, self.evaluation).items():
             self._rooms[channel] = size.merged(self._rooms.get(channel, size))
-        self.transport.prepare(self._rooms)
+        self.seat.transport.prepare(self._rooms)
         self._turns.append(Turn(self.job, self.modules, self._hooks, self.training, self.evaluation))
         self._at = len(self._turns) - 1
 
@@ -155,3 +160,16 @@ class LiveWorker(Worker):
         whole = self.teams.split.whole
         states = {s: {n: whole(n, tensor) for n, tensor in module.state_dict().items()} for s, module in self.modules.items()}
         return {name: tensor for state in self.teams.led(states) for name, tensor in state.items()}
+
+
+def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    """Serve as one worker of `job`, until the program says that it ends."""
+    with Client(os.environ[ADDRESS], "AF_UNIX", authkey=bytes.fromhex(os.environ.pop(SECRET))) as feed:
+        tell(feed, {"rank": rank})
+        with working(job, run_dir, rank, world, device, LiveWorker) as worker, open_lines(run_dir, rank) as out:
+            worker.serve(feed, out)
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, run)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.files import anonymous
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import mask_of
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import source_hash
@@ -47,9 +48,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json, unseal
 from gpp.settings import NotNegative, Positive, Share
 from gpp.strategy import Strategy
-
-if TYPE_CHECKING:
-    from gpp.graph.captured import Captured
 
 STEPS = 24
 """Steps of each chain; the first two do not count."""
@@ -100,26 +98,17 @@ class MachineCosts:
 
     Args:
         setting: of the measurement.
-        pass_s: seconds of a pass outside of its stage.
-        message_s, send_s_per_byte, receive_s_per_byte, send_s_per_tensor, receive_s_per_tensor, step_s: as `Overheads` has them.
+        fixed: of actions; those of a pass are its seconds outside of its stage.
         latency_s: seconds from the end of a send until its reader, which waits, goes on.
         sum_s, sum_s_per_byte: seconds of an all-reduce between two workers.
-        answer_s_per_byte: seconds to write a byte to a place of a file where nothing was.
         others: share of the machine's processors that other programs had meanwhile.
     """
 
     setting: Setting
-    pass_s: NotNegative
-    message_s: NotNegative
-    send_s_per_byte: NotNegative
-    receive_s_per_byte: NotNegative
-    send_s_per_tensor: NotNegative
-    receive_s_per_tensor: NotNegative
-    step_s: NotNegative
+    fixed: Overheads
     latency_s: NotNegative
     sum_s: NotNegative
     sum_s_per_byte: Positive
-    answer_s_per_byte: NotNegative = 0.0
     others: Share = 0.0
 
     def overheads(self, pass_s: tuple[float, float]) -> Overheads:
@@ -128,17 +117,8 @@ class MachineCosts:
         Args:
             pass_s: seconds of a forward and of a backward of a stage that computes nothing.
         """
-        return Overheads(
-            forward_s=pass_s[0] + self.pass_s,
-            backward_s=pass_s[1] + self.pass_s,
-            message_s=self.message_s,
-            send_s_per_byte=self.send_s_per_byte,
-            receive_s_per_byte=self.receive_s_per_byte,
-            send_s_per_tensor=self.send_s_per_tensor,
-            receive_s_per_tensor=self.receive_s_per_tensor,
-            step_s=self.step_s,
-            answer_s_per_byte=self.answer_s_per_byte,
-        )
+        fixed = self.fixed
+        return replace(fixed, forward_s=pass_s[0] + fixed.forward_s, backward_s=pass_s[1] + fixed.backward_s)
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """A cluster of this machine's processors with links as measured."""
@@ -185,7 +165,8 @@ def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, cr
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
     others = max(times.others for devices in found.values() for times in devices)
-    return replace(fit(found, sums, setting), answer_s_per_byte=_written_s_per_byte(), others=others)
+    costs = fit(found, sums, setting)
+    return replace(costs, fixed=replace(costs.fixed, answer_s_per_byte=_written_s_per_byte()), others=others)
 
 
 def _written_s_per_byte() -> float:
@@ -225,19 +206,17 @@ def fit(
             ways.append(((1.0, chain.num_bytes), max(first.waited_s - theirs, 0.0) / 2))
     latency_s, receive = _linear(ways)
     sum_s, per_byte = _linear(((1.0, num_bytes), s) for num_bytes, s in sums)
-    return MachineCosts(
-        setting=setting,
-        pass_s=pass_s,
+    fixed = Overheads(
+        forward_s=pass_s,
+        backward_s=pass_s,
         message_s=message_s,
         send_s_per_byte=send,
         receive_s_per_byte=receive,
         send_s_per_tensor=send_tensor,
         receive_s_per_tensor=receive_tensor,
         step_s=step_s,
-        latency_s=latency_s,
-        sum_s=sum_s,
-        sum_s_per_byte=max(per_byte, 1.0 / WIRE),
     )
+    return MachineCosts(setting=setting, fixed=fixed, latency_s=latency_s, sum_s=sum_s, sum_s_per_byte=max(per_byte, 1.0 / WIRE))
 
 
 def _linear(points: Iterable[tuple[tuple[float, ...], float]]) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -76,29 +77,28 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     from gpp.runtime.worker.worker import Worker
 
     card = CudaCard(device) if device.type == "cuda" else None
-    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    seat = enter(job, run_dir, rank, world, device, card)
     # Seconds that the worker has computed: neither other programs nor workers on the same core count.
     computed = card is None and job.settings.threads == 1
     marks = MarkedClock()
-    clock = HostClock(marks.now) if computed else None
     if computed:
-        transport.finished = marks.now
+        seat = replace(seat, clock=HostClock(marks.now))
+        seat.transport.finished = marks.now
     ends: list[tuple[float, ...]] = []
     log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
-    own: dict[str, Any] = {"device_id": device_id, "device": device, "transport": transport, "status": status, "clock": clock}
     if (course := course_run(job)) is not None:
-        _write(run_dir, device_id, course.rehearse(job, run_dir, log, **own), ends, marks)
-        disconnect(status)
+        _write(run_dir, seat.device_id, course.rehearse(job, run_dir, seat, log), ends, marks)
+        disconnect(seat.status)
         return
-    worker = Worker(job, run_dir, card=card, **own)
+    worker = Worker(job, run_dir, seat)
     worker.kept = type(worker.kept)()  # of every step
     step = job.settings.first_step
     while step < job.settings.steps:
         first, count = stretch_at(job, step)
         worker.train(first, count, log)
         step = first + count
-    _write(run_dir, device_id, worker.kept, ends, marks)
-    disconnect(status)
+    _write(run_dir, seat.device_id, worker.kept, ends, marks)
+    disconnect(seat.status)
 
 
 class MarkedClock:

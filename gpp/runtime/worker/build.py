@@ -1,32 +1,85 @@
-"""The parts that a worker makes of its job before the first step: its stages' modules with their weights, and optimizers."""
+"""The parts that a worker makes of its job before the first step: its stages' modules, their weights and teams, optimizers."""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar, final
 
 import torch
 
+from gpp.capture.cut import AbstractShards
 from gpp.capture.stage import StageModule, build_stage, tie
+from gpp.mechanism import parts
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.program.steady_state import accumulation
 from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
+from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
-from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
-from gpp.runtime.checkpoint.state import job_weights
+from gpp.runtime.checkpoint.state import ShareOf, SplitWeights, job_weights
+from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Probes
-from gpp.runtime.transport.channels import Channel
+from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.hooks import Hooks, OwnDevice, set_context
+from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice, set_context
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.team import Teams
+
+T = TypeVar("T")
+
+
+@final
+class Teams:
+    """A worker's teams, one for each of its stages whose replicas are several devices.
+
+    `shards` has the worker's part of each of these stages, and `split` says which of all its weights are shares.
+    """
+
+    def __init__(
+        self, job: Job, stages: Collection[int], device_id: int, transport: AbstractTransport, status: AbstractStatus
+    ) -> None:
+        self._saves = job.settings.final_weights
+        self._first = tuple(s for s in stages if device_id in job.plan.stages[s].replicas[0])
+        """The stages whose first replica, whose weights are those that are saved, the worker is of."""
+        self.shards: dict[int, AbstractShards] = {}
+        for s in stages:
+            stage = job.plan.stages[s]
+            names = [value.name for value in stage.mechanisms if value.devices_per_replica > 1]
+            for part in parts(names, "worker", "WORKER", AbstractWorkerPart):
+                if (shards := part.shards(job, stage, device_id, transport, status)) is not None:
+                    self.shards[s] = shards
+        self.split = SplitWeights({})
+
+    def _leads(self, stage: int) -> bool:
+        """Whether this worker reports for its replica what all members have."""
+        return stage not in self.shards or not self.shards[stage].member
+
+    def led(self, of_stage: Mapping[int, T]) -> list[T]:
+        """The values of those stages whose replica this worker leads."""
+        return [value for s, value in of_stage.items() if self._leads(s)]
+
+    def save(self, run_dir: Path, modules: Mapping[int, StageModule]) -> None:
+        """Write the final weights of the worker's stages, whole, if its replica is the one that does, and the job asks for them."""
+        for s in self._first if self._saves else ():
+            state = {name: self.split.whole(name, tensor) for name, tensor in modules[s].state_dict().items()}
+            if self._leads(s):
+                save_final(run_dir, s, state)
+
+    def join(self, modules: Mapping[int, StageModule]) -> None:
+        """Find out which weights of the stages' modules are shares. The modules must be there."""
+        self.split = SplitWeights(
+            {
+                name: (shards, s in self._first)
+                for s, shards in self.shards.items()
+                for name, _ in (*modules[s].named_parameters(), *modules[s].named_buffers())
+            }
+        )
 
 
 def slower(job: Job, device: int) -> float:

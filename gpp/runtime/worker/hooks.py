@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from gpp.capture.shards import AbstractShards
+from gpp.capture.cut import AbstractShards
 from gpp.capture.stage import StageModule
 from gpp.mechanism import parts
 from gpp.optimizers import AbstractOptimizer
@@ -17,12 +17,11 @@ from gpp.plan.plan import Plan
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
-from gpp.runtime.worker.around import AbstractSums
+from gpp.runtime.worker.around import AbstractStageWeights, AbstractSums
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import Boundary
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span, StageRunner
-from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.stage import Stage
 from gpp.weights.base import AbstractWeights
 
@@ -44,6 +43,11 @@ class OwnDevice(Seat):
     modules: Mapping[int, StageModule]
     params: Mapping[int, Mapping[str, torch.nn.Parameter]]
     handover: Handover
+
+    @classmethod
+    def at(cls, seat: Seat, **others: Any) -> OwnDevice:
+        """That of a seat; `others` are the fields that a seat has not."""
+        return cls(**{each.name: getattr(seat, each.name) for each in fields(Seat)}, **others)
 
 
 class Hooks:

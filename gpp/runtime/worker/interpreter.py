@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,10 +24,10 @@ from gpp.program.kinds import (
     Kind,
     Role,
 )
-from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
-from gpp.runtime.transport.channels import AbstractTransport, Mark
-from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
+from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.clock import Timed
 from gpp.runtime.worker.mailbox import AbstractMailbox
+from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span
 from gpp.timeline import Event
 
@@ -84,21 +85,35 @@ class _Handlers(dict[str, _Handler]):
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesidePasses:
+    """What a device does in a program beside plain passes and messages.
+
+    Args:
+        sums: over devices, before the update.
+        update: (stage, mini-batch of the list) -> its optimizer step.
+        updated: called after each optimizer step, when its event is recorded.
+        arm: called before a pass that the sums of gradient groups follow at once, with the groups.
+        issued: called when the last action has been issued, before the wait for what goes on.
+        own: kind of a mechanism -> how its actions are run, by stage and micro-batch.
+    """
+
+    sums: Sums | None = None
+    update: Callable[[int, int], None] = lambda stage, minibatch: None
+    updated: Callable[[int, int], None] | None = None
+    arm: Callable[[Sequence[int]], None] | None = None
+    issued: Callable[[], None] | None = None
+    own: Mapping[str, Callable[[int, int], Span | None]] = field(default_factory=dict)
+
+
 class Interpreter(Generic[R]):
     """Runs a device's actions of one program.
 
     Args:
         runners: stage -> its runner, for the stages of this device.
         mailboxes: stage -> its messages.
-        update: (stage, mini-batch of the list) -> its optimizer step.
-        updated: called after each optimizer step, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
-        status: is told every action, and every wait for others.
-        clock: says when actions begin and end.
-        arm: called before a pass that the sums of gradient groups follow at once, with the groups.
-        issued: called when the last action has been issued, before the wait for what goes on.
         slower: how often longer passes are to take than they do, for a device that is slower than this processor.
-        own: kind of a mechanism -> how its actions are run, by stage and micro-batch.
     """
 
     def __init__(
@@ -106,36 +121,26 @@ class Interpreter(Generic[R]):
         actions: Iterable[Action],
         runners: Mapping[int, R],
         mailboxes: Mapping[int, AbstractMailbox],
-        transport: AbstractTransport,
+        seat: Seat,
+        beside: BesidePasses | None = None,
         *,
-        device_id: int,
-        gradients: Sums | None = None,
-        update: Callable[[int, int], None] = lambda stage, minibatch: None,
-        updated: Callable[[int, int], None] | None = None,
         pending_limit: int | None = None,
-        status: AbstractStatus | None = None,
-        clock: AbstractClock | None = None,
-        arm: Callable[[Sequence[int]], None] | None = None,
-        issued: Callable[[], None] | None = None,
         slower: float = 1.0,
-        own: Mapping[str, Callable[[int, int], Span | None]] | None = None,
     ) -> None:
+        beside = beside or BesidePasses()
         self._slower = slower
         self._runs: dict[str, Callable[[int, int], Span | None]] = {
             PASS[FORWARD]: lambda stage, microbatch: runners[stage].forward(microbatch),
             PASS[BACKWARD]: lambda stage, microbatch: runners[stage].backward(microbatch),
-            **(own or {}),
+            **beside.own,
         }
-        self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
-        self.device_id, self.update = device_id, update
-        self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
-        self.clock, self.issued = clock or HostClock(), issued
+        self.runners, self.mailboxes, self.pending_limit, self.beside = runners, mailboxes, pending_limit, beside
+        self.device_id, self.transport, self.status, self.clock = seat.device_id, seat.transport, seat.status, seat.clock
         self._timed: list[Timed] = []
         self._waits: list[tuple[Mark, Mark]] = []
-        self.status = status or NoStatus()
-        self.handlers, self._arm = _Handlers(self._handler), arm
+        self.handlers = _Handlers(self._handler)
         self.actions = list(self._handled(actions))
-        self._summed = _summed([action for action, _, _ in self.actions]) if arm else {}
+        self._summed = _summed([action for action, _, _ in self.actions]) if beside.arm else {}
 
     def run(self, actions: Iterable[Action] | None = None, *, ends: bool = True) -> None:
         """Run the list once, or `actions` in its place: a stretch of another length.
@@ -163,12 +168,12 @@ class Interpreter(Generic[R]):
                 num_bytes = call(action, last)
                 if isinstance(num_bytes, int):
                     timed.append((device, kind, stage, microbatch, start, finished() if travels else now(), num_bytes))
-                if updates and self.updated:
-                    self.updated(stage, microbatch)
+                if updates and self.beside.updated:
+                    self.beside.updated(stage, microbatch)
                     timed = self._timed
         at(index + 1)
-        if self.issued:
-            self.issued()
+        if self.beside.issued:
+            self.beside.issued()
         if ends:
             self._wait(self._end)
 
@@ -236,8 +241,8 @@ class Interpreter(Generic[R]):
 
     def _prepare(self, action: Action) -> None:
         """Let sums begin within a pass that completes gradients."""
-        if self._arm and action in self._summed:
-            self._arm(self._summed[action])
+        if self.beside.arm and action in self._summed:
+            self.beside.arm(self._summed[action])
 
     def _receive(self, direction: str, action: Action, last: bool) -> None:
         _, stage, microbatch, peer_stage, peer_device, lo, hi = action
@@ -253,12 +258,12 @@ class Interpreter(Generic[R]):
         return self.mailboxes[stage].send(direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
-        assert self.gradients is not None
-        return self._wait(self.gradients.reduce, action.microbatch)
+        assert self.beside.sums is not None
+        return self._wait(self.beside.sums.reduce, action.microbatch)
 
     def _norm(self, action: Action, last: bool) -> int:
-        assert self.gradients is not None
-        return self._wait(self.gradients.clip)
+        assert self.beside.sums is not None
+        return self._wait(self.beside.sums.clip)
 
     def _wait(self, call: Callable[..., T], *args: object) -> T:
         """Make a call that waits for other devices: the status says so meanwhile, and `waited_s` grows by its time."""
@@ -270,7 +275,7 @@ class Interpreter(Generic[R]):
         return out
 
     def _update(self, action: Action, last: bool) -> int:
-        self.update(action.stage, action.microbatch)
+        self.beside.update(action.stage, action.microbatch)
         return 0
 
 

@@ -36,8 +36,8 @@ from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.status import EVALUATION, TRAINING, AbstractStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.allocator import operator_at, raised_at
 from gpp.runtime.worker.hooks import set_context
-from gpp.runtime.worker.operators import operator_at, raised_at
 
 if TYPE_CHECKING:
     from gpp.runtime.worker.worker import Worker

@@ -222,7 +222,8 @@ class Mailbox(AbstractMailbox):
             self._arrived[direction, microbatch] = messages
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
-        layout = self._layout_out(channel[0], channel[2], channel[4])
+        direction, peer_stage, peer_device = channel[0], channel[2], channel[4]
+        layout = self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_out[direction][peer_stage]
         rows = self._rows(layout, (channel[0], microbatch), lo, hi, last)
         if channel[0] == FORWARD and (coding := self.boundary.coded.get(channel[2])):
             tensor = coding.message(channel, rows, hi - lo)
@@ -234,9 +235,6 @@ class Mailbox(AbstractMailbox):
         layout = self._layouts_out[direction][peer_stage]
         rows = self._rows(layout, (direction, microbatch), lo, hi, last)
         self.handover[direction, self.stage, peer_stage, lo] = [tensor.detach() for tensor in rows]
-
-    def _layout_out(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
-        return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_out[direction][peer_stage]
 
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """[hi - lo, ...]: the samples of a compute action's tensors that a neighbour receives, batch first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +16,9 @@ from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.job import Job
 from gpp.runtime.worker import course
 from gpp.runtime.worker.clock import CardStatus
-from gpp.runtime.worker.exchange import TorchExchange
 from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.process import disconnect, enter, guarded, open_lines, write_line
-from gpp.runtime.worker.takeover import Takeover
+from gpp.runtime.worker.takeover import Takeover, TorchExchange
 from gpp.runtime.worker.worker import Worker
 
 W = TypeVar("W", bound=Worker)
@@ -54,21 +54,23 @@ def working(
     if job.settings.replan_every:
         torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
         gc.freeze()  # workers come and go: a collection between two plans need not look at what was there before them
-    device_id, transport, status = enter(job, run_dir, rank, world, card, store)
+    seat = enter(job, run_dir, rank, world, device, card, store)
     ready()
     limit: Limit | None = None
     with ExitStack() as stack:
         if card:
-            status = CardStatus(status, card)
-            stack.enter_context(status.followed())
+            behind = CardStatus(seat.status, card)
+            stack.enter_context(behind.followed())
+            seat = replace(seat, status=behind)
         if job.settings.enforce_memory:
-            status = limit = Limit(job, device_id, status)
+            limit = Limit(job, seat.device_id, seat.status)
             stack.enter_context(limit.explained())
-        worker = kind(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+            seat = replace(seat, status=limit)
+        worker = kind(job, run_dir, seat)
         if limit:
             limit.watch(worker)
         yield worker
-    disconnect(status)
+    disconnect(seat.status)
 
 
 def main(run_dir: Path) -> None:

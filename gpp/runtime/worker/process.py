@@ -43,8 +43,10 @@ from gpp.runtime.transport.channels import AbstractTransport, TorchTransport
 from gpp.runtime.transport.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
 from gpp.runtime.transport.staged import StagedTransport
+from gpp.runtime.worker.around import AbstractStageWeights
+from gpp.runtime.worker.clock import CardClock, HostClock
 from gpp.runtime.worker.parent import end_with_parent
-from gpp.runtime.worker.weights import AbstractStageWeights
+from gpp.runtime.worker.seat import Seat
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
@@ -250,12 +252,18 @@ def check_world(job: Job, world: int) -> None:
 
 
 def enter(
-    job: Job, run_dir: Path, rank: int, world: int, card: AbstractCard | None = None, store: Store | None = None
-) -> tuple[int, AbstractTransport, AbstractStatus]:
-    """Begin a worker of the project's own runtime: find its device of the plan, its transport and its status.
+    job: Job,
+    run_dir: Path,
+    rank: int,
+    world: int,
+    device: torch.device,
+    card: AbstractCard | None = None,
+    store: Store | None = None,
+) -> Seat:
+    """Begin a worker of the project's own runtime: its device of the plan, with transport and status.
 
     Args:
-        card: what the worker computes on; None for a processor.
+        card: the accelerator that `device` is; None for a processor.
         store: as `connect` has it.
 
     Raises:
@@ -266,7 +274,8 @@ def enter(
     status = connect(job, run_dir, rank, world, store)
     status.enter(STARTING)
     transport = transport_of(job, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, card=card)
-    return devices[rank], transport, status
+    clock = CardClock(card) if card else HostClock()
+    return Seat(device_id=devices[rank], device=device, transport=transport, status=status, clock=clock, card=card)
 
 
 def transport_of(job: Job, *, device: int, rank_of: dict[int, int], card: AbstractCard | None) -> AbstractTransport:

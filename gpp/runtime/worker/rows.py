@@ -7,17 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from gpp.data.base import Samples
 from gpp.data.sampler import epoch_order, position
 from gpp.runtime.cards.card import AbstractCard, CardEvent
 from gpp.runtime.job import Settings, restore
 from gpp.runtime.worker.stage import Fetch
-
-if TYPE_CHECKING:
-    from gpp.data.base import Samples
 
 Order = Callable[[int], torch.Tensor]
 """Function that gives the indices of the samples of a mini-batch of the pass."""

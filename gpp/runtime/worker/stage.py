@@ -17,12 +17,11 @@ from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.around import AbstractAround, AbstractRest
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.seat import Portion, Seat
-from gpp.runtime.worker.seeding import generators
+from gpp.runtime.worker.seat import Portion, Seat, generators
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
-    from gpp.runtime.worker.weights import AbstractStageWeights
+    from gpp.runtime.worker.around import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
@@ -37,7 +36,7 @@ def on_storage(
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
-class _Edge(NamedTuple):
+class _OutputEdge(NamedTuple):
     """The place where an output's gradient comes in, if one does, and the output itself, as long as somebody holds it."""
 
     requires_grad: bool
@@ -53,9 +52,9 @@ class _Edge(NamedTuple):
         return on_storage(storage, *self.form)
 
 
-def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
+def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _OutputEdge]:
     return {
-        name: _Edge(
+        name: _OutputEdge(
             value.requires_grad,
             get_gradient_edge(value) if value.requires_grad else None,
             StorageWeakRef(value.untyped_storage()),
@@ -65,9 +64,9 @@ def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
     }
 
 
-def _seen(outputs: Mapping[str, torch.Tensor | _Edge]) -> dict[str, torch.Tensor]:
+def _seen(outputs: Mapping[str, torch.Tensor | _OutputEdge]) -> dict[str, torch.Tensor]:
     """The outputs that somebody still holds."""
-    found = {name: value.tensor() if isinstance(value, _Edge) else value for name, value in outputs.items()}
+    found = {name: value.tensor() if isinstance(value, _OutputEdge) else value for name, value in outputs.items()}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -83,13 +82,13 @@ class _Loss(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Pass:
+class _OpenPass:
     """A micro-batch between its forward and its backward."""
 
-    # An `_Edge` in place of a tensor lets go of it: only the stage that reads it, or autograd, holds it then.
+    # An `_OutputEdge` in place of a tensor lets go of it: only the stage that reads it, or autograd, holds it then.
 
     leaves: dict[str, torch.Tensor]
-    outputs: Mapping[str, torch.Tensor | _Edge]
+    outputs: Mapping[str, torch.Tensor | _OutputEdge]
     losses: list[_Loss]
     share: float
 
@@ -133,7 +132,7 @@ class StageRunner:
         self.around: AbstractAround | None = None
         self.loss_factor: Callable[[], float] | None = None
         self.module, self.stage, self.mailbox, self.portion, self.train = module, mailbox.stage, mailbox, portion, train
-        self.now, self._piece = seat.now, portion.piece
+        self.now, self._piece = seat.clock.now, portion.piece
         # Reading a loss makes the host of a card wait: they are looked at when `examine` is called.
         self.deferred = seat.card is not None
         self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
@@ -144,7 +143,7 @@ class StageRunner:
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
         self._step = 0
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, _OpenPass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
         self._specs, self._casts = mailbox.boundary.specs(), bool(mailbox.boundary.wide)
@@ -202,7 +201,7 @@ class StageRunner:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
             roots = _edges(outputs) if self.around else outputs
-            self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.portion.num_samples)
+            self._passes[microbatch] = _OpenPass(leaves, roots, losses, (hi - lo) / self.portion.num_samples)
         # A message without tensors, which only says whose turn it is, is one too.
         self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
@@ -336,7 +335,7 @@ class StageRunner:
             self.mailbox.put(BACKWARD, microbatch, piece[0], made)
         return start, end
 
-    def _roots(self, done: _Pass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:
+    def _roots(self, done: _OpenPass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:
         """The tensors at which the gradients of a micro-batch come in, and these gradients."""
         gradients: dict[str, torch.Tensor] = {}
         for name, grad in self.mailbox.take(BACKWARD, microbatch):
@@ -346,7 +345,7 @@ class StageRunner:
         for name, grad in gradients.items():
             output = done.outputs[name]
             if output.requires_grad:
-                roots.append(output.root if type(output) is _Edge else output)
+                roots.append(output.root if type(output) is _OutputEdge else output)
                 seeds.append(grad)
         for loss in done.losses:
             if loss.root:

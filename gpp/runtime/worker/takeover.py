@@ -8,19 +8,73 @@ the start of a run. The tensors that a device lacks come from the device that wo
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load, save
 
 from gpp.runtime.checkpoint.moves import moves
 from gpp.runtime.hang_detection.status import MEETING, STARTING
 from gpp.runtime.job import Job
+from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.announced import announced
-from gpp.runtime.worker.exchange import AbstractExchange
+from gpp.runtime.worker.process import transport_of
 from gpp.runtime.worker.worker import Worker
+
+
+class AbstractExchange(ABC):
+    """One worker's part; all make the same calls between two steps, while no message of a program is under way."""
+
+    @abstractmethod
+    def agree(self, own: bool) -> bool:
+        """The value of the first rank, on every rank."""
+
+    @abstractmethod
+    def send(self, device: int, message: torch.Tensor) -> None:
+        """Send bytes ([length], uint8) to a device, which takes them now."""
+
+    @abstractmethod
+    def receive(self, device: int) -> torch.Tensor:
+        """The bytes that a device sends now: [length], uint8."""
+
+    @abstractmethod
+    def transport(self, job: Job, device: int) -> AbstractTransport:
+        """The transport of the next plan; all workers make theirs together, on the devices that they have."""
+
+
+@final
+class TorchExchange(AbstractExchange):
+    """The exchange over the process group of all ranks, with gloo.
+
+    Args:
+        job: under any of the plans, which all use the same devices.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._rank_of = {device: rank for rank, device in enumerate(job.plan.devices)}
+
+    def agree(self, own: bool) -> bool:
+        found = torch.tensor([own and dist.get_rank() == 0], dtype=torch.int64)
+        dist.all_reduce(found)
+        return bool(found.item())
+
+    def send(self, device: int, message: torch.Tensor) -> None:
+        dist.send(torch.tensor([message.numel()], dtype=torch.int64), self._rank_of[device])
+        dist.send(message, self._rank_of[device])
+
+    def receive(self, device: int) -> torch.Tensor:
+        length = torch.empty(1, dtype=torch.int64)
+        dist.recv(length, self._rank_of[device])
+        message = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.recv(message, self._rank_of[device])
+        return message
+
+    def transport(self, job: Job, device: int) -> AbstractTransport:
+        return transport_of(job, device=device, rank_of=self._rank_of, card=None)
 
 
 @final
@@ -52,12 +106,11 @@ class Takeover:
         job = Job.load(folder)
         job = replace(job, settings=replace(job.settings, first_step=done, resume=None))
         state, received = carried(worker, job, self._exchange)
-        worker.transport.close()
-        rows, run_dir = worker.rows, worker.run_dir
-        kept = {"device_id": worker.device_id, "device": worker.device, "status": worker.status}
+        rows, run_dir, seat = worker.rows, worker.run_dir, worker.seat
+        seat.transport.close()
         vars(worker).clear()  # whoever began with it may hold it to the end of the run: not its weights, too
-        transport = self._exchange.transport(job, kept["device_id"])
-        later = Worker(job, run_dir, **kept, transport=transport, rows=lambda settings, device, card: rows, state=state)
+        seat = replace(seat, transport=self._exchange.transport(job, seat.device_id))
+        later = Worker(job, run_dir, seat, rows=lambda settings, device, card: rows, state=state)
         self._number += 1
         return later, {"switched": self._number - 1, "step": done, "start": start, "bytes": received}
 

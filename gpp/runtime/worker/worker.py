@@ -21,13 +21,13 @@ from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
+from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING
 from gpp.runtime.job import Job, Settings, owners_of, restore
 from gpp.runtime.torch_optimizer import set_rate
-from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
-from gpp.runtime.worker.buckets import BUCKET_BYTES
+from gpp.runtime.worker.around import AbstractStageWeights
 from gpp.runtime.worker.build import (
+    Teams,
     all_ring_sizes,
     build_checkpointer,
     build_mailboxes,
@@ -36,20 +36,16 @@ from gpp.runtime.worker.build import (
     build_probes,
     slower,
 )
-from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
-from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.gradients import BUCKET_BYTES, Gradients
 from gpp.runtime.worker.hooks import OwnDevice, build_hooks, part_of
-from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.interpreter import BesidePasses, Interpreter
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
-from gpp.runtime.worker.seat import Portion
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seat import Portion, Seat, pass_seed
 from gpp.runtime.worker.stage import StageRunner
-from gpp.runtime.worker.team import Teams
-from gpp.runtime.worker.weights import AbstractStageWeights
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
@@ -61,12 +57,6 @@ class Worker:
     """A device's share of a job.
 
     Args:
-        device_id: the device of the plan that this worker is.
-        device: the torch device.
-        transport: messages to the other devices.
-        status: is told the worker's actions.
-        card: the accelerator that `device` is; None for a processor.
-        clock: says when actions begin and end; None for the device's own.
         rows: where the rows of its stages come from.
         state: weights, buffers and the optimizer's state to begin with, by the names of a checkpoint; None: the job's own.
     """
@@ -75,28 +65,22 @@ class Worker:
         self,
         job: Job,
         run_dir: Path,
+        seat: Seat,
         *,
-        device_id: int,
-        device: torch.device,
-        transport: AbstractTransport,
-        status: AbstractStatus | None = None,
-        card: AbstractCard | None = None,
-        clock: AbstractClock | None = None,
         rows: Callable[[Settings, torch.device, AbstractCard | None], Rows] = Rows,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         began = time.thread_time()
-        self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
-        self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
-        self.clock = clock or (CardClock(card) if card else HostClock())
+        self.job, self.run_dir, self.seat = job, run_dir, seat
+        device_id, device, transport, self.status = seat.device_id, seat.device, seat.transport, seat.status
+        self.device_id, self.card, self.memory = device_id, seat.card, MemoryEvents(transport.lend)
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device.get(device_id, ())
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams, state or {})
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
-        own = {"device_id": device_id, "device": device, "transport": transport, "status": self.status, "card": card}
-        self._own = OwnDevice(job=job, modules=self.modules, params=params, handover={}, now=self.clock.now, **own)
+        self._own = OwnDevice.at(seat, job=job, modules=self.modules, params=params, handover={})
         self._hooks = build_hooks(self._own)
         self._params = params | {s: dict(others) for hooks in self._hooks for s, others in hooks.params_of_others().items()}
         self.spec = restore(settings.optimizer)
@@ -106,13 +90,13 @@ class Worker:
         self.optimizers = build_optimizers(specs, self.modules, elsewhere)
         known = policy, plan, self.modules, self.optimizers, specs
         self.weights = part_of(policy).weights(*known, rate=self._rate, saved_at=self._saved_at)
-        self.rows = rows(settings, device, card)
+        self.rows = rows(settings, device, seat.card)
         overlaps = settings.backend == "nccl" and not job.streams
         self.gradients = self._gradients(reduce_groups(plan, job.graph), BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
         self.training = self._training(overlaps=overlaps)
-        if card is None:
+        if seat.card is None:
             transport.idle = self._idle
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
@@ -174,18 +158,17 @@ class Worker:
             actions,
             runners,
             {**mailboxes, **{s: mailbox for hooks in self._hooks for s, mailbox in hooks.mailboxes_of_others().items()}},
-            self.transport,
-            device_id=self.device_id,
-            gradients=self.gradients,
-            update=self._update,
-            updated=self._updated if job.streams else None,
+            self.seat,
+            BesidePasses(
+                sums=self.gradients,
+                update=self._update,
+                updated=self._updated if job.streams else None,
+                arm=self.gradients.arm if overlaps else None,
+                issued=self.rows.ahead if self.card else None,
+                own={kind: run for hooks in self._hooks for kind, run in hooks.runs().items()},
+            ),
             pending_limit=most_sends(actions, job.plan),
-            status=self.status,
-            clock=self.clock,
-            arm=self.gradients.arm if overlaps else None,
-            issued=self.rows.ahead if self.card else None,
             slower=slower(job, self.device_id),
-            own={kind: run for hooks in self._hooks for kind, run in hooks.runs().items()},
         )
 
     def _evaluation(self) -> Interpreter[StageRunner]:
@@ -198,12 +181,9 @@ class Worker:
             program.actions[self.device_id],
             self._runners(modules, mailboxes, program, train=False),
             mailboxes,
-            self.transport,
-            device_id=self.device_id,
+            self.seat,
             # A large micro-batch waits for several small ones, all of which may be under way.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
-            status=self.status,
-            clock=self.clock,
         )
 
     def _update(self, stage: int, minibatch: int) -> None:
@@ -303,7 +283,7 @@ class Worker:
 
     def _settle(self, interpreter: Interpreter[StageRunner]) -> None:
         """Wait until the device has done what was issued, and look at the losses."""
-        self.clock.settle()
+        self.seat.clock.settle()
         for runner in interpreter.runners.values():
             runner.examine()
 

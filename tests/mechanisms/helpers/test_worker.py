@@ -25,7 +25,6 @@ def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for() -> None:
         params={},
         transport=FakeTransport(FakeNetwork((), 4), 3),
         handover={},
-        now=lambda: 0.0,
         card=None,
     )
     (helper,) = WORKER.build(own).helpers.values()

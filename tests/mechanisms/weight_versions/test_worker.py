@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpp.data.digits import Digits
+from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
@@ -48,7 +48,7 @@ def job_of(
 ) -> tuple[Job, dict[str, torch.Tensor]]:
     """Four stages of two of the deep network's layers each."""
     model, captured, initial = inprocess.captured_named("digits_deep")
-    data, optimizer = Digits(standardize=True), optimizer or SGD(lr=0.05, momentum=0.9)
+    data, optimizer = DigitsData(standardize=True), optimizer or SGD(lr=0.05, momentum=0.9)
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB() if weights.flushes else NoFlush(), weights=weights)
     if microbatch_size is None and isinstance(weights, DoubleBuffer):
         microbatch_size = minibatch_size // DEPTH

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
+from gpp.report.run.result import peak_memory_bytes, reset_peak_memory
 
 
 def test_the_peak_is_seen_and_forgotten() -> None:

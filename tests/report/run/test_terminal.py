@@ -75,14 +75,14 @@ def test_comparison(run4: RunRecord, width: int) -> None:
 def test_colours_follow_no_color(run4: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     def coloured() -> str:
         file = io.StringIO()
-        show_result(Console(file=file, width=100, force_terminal=True), run4, warnings=("w",))
+        show_result(Console(file=file, width=100, force_terminal=True), run4.knowing(status="failed"))
         return file.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[33m" in coloured()
+    assert "\x1b[1;31m" in coloured()
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[33m" not in coloured()
+    assert "\x1b[1;31m" not in coloured()
 
 
 def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from gpp.errors import InvalidConfig
 from gpp.report.sweep.figure import FigureData, Key, SweepFigure
-from gpp.report.sweep.figure_chart import figure_svg
-from gpp.report.sweep.figure_table import figure_table
+from gpp.report.sweep.figure_chart import figure_svg, figure_table
 from gpp.report.sweep.files import write_sweep
 from gpp.report.sweep.jobs import AskedJob, SweepJob
 from gpp.report.sweep.terminal import show_figures

@@ -213,7 +213,7 @@ def test_a_shared_card_is_said_plainly_counted_once_and_run_by_gloo(cards: Any, 
 
 
 def job_on(cluster: Any, engine: Distributed) -> Any:
-    from gpp.data.digits import Digits
+    from gpp.data.digits import DigitsData
     from gpp.optimizers import SGD
     from gpp.plan.build import make_plan
     from gpp.planners.chains.even import Even
@@ -233,7 +233,7 @@ def job_on(cluster: Any, engine: Distributed) -> Any:
         plan,
         strategy,
         optimizer=SGD(lr=0.1, momentum=0.9),
-        data=Digits(),
+        data=DigitsData(),
         model=None,
         steps=1,
         dtype="float64",

@@ -156,7 +156,7 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
     def counted(worker: Worker) -> None:
         interpreter, card = worker.training, worker.card
         assert isinstance(card, ModelCard)
-        run, issued = interpreter.run, interpreter.issued
+        run, issued = interpreter.run, interpreter.beside.issued
         before, read = [0], [-1]
 
         def begin(*words: Any) -> None:
@@ -171,7 +171,7 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
             assert issued
             issued()
 
-        interpreter.run, interpreter.issued = begin, end
+        interpreter.run, interpreter.beside = begin, replace(interpreter.beside, issued=end)
 
     for size in (1, 4):
         job, weights = asynchronous.make_job(

@@ -24,8 +24,7 @@ from gpp.mechanisms.weight_versions.on_worker.drift import along_the_drift, drif
 from gpp.mechanisms.weight_versions.on_worker.prediction import direction_kept, predictor
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.runtime.worker.around import SavedHooks
-from gpp.runtime.worker.weights import AbstractStageWeights
+from gpp.runtime.worker.around import AbstractStageWeights, SavedHooks
 from gpp.weights.base import PipelinePosition
 
 foreach: Any = torch
