@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from gpp.app.batches import items_of
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
+from gpp.cost.counted import check_counted
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -98,7 +99,8 @@ def problem(
         whole: paths of modules that are one operator each, as `blocks.*.attend`.
 
     Raises:
-        InvalidConfig: `loss_scope` is `minibatch`, and the model's loss cannot be set apart.
+        InvalidConfig: `loss_scope` is `minibatch`, and the model's loss cannot be set apart; or `cost` counts FLOPs, and none are
+            known of an operator.
     """
     if loss_scope == "minibatch":
         check_whole_loss(captured, minibatch_size)
@@ -109,10 +111,12 @@ def problem(
 
         beside = {"device": cluster.devices[0].kind, "num_companions": cost.num_companions(cluster)}
         cost = measured(cost, captured, graph, largest=minibatch_size, optimizer=optimizer, **beside, recheck=warnings.warn)
+    cost = cost or Analytical()
+    check_counted(captured, graph, cluster, cost)
     made = Problem(
         graph=graph,
         cluster=cluster,
-        cost=cost or Analytical(),
+        cost=cost,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,

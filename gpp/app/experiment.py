@@ -20,6 +20,7 @@ from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
+from gpp.cost.counted import check_counted
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -285,13 +286,15 @@ class Experiment:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size.
+            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size; or the cost model counts FLOPs, and
+                none are known of an operator.
         """
         cost = self.times
         if isinstance(cost, Profiled):
             from gpp.app.in_place import profiled
 
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
+        check_counted(captured, graph, self.cluster, cost)
         fixed = captured.batch is not None and self.engine.planner is None
         if fixed and captured.batch and self.minibatch_size % captured.batch:
             rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"

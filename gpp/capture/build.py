@@ -29,12 +29,14 @@ from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_nodes, references
+from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
 
 MEASURED_BATCH = 8
+SMALL = 0.01
+"""Share of the bytes that a model moves up to which an operator of torch's without a formula counts by its bytes."""
 
 # operator name -> kind; the first pattern that fits decides
 _KINDS = (
@@ -119,11 +121,14 @@ def assemble(
     notes = tuple(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
-    ) + tuple(
-        f"{draft.target} at {draft.where} counts as 0 FLOPs, as no formula for it is known: its time is that of the bytes that it "
-        "moves. cost=profiled measures it"
-        for draft in kept
-        if known[draft.name].uncounted
+    )
+    unknown = _unknown(kept, known)
+    large = tuple(one for one in unknown if one.share > SMALL or not one.operator.startswith(("aten.", "prims.")))
+    notes += tuple(
+        f"{one.operator} at {one.where} has no formula of its FLOPs: its time is that of the bytes that it moves, "
+        f"{one.share:.2%} of the model's. cost=profiled measures it"
+        for one in unknown
+        if one not in large
     )
     captured = Captured(
         name=name,
@@ -142,8 +147,19 @@ def assemble(
             if known[draft.name].derived
         ),
         items=drafts.items,
+        uncounted=large,
     )
     return declaring(replace(captured, **cut_loss(captured)._asdict()))
+
+
+def _unknown(kept: list[Draft], facts: dict[str, Facts]) -> tuple[Uncounted, ...]:
+    """Operators whose FLOPs are not known, each once for each node that calls it."""
+    moved = max(1, sum(facts[draft.name].traffic_bytes for draft in kept))
+    return tuple(
+        Uncounted(node=draft.name, operator=operator, where=draft.where, share=facts[draft.name].traffic_bytes / moved)
+        for draft in kept
+        for operator in facts[draft.name].unknown
+    )
 
 
 def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
