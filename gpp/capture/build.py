@@ -19,6 +19,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from gpp.capture.added import MeasuredModel, capture_part, declaring
+from gpp.capture.causal import with_causal
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
@@ -90,8 +91,9 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
-    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
+    drafts, notes = with_causal(with_items(read(traced, model, module_of(loss)), traced.batch), traced.batch)
+    notes = (*traced.warnings, *notes)
+    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=notes)
     captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 

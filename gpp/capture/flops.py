@@ -195,8 +195,8 @@ def _plain(operator: Any) -> Any:
 
 def _takes_few(operator: Any) -> bool:
     """Whether an operator takes few operations for each byte that it moves, so that its time is that of the bytes."""
-    if getattr(operator, "namespace", "") not in ("aten", "prims", "prim"):
-        return False
+    if getattr(operator, "namespace", "") not in ("aten", "prims"):
+        return getattr(operator, "namespace", "") == "prim"  # asks where a tensor is, and the like
     if operator.is_view or {torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.view_copy} & set(operator.tags):
         return True
     return bool(_FEW.fullmatch(operator._schema.name.split("::")[1].removesuffix("_")))

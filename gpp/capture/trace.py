@@ -26,8 +26,10 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch._library.autograd import make_autograd_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.modules import transformer
 
 from gpp.capture.assigned import in_place, read_copies
+from gpp.capture.flex import as_attention
 from gpp.capture.kept import KeptModules
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -183,6 +185,8 @@ def trace(
         with (
             _without_storage(whole, tensors) as flat,
             _annotations(notes),
+            as_attention(where),
+            mock.patch.object(transformer, "_detect_is_causal_mask", _is_causal),
             _left_alone(whole) as again,
             in_place(whole) as assigned,
         ):
@@ -206,6 +210,11 @@ def trace(
         batch=fixed,
         warnings=tuple(dict.fromkeys(notes)),
     )
+
+
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What the user of `nn.Transformer` says of a mask. Torch's own looks at its values; `gpp.capture.causal` does where it can."""
+    return bool(is_causal)
 
 
 def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.ExportedProgram:

@@ -198,6 +198,8 @@ def counted(model: nn.Module, batch: Batch) -> tuple[float, float]:
     }
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
+    if model.config._attn_implementation == "flex_attention":  # torch does not train it on a CPU
+        model.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     with FlopCounterMode(display=False, custom_mapping=lent) as forward:
         value = loss(model(**batch))
     with FlopCounterMode(display=False, custom_mapping=lent) as backward:
@@ -209,10 +211,8 @@ def left_out(captured: Captured) -> tuple[int, int, int]:
     """Attentions that are causal, and what they have in their forwards and backwards less than whole ones."""
     number, less = 0, 0
     for node in captured.nodes:
-        if (
-            ".scaled_dot_product_attention." not in node.target
-            or node.kwargs.get("is_causal") is not True
-            and True not in node.args[5:6]
+        if ".scaled_dot_product_attention." not in node.target or (
+            node.kwargs.get("is_causal") is not True and True not in node.args[5:6]
         ):
             continue
         query, key, value = (tuple(evaluate(n, BATCH) for n in captured.node_of[ref["ref"]].shape or ()) for ref in node.args[:3])
