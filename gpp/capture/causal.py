@@ -2,8 +2,8 @@
 
 Transformers makes a mask for `torch.export` that it leaves out in a run, and others build one from `torch.tril` in their forward.
 Such a mask costs memory in every layer, hides from a card that flash attention would do, and that half of the work is none. Where
-nothing but sizes decides a mask, it is computed here, and attention is told in its place. The results are those of the mask: what it
-leaves out has the weight exp(-inf) = 0 either way (`python -m tests.checks.flops --masks`).
+nothing but sizes decides a mask, it is computed here, and attention is told in its place. The results are those of the mask: what
+it leaves out has the weight exp(-inf) = 0 either way (`python -m tests.checks.flops --masks`).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _causal(named: dict[str, Draft], name: str, sizes: tuple[int, ...]) -> bool 
 
 
 def _decided(draft: Draft) -> bool:
-    """Whether a call gives the same at every time, and follows from the number of samples by shapes and positions alone."""
+    """Whether a call gives the same at every time, and follows from the number of samples by shapes alone."""
     operator, args = operator_of(draft.target), [*draft.args, *draft.kwargs.values()]
-    counts = any(isinstance(arg, dict) and "size" in arg for arg in args) and not draft.target.startswith("aten.arange")
+    counts = any(isinstance(arg, dict) and "size" in arg for arg in args)
     return not (counts or writes(operator) or is_random(operator, draft.args, draft.kwargs))
 
 

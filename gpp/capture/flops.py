@@ -28,7 +28,7 @@ _aten = torch.ops.aten
 
 
 def _pairs(query: Tensor, key: Tensor, is_causal: bool) -> int:
-    """Pairs that may meet of a query [batch, heads, queries, dim] and a key [batch, heads, keys, dim]; causal is from the top left."""
+    """Pairs that may meet of a query [batch, heads, queries, dim] and a key [batch, heads, keys, dim]; causal from the top left."""
     queries, keys = query.shape[-2], key.shape[-2]
     whole = min(queries, keys)
     met = whole * (whole + 1) // 2 + (queries - whole) * keys if is_causal else queries * keys
@@ -180,7 +180,7 @@ _FEW = re.compile(
     r"|cauchy|binomial|_standard_gamma\w*|_sample_dirichlet|_dirichlet_grad|equal|is_same_size|_local_scalar_dense|_?\w*assert\w*|_fused_sdp_choice"
     r"|(gelu|elu|threshold|hard\w+|leaky_relu|log_sigmoid|soft(plus|shrink)|glu|mish)_backward|hardswish|log_sigmoid_forward|glu|_?prelu\w*"
     r"|rrelu_with_noise\w*|addcmul|addcdiv|addr|lerp|complex|polar|(linalg_)?cross|rsub|floor_divide|isin|_?fake_quantize\w*|_pack_padded_sequence"
-    r"|_efficientzerotensor|_reshape_alias|segment_reduce|_segment_reduce_backward|_is_(all|any)_true|_foreach_\w+|sym_\w+"
+    r"|_efficientzerotensor|_reshape_alias|segment_reduce|_segment_reduce_backward|_is_(all|any)_true|_linalg_check_errors|_foreach_\w+|sym_\w+"
 )
 """Names of torch's operators that take a few operations for each byte and have no tag that says so."""
 
