@@ -57,7 +57,7 @@ _KINDS = (
 
 def capture(
     model: nn.Module,
-    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+    inputs: Mapping[str, Any] | tuple[Any, ...],
     targets: Tensor | Mapping[str, Tensor],
     loss: Loss,
     metrics: Mapping[str, Measure] | None = None,
@@ -71,7 +71,8 @@ def capture(
     Parameters may be on the meta device; then nothing of their size is allocated, and nothing can be compared.
 
     Args:
-        inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
+        inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position. Containers
+            of them are taken apart, and booleans, numbers, words and None are constants (`gpp.capture.given`).
         targets: example targets, batch first; a single tensor is named `target`.
         loss: (outputs, targets) -> scalar mean over the samples, or a dict of such terms whose sum is the loss;
             `targets` is the tensor itself where there is one target, else the dict.

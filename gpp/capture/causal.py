@@ -8,6 +8,7 @@ it leaves out has the weight exp(-inf) = 0 either way (`python -m tests.checks.f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,8 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 _OF_SHAPE = ("_like.", ".new_ones.", ".new_zeros.", ".new_full.")
 """Parts of targets that read the shape of their first argument alone."""
 _MASK, _IS_CAUSAL = 3, 5
-_SIZES = (2, 3)
-"""Batch sizes at which a mask must be the same, where the model runs at any."""
+_MOST = 1 << 22
+"""Elements of a mask that is computed for many samples, to see that their number does not change it."""
 
 
 def with_causal(drafts: Drafts, batch: int | None) -> tuple[Drafts, tuple[str, ...]]:
@@ -39,7 +40,7 @@ def with_causal(drafts: Drafts, batch: int | None) -> tuple[Drafts, tuple[str, .
         if draft.target != _ATTENTION or (name := _mask(draft)) is None:
             continue
         if name not in known:
-            known[name] = _causal(named, name, (batch,) if batch else _SIZES)
+            known[name] = _causal(named, name, batch)
         if known[name] is None:
             given += [draft] if any(named[other].kind == "input" for other in _above(named, name)) else []
             continue
@@ -77,8 +78,10 @@ def _above(named: dict[str, Draft], name: str) -> list[str]:
     return list(seen)
 
 
-def _causal(named: dict[str, Draft], name: str, sizes: tuple[int, ...]) -> bool | None:
+def _causal(named: dict[str, Draft], name: str, batch: int | None) -> bool | None:
     """Whether a mask that follows from sizes is causal (True) or lets everything through (False); None for any other."""
+    apart = math.prod(int(evaluate(extent, 1)) for extent in named[name].shape or ())
+    sizes = (batch,) if batch else (2, 3, max(2, min(1024, _MOST // max(1, apart))))
     above = set(_above(named, name))
     if not all(named[other].kind == "call" and not named[other].after and _decided(named[other]) for other in above):
         return None
@@ -88,9 +91,9 @@ def _causal(named: dict[str, Draft], name: str, sizes: tuple[int, ...]) -> bool 
 
 
 def _decided(draft: Draft) -> bool:
-    """Whether a call gives the same at every time, and follows from the number of samples by shapes alone."""
+    """Whether a call gives the same at every time, and knows the number of samples from shapes and positions alone."""
     operator, args = operator_of(draft.target), [*draft.args, *draft.kwargs.values()]
-    counts = any(isinstance(arg, dict) and "size" in arg for arg in args)
+    counts = any(isinstance(arg, dict) and "size" in arg for arg in args) and not draft.target.startswith("aten.arange")
     return not (counts or writes(operator) or is_random(operator, draft.args, draft.kwargs))
 
 

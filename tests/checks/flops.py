@@ -60,7 +60,10 @@ def words(kind: str, **own: Any) -> Case:
     name, head = kind.split(".")
     config = getattr(transformers, f"{name}Config")(**own)
     found = ids()
-    return getattr(transformers, f"{name}{head}")(config), {"input_ids": found, "labels": found}
+    return getattr(transformers, head if head.startswith("Gemma") else f"{name}{head}")(config), {
+        "input_ids": found,
+        "labels": found,
+    }
 
 
 def pictures(kind: str, size: int = 32, **own: Any) -> Case:
@@ -150,7 +153,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "llama": lambda: words("Llama.ForCausalLM", **DECODER),
     "qwen3": lambda: words("Qwen3.ForCausalLM", **DECODER, head_dim=16),
     "mistral": lambda: words("Mistral.ForCausalLM", **DECODER, sliding_window=8),
-    "gemma3": lambda: words("Gemma3.ForCausalLM".replace("Gemma3.", "Gemma3Text."), **DECODER, head_dim=16),
+    "gemma3": lambda: words("Gemma3Text.Gemma3ForCausalLM", **DECODER, head_dim=16),
     "phi3": lambda: words("Phi3.ForCausalLM", **DECODER),
     "mixtral": lambda: words("Mixtral.ForCausalLM", **EXPERTS, num_local_experts=4),
     "qwen2_moe": lambda: words("Qwen2Moe.ForCausalLM", **EXPERTS, **QWEN),
