@@ -5,6 +5,7 @@ Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -265,7 +266,8 @@ def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target:
         if outputs and inputs and (forward.flops or forward.unknown):
             weights = [leaf for leaf, later in zip(tensors, late, strict=True) if later]
             seeds = list(map(torch.empty_like, outputs))
-            with backward:
+            with backward, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an operator without a gradient: whether one is needed is seen later
                 torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=bool(weights))
             with second:
                 if weights:
