@@ -286,8 +286,7 @@ class Experiment:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size; or the cost model counts FLOPs, and
-                none are known of an operator.
+            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size; no FLOPs are known of an operator.
         """
         cost = self.times
         if isinstance(cost, Profiled):
@@ -307,6 +306,7 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
+            copies=fixed,
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
@@ -316,9 +316,9 @@ class Experiment:
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed
-        from gpp.app.in_place import here
+        from gpp.app import in_place
 
-        return here(posed, self.engine)
+        return in_place.here(posed, self.engine)
 
     @property
     def _imposed(self) -> int | None:
@@ -380,7 +380,7 @@ class Experiment:
         sizes, every = self._num_samples, self.strategy.replan.every if self.mode == "train" and self.runs else 0
         if every:
             check_movable(plan, captured, every)
-        whole = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        unit = max(stage.microbatch_size for stage in plan.stages) if captured.batch else 1
         job = assemble(
             captured,
             problem,
@@ -393,7 +393,7 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=0 if self.own_mode is not None else whole,
+            held_out=0 if self.own_mode is not None else sizes["test"] // unit * unit,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,

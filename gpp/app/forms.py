@@ -114,7 +114,8 @@ class Forms:
         Raises:
             InvalidConfig: says which can.
         """
-        plan, only = self._job.plan, self._job.captured.batch
+        plan = self._job.plan
+        only = self._job.captured.batch and max(stage.microbatch_size for stage in plan.stages)
         most, least = plan.minibatch_size, max(len(stage.replicas) for stage in plan.stages)
         fix = "drop the last batch of a loader that does not divide (drop_last=True)"
         if size > most:
@@ -124,7 +125,7 @@ class Forms:
         if size < least:
             raise InvalidConfig("batch", size, f"samples are fewer than the {least} replicas of a stage", fix)
         if only and size % only:
-            rule = f"samples cannot be cut into micro-batches of {only}, the only size that the model runs at"
+            rule = f"samples cannot be cut into micro-batches of {only}, the only size that the plan of this model runs at"
             raise InvalidConfig("batch", size, rule, fix)
 
     def _captured_at(self, lengths: Lengths, rows: Rows) -> tuple[Captured, OpGraph]:

@@ -130,8 +130,7 @@ class Wanted:
             cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss_scope,
         )
-        made = with_asked(made, self.optimizer, self.engine.worker_settings)
-        return replace(made, max_replicas=1 if captured.batch else None)
+        return with_asked(made, self.optimizer, self.engine.worker_settings)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""
