@@ -99,8 +99,8 @@ def problem(
         whole: paths of modules that are one operator each, as `blocks.*.attend`.
 
     Raises:
-        InvalidConfig: the model runs at one batch size only, which the sizes do not fit; `loss_scope` is `minibatch`, and the model's loss cannot be set apart; or `cost` counts FLOPs, and none are
-            known of an operator.
+        InvalidConfig: the sizes do not fit a model that runs at one batch size only; `loss_scope` is `minibatch`, and the model's
+            loss cannot be set apart; or `cost` counts FLOPs, and none are known of an operator.
     """
     if loss_scope == "minibatch":
         check_whole_loss(captured, minibatch_size)

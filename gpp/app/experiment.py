@@ -202,9 +202,8 @@ class Experiment:
         """
         if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        given = self.given_plan
         if self.runs or self.trains:
-            check_engine(self.engine, self.strategy, given)
+            check_engine(self.engine, self.strategy, self.given_plan)
         if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
@@ -306,7 +305,7 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
-            copies=fixed,
+            copies=fixed and self.own_mode is None,
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
@@ -329,8 +328,7 @@ class Experiment:
         """The plan to run: the user's own file, or the strategy's.
 
         Raises:
-            Infeasible: no plan fits.
-            InvalidPlan: the user's file is no plan for this model.
+            Infeasible, InvalidPlan: no plan fits; the user's file is none for this model.
         """
         if self.given_plan is None:
             return self.strategy.plan(problem)

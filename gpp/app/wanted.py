@@ -49,7 +49,7 @@ class Wanted:
     """Arguments of `gpp.parallelize`, of the same names.
 
     Args:
-        examples: the example inputs, taken apart (`gpp.capture.given.Given`).
+        examples: the example inputs, taken apart (`gpp.capture.given.ModelInputs`).
         size: samples of the examples.
         made: a torch optimizer.
     """

@@ -1,7 +1,7 @@
 """The table of operators: the FLOPs of a call, by a formula; or few for each byte; or unknown, and then the operator is named.
 
     aten.addmm, aten.convolution, ...       torch's own formulas (`torch.utils.flop_counter`), and those that a user registers there
-    attention of a CPU, products of groups  formulas of this file, for what torch has none
+    attention of a CPU, products of groups  formulas of this file, where torch has none, or one that does not hold
     aten.add, aten.softmax, aten.sort, ...  none: their time is that of the bytes that they move
     anything else                           unknown
 
@@ -67,6 +67,15 @@ def _groups(rows: Tensor, matrices: Tensor, *_: Any, **__: Any) -> int:
 
 def _groups_gradient(rows: Tensor, gradients: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows.numel() * gradients.shape[-1]
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> int:
+    """Each gradient takes what the forward takes. Torch's formula counts that of the weights as if there were no groups."""
+    mask = rest[-1]
+    spatial = (x if transposed else gradient).shape[2:]
+    return 2 * x.shape[0] * math.prod(spatial) * weight.numel() * (bool(mask[0]) + bool(mask[1]))
 
 
 def _product(a: Tensor, b: Tensor, **_: Any) -> int:
@@ -136,6 +145,7 @@ def _triangle(matrix: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten.convolution_backward: _convolution_backward,
     _aten._grouped_mm: _groups,
     torch.ops.gpp.grouped_mm_forward: _groups,
     torch.ops.gpp.grouped_mm_gradient: _groups_gradient,
@@ -163,7 +173,7 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten.linalg_lu_solve: lambda factors, pivots, right, **_: 2 * _triangle(factors, right),
     _aten.linalg_solve_triangular: _triangle,
 }
-"""Operators as torch dispatches them -> FLOPs of a call with these arguments, where torch has no formula that holds on a CPU."""
+"""Operators as torch dispatches them -> FLOPs of a call with these arguments, where torch has no formula, or none that holds."""
 
 _FEW = re.compile(
     r"_?(to_copy|to_dense|copy|chunk_cat|lazy_clone|clone|lift|lift_fresh|cat|stack|block_diag|roll|rot90|flip|repeat|repeat_interleave|tril|triu)"

@@ -25,7 +25,7 @@ _Make = Callable[[Mapping[str, Tensor]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class ModelInputs:
     """A call of a model, taken apart.
 
     Args:
@@ -44,7 +44,7 @@ class Given:
         return model(*positional, **named)
 
 
-def given(model: nn.Module, inputs: Any) -> Given:
+def given(model: nn.Module, inputs: Any) -> ModelInputs:
     """The inputs of a model: one tensor, several by position or by name, or a dataclass of them; they may lie in containers.
 
     A tensor without a name has that of the parameter that takes it, or its position.
@@ -71,7 +71,7 @@ def given(model: nn.Module, inputs: Any) -> Given:
         made = {name: make(flat) for name, make in makers.items()}
         return (tuple(made.values()), {}) if by_position else ((), made)
 
-    return Given(tensors=tensors, constants=constants, arguments=arguments)
+    return ModelInputs(tensors=tensors, constants=constants, arguments=arguments)
 
 
 def _is_object(value: Any) -> bool:
@@ -112,7 +112,8 @@ def _taken(value: Any, name: str, tensors: dict[str, Tensor], constants: dict[st
         inner = parts({field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init})
         return lambda flat: dataclasses.replace(value, **_all(inner, flat))
     if isinstance(value, list | tuple):
-        inner, kind = parts(dict(enumerate(value))), type(value)
+        kind, fields = type(value), getattr(value, "_fields", range(len(value)))
+        inner = parts(dict(zip(fields, value, strict=True)))
         if hasattr(value, "_fields"):
             return lambda flat: kind(*_all(inner, flat).values())
         return lambda flat: kind(_all(inner, flat).values())

@@ -3,6 +3,7 @@
 Small configurations with random weights, captured without a setting and run by torch's counter as they are. The counter has no
 formula for the attention that a CPU runs (`_scaled_dot_product_flash_attention_for_cpu`), so it is lent the one that it has for
 the same kernel on a card, and it counts causal attention as if it were whole: the table has our count with and without the half.
+Gradients of the weights of grouped convolutions it counts as if there were no groups, and is lent its own formula of the forward.
 Experts are counted in their loop, since the counter does not see the operator that Transformers makes of it.
 """
 
@@ -192,12 +193,17 @@ def _whole_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **
     return flop_counter.sdpa_backward_flop_count(gradient, query, key, value)
 
 
+def _grouped(gradient: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    return sum(rest[7][:2]) * flop_counter.conv_flop_count(x, weight, gradient, rest[4])
+
+
 def counted(model: nn.Module, batch: Batch) -> tuple[float, float]:
     """Forward and backward FLOPs of torch's counter."""
     own = torch.ops.aten
     lent = {
         own._scaled_dot_product_flash_attention_for_cpu: _whole,
         own._scaled_dot_product_flash_attention_for_cpu_backward: _whole_backward,
+        own.convolution_backward: _grouped,
     }
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
