@@ -163,6 +163,11 @@ class Cluster:
         devices = (*self.devices, *(self.devices[d] for d in of))
         return replace(self, devices=devices, nodes=where, links=tuple(links), hosts=())
 
+    def first(self, count: int) -> Cluster:
+        """The cluster of its first devices; links of pairs that it lacks are left out."""
+        links = tuple(pair for pair in self.links if pair.numbers is None or max(pair.numbers) < count)
+        return replace(self, devices=self.devices[:count], nodes=self.nodes[:count], links=links, hosts=self.hosts[:count])
+
     def evened(self) -> Cluster:
         """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""
         if self.wiring.by_node is not None:

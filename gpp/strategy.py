@@ -1,8 +1,6 @@
-"""A strategy: who cuts, in which order the micro-batches run, which version of the weights they use, and what of a micro-batch is
-kept.
+"""A strategy: who cuts, the order in which micro-batches run, their version of the weights, and what of a micro-batch is kept.
 
-The planner is handed `predict`, so it scores its candidates with the very schedule that will run, made to fit as the memory policy
-has it.
+The planner is handed `predict`, so it scores candidates with the schedule that will run, made to fit as the memory policy has it.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, MalformedProgram
 from gpp.memory import AbstractMemory, Keep, fits_whole
 from gpp.plan.choice import SPLIT, AbstractChoice, sharing
+from gpp.plan.copies import best_copies
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, continuous
@@ -110,6 +109,8 @@ class Strategy:
             Infeasible: nothing fits.
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
+        if problem.copies:
+            return best_copies(problem, partial(self.plan, first=first), self._step_s)
         self._check_problem(problem)
         check_count(self.schedule, problem, self.planner)
         own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from gpp.app.batches import items_of, named_targets
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
+from gpp.cost.counted import check_counted
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -98,7 +99,8 @@ def problem(
         whole: paths of modules that are one operator each, as `blocks.*.attend`.
 
     Raises:
-        InvalidConfig: `loss_scope` is `minibatch`, and the model's loss cannot be set apart.
+        InvalidConfig: the sizes do not fit a model that runs at one batch size only; `loss_scope` is `minibatch`, and the model's
+            loss cannot be set apart; or `cost` counts FLOPs, and none are known of an operator.
     """
     if loss_scope == "minibatch":
         check_whole_loss(captured, minibatch_size)
@@ -109,12 +111,19 @@ def problem(
 
         beside = {"device": cluster.devices[0].kind, "num_companions": cost.num_companions(cluster)}
         cost = measured(cost, captured, graph, largest=minibatch_size, optimizer=optimizer, **beside, recheck=warnings.warn)
+    cost, only = cost or Analytical(), captured.batch
+    check_counted(captured, graph, cluster, cost)
+    if only and (minibatch_size % only or microbatch_size not in (None, only)):
+        rule = f"must be {only}, the only size that {captured.name} runs at, and divide minibatch_size={minibatch_size}"
+        raise InvalidConfig("microbatch_size", microbatch_size, rule, f"leave it out, with minibatch_size a multiple of {only}")
     made = Problem(
         graph=graph,
         cluster=cluster,
-        cost=cost or Analytical(),
+        cost=cost,
         minibatch_size=minibatch_size,
-        microbatch_size=microbatch_size,
+        microbatch_size=microbatch_size or only,
+        max_replicas=1 if only else None,
+        copies=only is not None,
         optimizer_state_factor=optimizer.state_factor,
         optimizer=optimizer,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,

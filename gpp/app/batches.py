@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,40 +11,13 @@ from gpp.graph.captured import LOSS, loss_nodes
 from gpp.runtime.job import Job
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+    Inputs: TypeAlias = Any
     Targets: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | None
     Count: TypeAlias = Callable[..., Any]
 
 FIX_IGNORED = "say items=, a function of (inputs, targets) that counts the labels of the loss"
-
-
-def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Inputs by the names of the model's forward.
-
-    Args:
-        inputs: one tensor, several by position, or by name: a dict, or what a tokenizer returns.
-
-    Raises:
-        InvalidConfig: there are more than the model takes, or they are no tensors.
-    """
-    from torch import Tensor
-
-    if isinstance(inputs, Mapping):
-        named = dict(inputs)
-    elif hasattr(inputs, "_asdict"):
-        named = inputs._asdict()  # type: ignore[union-attr]
-    elif hasattr(inputs, "keys"):  # the batches of Hugging Face are mappings in all but name
-        named = {name: inputs[name] for name in inputs.keys()}  # type: ignore[union-attr,call-overload] # noqa: SIM118
-    else:
-        values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        known = inspect.signature(model.forward).parameters
-        names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if len(values) > len(names):
-            raise InvalidConfig("inputs", len(values), f"{type(model).__name__}.forward takes {len(names)}", "give them by name")
-        named = dict(zip(names, values, strict=False))
-    return _tensors(named, "inputs")
 
 
 def named_targets(targets: Targets) -> dict[str, Tensor]:
@@ -117,6 +89,19 @@ def items_of(items: Count | Mapping[str, Count] | None, compares: bool) -> dict[
         return count if compares else lambda inputs, targets: count(inputs)
 
     return {name: called(count) for name, count in (items.items() if isinstance(items, Mapping) else [("", items)])}
+
+
+def same_constants(examples: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
+    """Refuse a batch whose booleans, numbers, words and None are not those of the examples, which the capture has in it.
+
+    Raises:
+        InvalidConfig: names the first.
+    """
+    for name in [*examples, *(name for name in batch if name not in examples)]:
+        if name not in examples or name not in batch or examples[name] != batch[name]:
+            rule = f"must be {examples.get(name, 'left out')!r}, as in the examples: it is a constant of the captured model"
+            fix = "give a tensor, batch first, for what differs from batch to batch"
+            raise InvalidConfig(f"batch.{name}", batch.get(name, "left out"), rule, fix)
 
 
 def rows_of(job: Job, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

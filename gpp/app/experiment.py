@@ -20,6 +20,7 @@ from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
+from gpp.cost.counted import check_counted
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -201,9 +202,8 @@ class Experiment:
         """
         if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        given = self.given_plan
         if self.runs or self.trains:
-            check_engine(self.engine, self.strategy, given)
+            check_engine(self.engine, self.strategy, self.given_plan)
         if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
@@ -285,13 +285,14 @@ class Experiment:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size.
+            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size; no FLOPs are known of an operator.
         """
         cost = self.times
         if isinstance(cost, Profiled):
             from gpp.app.in_place import profiled
 
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
+        check_counted(captured, graph, self.cluster, cost)
         fixed = captured.batch is not None and self.engine.planner is None
         if fixed and captured.batch and self.minibatch_size % captured.batch:
             rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
@@ -306,6 +307,7 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else imposed,
             max_replicas=1 if fixed else None,
+            copies=fixed and self.own_mode is None,
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
             minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
@@ -315,16 +317,15 @@ class Experiment:
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed
-        from gpp.app.in_place import here
+        from gpp.app import in_place
 
-        return here(posed, self.engine)
+        return in_place.here(posed, self.engine)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.
 
         Raises:
-            Infeasible: no plan fits.
-            InvalidPlan: the user's file is no plan for this model.
+            Infeasible, InvalidPlan: no plan fits; the user's file is none for this model.
         """
         if self.given_plan is None:
             return self.strategy.plan(problem)
@@ -372,7 +373,7 @@ class Experiment:
         sizes, every = self._num_samples, self.strategy.replan.every if self.mode == "train" and self.runs else 0
         if every:
             check_movable(plan, captured, every)
-        whole = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        unit = max(stage.microbatch_size for stage in plan.stages) if captured.batch else 1
         job = assemble(
             captured,
             problem,
@@ -385,7 +386,7 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            evaluation_samples=0 if self.own_mode is not None else whole,
+            evaluation_samples=0 if self.own_mode is not None else sizes["test"] // unit * unit,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,

@@ -109,8 +109,13 @@ class Forms:
         return size, tuple(tuple(rows[name].shape[1:]) for name in self._inputs)
 
     def _check_size(self, size: int) -> None:
-        """Refuse numbers of samples that the plan cannot be run on."""
-        plan, only = self._job.plan, self._job.captured.batch
+        """Refuse numbers of samples that the plan cannot be run on.
+
+        Raises:
+            InvalidConfig: says which can.
+        """
+        plan = self._job.plan
+        only = self._job.captured.batch and max(stage.microbatch_size for stage in plan.stages)
         most, least = plan.minibatch_size, max(len(stage.replicas) for stage in plan.stages)
         fix = "drop the last batch of a loader that does not divide (drop_last=True)"
         if size > most:
@@ -120,7 +125,7 @@ class Forms:
         if size < least:
             raise InvalidConfig("batch", size, f"samples are fewer than the {least} replicas of a stage", fix)
         if only and size % only:
-            rule = f"samples cannot be cut into micro-batches of {only}, the only size that the model runs at"
+            rule = f"samples cannot be cut into micro-batches of {only}, the only size that the plan of this model runs at"
             raise InvalidConfig("batch", size, rule, fix)
 
     def _captured_at(self, lengths: Lengths, rows: Rows) -> tuple[Captured, OpGraph]:

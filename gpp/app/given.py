@@ -37,8 +37,9 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
     """
     if (b := problem.microbatch_size) is not None:
         for s, stage in enumerate(plan.stages):
-            # A loss on the whole mini-batch stands in a stage of its own.
-            if stage.microbatch_size != b and not mask_of(stage.ops) & problem.minibatch_ops:
+            # A loss on the whole mini-batch stands in a stage of its own, and copies of a pipeline have a micro-batch each.
+            size = stage.microbatch_size // (len(stage.replicas) if problem.copies else 1)
+            if size != b and not mask_of(stage.ops) & problem.minibatch_ops:
                 rule = f"stage {s} of plan={path} has micro-batches of {stage.microbatch_size} samples"
                 fix = f"set microbatch_size={stage.microbatch_size}, or leave microbatch_size or plan out"
                 raise InvalidConfig("microbatch_size", b, rule, fix)

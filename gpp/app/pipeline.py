@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
-from gpp.app.batches import check_ignored, examples_size, named_inputs, named_targets, rows_of
+from gpp.app.batches import check_ignored, examples_size, named_targets, rows_of, same_constants
 from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
 from gpp.app.optimizer_factory import optimizer_of
@@ -89,7 +89,8 @@ def parallelize(
 
     Args:
         example_inputs: a mini-batch as the model takes it, batch first: one tensor [samples, ...], several by position, or by
-            name. No batch may have more samples; others may have fewer, and other lengths.
+            name; or dataclasses, dicts and lists of them. Booleans, numbers, words and None are constants of the capture. No batch
+            may have more samples; others may have fewer, and other lengths.
         example_targets: a mini-batch of what the loss compares with; None where the inputs have it.
         loss: (outputs, targets) -> mean over samples or over items (tokens, the labels that count); without targets it gets the
             outputs alone. None takes the `loss` of the model's own outputs, as models of Hugging Face have it. Parameters of a loss
@@ -122,11 +123,13 @@ def parallelize(
         Infeasible: no plan fits.
         WorkerFailed: a worker could not start; under a launcher also where rank 0 has failed.
     """
+    from gpp.capture.given import given as taken_apart
     from gpp.models.losses import module_of
 
     progress = progress or Progress()
     model = plain_module(model, progress.warn)
-    inputs, targets = named_inputs(model, example_inputs), named_targets(example_targets)
+    examples, targets = taken_apart(model, example_inputs), named_targets(example_targets)
+    inputs = examples.tensors
     engine = engine or Distributed()
     place = _place(engine, launch)
     count = devices if devices is not None else place.world if place else 2
@@ -134,6 +137,7 @@ def parallelize(
     chosen, made = optimizer_of(optimizer, model, module_of(loss))
     wanted = Wanted(
         model=model,
+        examples=examples,
         size=examples_size({**inputs, **targets}),
         cluster=count if isinstance(count, Cluster) else local(num_devices=count),
         optimizer=chosen,
@@ -371,9 +375,13 @@ class Pipeline:
         return self._workers
 
     def _ask(self, what: Any, inputs: Inputs, targets: Targets) -> dict[str, float]:
+        from gpp.capture.given import given
+
         workers = self._open()
         try:
-            rows = rows_of(self._job, named_inputs(self.model, inputs), named_targets(targets))
+            batch = given(self.model, inputs)
+            same_constants(self._wanted.examples.constants, batch.constants)
+            rows = rows_of(self._job, batch.tensors, named_targets(targets))
             workers.agree(rows)
             form = self._forms.number(rows)
             if form is None:

@@ -46,9 +46,16 @@ Launch = Literal["local", "ranks"]
 @final
 @settings("")
 class Wanted:
-    """Arguments of `gpp.parallelize`, of the same names; `size` are the samples of the examples, `made` a torch optimizer."""
+    """Arguments of `gpp.parallelize`, of the same names.
+
+    Args:
+        examples: the example inputs, taken apart (`gpp.capture.given.ModelInputs`).
+        size: samples of the examples.
+        made: a torch optimizer.
+    """
 
     model: Any
+    examples: Any
     size: Count
     cluster: Cluster
     optimizer: AbstractOptimizer
@@ -100,7 +107,8 @@ class Wanted:
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
             ]
             asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.items, bool(targets))}
-            return capture(model, two[0], two[1], loss, dict(self.metrics or {}), **asked)
+            positional, named = self.examples.arguments(two[0])
+            return capture(model, named or positional, two[1], loss, dict(self.metrics or {}), **asked)
 
         found = captured()
         b = only_size(self.microbatch_size, self.size)
@@ -122,8 +130,7 @@ class Wanted:
             cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss_scope,
         )
-        made = with_asked(made, self.optimizer, self.engine.worker_settings)
-        return replace(made, max_replicas=1 if captured.batch else None)
+        return with_asked(made, self.optimizer, self.engine.worker_settings)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""

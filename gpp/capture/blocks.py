@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
+from gpp.capture.flops import Counted
 from gpp.capture.items import with_items
 from gpp.capture.measure import Derivations, Facts, form_of, measure
 from gpp.capture.trace import example_batch, resized, trace
@@ -321,17 +320,20 @@ def _run(block: Block, module: nn.Module, values: list[Tensor], grads: list[bool
             facts.saved.append((0, storage.nbytes(), storage.nbytes()))
         return tensor
 
-    with sdpa_kernel(SDPBackend.MATH):
-        with saved_tensors_hooks(pack, lambda tensor: tensor), FlopCounterMode(display=False) as forward, derivations:
-            result = torch.func.functional_call(module, {key: copies[id(t)] for key, t in state.items()}, tuple(args))
-        outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple | list) else []
-        if not outputs or not all(isinstance(item, Tensor) for item in outputs):
-            raise CaptureError(f"block {block.name} must return a tensor or a tuple of tensors, not {type(result).__name__}")
-        ends = [item for item in outputs if item.requires_grad]
-        leaves = [leaf for leaf in (*copies.values(), *args) if leaf.requires_grad]
-        with FlopCounterMode(display=False) as backward:
-            if ends and leaves:
-                torch.autograd.grad(ends, leaves, [torch.ones_like(item) for item in ends], allow_unused=True)
-    facts.forward_flops, facts.backward_flops = float(forward.get_total_flops()), float(backward.get_total_flops())
+    with saved_tensors_hooks(pack, lambda tensor: tensor), Counted() as forward, derivations:
+        result = torch.func.functional_call(module, {key: copies[id(t)] for key, t in state.items()}, tuple(args))
+    outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple | list) else []
+    if not outputs or not all(isinstance(item, Tensor) for item in outputs):
+        raise CaptureError(f"block {block.name} must return a tensor or a tuple of tensors, not {type(result).__name__}")
+    ends = [item for item in outputs if item.requires_grad]
+    leaves = [leaf for leaf in (*copies.values(), *args) if leaf.requires_grad]
+    with Counted() as backward:
+        if ends and leaves:
+            torch.autograd.grad(ends, leaves, [torch.ones_like(item) for item in ends], allow_unused=True)
+    facts.forward_flops, facts.backward_flops, facts.unknown = (
+        forward.flops,
+        backward.flops,
+        tuple({**forward.unknown, **backward.unknown}),
+    )
     facts.parts = None if isinstance(result, Tensor) else len(outputs)
     return [torch.empty(item.shape, dtype=item.dtype, device="meta") for item in outputs], facts

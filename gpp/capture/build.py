@@ -19,6 +19,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from gpp.capture.added import MeasuredModel, capture_part, declaring
+from gpp.capture.causal import with_causal
 from gpp.capture.counts import needed_by
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
@@ -29,12 +30,14 @@ from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, is_loss, is_row, loss_nodes, references
+from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
 
 MEASURED_BATCH = 8
+SMALL = 0.01
+"""Share of the bytes that a model moves up to which an operator of torch's without a formula counts by its bytes."""
 
 # operator name -> kind; the first pattern that fits decides
 _KINDS = (
@@ -54,7 +57,7 @@ _KINDS = (
 
 def capture(
     model: nn.Module,
-    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+    inputs: Mapping[str, Any] | tuple[Any, ...],
     targets: Tensor | Mapping[str, Tensor],
     loss: Loss,
     metrics: Mapping[str, Measure] | None = None,
@@ -68,7 +71,8 @@ def capture(
     Parameters may be on the meta device; then nothing of their size is allocated, and nothing can be compared.
 
     Args:
-        inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
+        inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position. Containers
+            of them are taken apart, and booleans, numbers, words and None are constants (`gpp.capture.given`).
         targets: example targets, batch first; a single tensor is named `target`.
         loss: (outputs, targets) -> scalar mean over the samples, or a dict of such terms whose sum is the loss;
             `targets` is the tensor itself where there is one target, else the dict.
@@ -88,8 +92,9 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts = with_items(read(traced, model, module_of(loss)), traced.batch)
-    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
+    drafts, notes = with_causal(with_items(read(traced, model, module_of(loss)), traced.batch), traced.batch)
+    notes = (*traced.warnings, *notes)
+    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=notes)
     captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 
@@ -119,11 +124,14 @@ def assemble(
     notes = tuple(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
-    ) + tuple(
-        f"{draft.target} at {draft.where} counts as 0 FLOPs, as no formula for it is known: its time is that of the bytes that it "
-        "moves. cost=profiled measures it"
-        for draft in kept
-        if known[draft.name].uncounted
+    )
+    unknown = _unknown(kept, known)
+    large = tuple(one for one in unknown if one.share > SMALL or not one.operator.startswith(("aten.", "prims.")))
+    notes += tuple(
+        f"{one.operator} at {one.where} has no formula of its FLOPs: its time is that of the bytes that it moves, "
+        f"{one.share:.2%} of the model's. cost=profiled measures it"
+        for one in unknown
+        if one not in large
     )
     captured = Captured(
         name=name,
@@ -142,8 +150,19 @@ def assemble(
             if known[draft.name].derived
         ),
         items=drafts.items,
+        uncounted=large,
     )
     return declaring(replace(captured, **cut_loss(captured)._asdict()))
+
+
+def _unknown(kept: list[Draft], facts: dict[str, Facts]) -> tuple[Uncounted, ...]:
+    """Operators whose FLOPs are not known, each once for each node that calls it."""
+    moved = max(1, sum(facts[draft.name].traffic_bytes for draft in kept))
+    return tuple(
+        Uncounted(node=draft.name, operator=operator, where=draft.where, share=facts[draft.name].traffic_bytes / moved)
+        for draft in kept
+        for operator in facts[draft.name].unknown
+    )
 
 
 def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -5,22 +5,21 @@ Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.draft import Draft
+from gpp.capture.flops import Counted
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, references
 
@@ -101,7 +100,7 @@ class Facts:
         weight_flops: of the backward's, those of the gradients of trained weights and of what follows from them alone.
         data: storage and bytes of each other tensor among its arguments through which a gradient flows.
         gradients: storage and bytes of the gradients of its outputs, where it reads trained weights.
-        uncounted: whether its FLOPs are not known, and count as none.
+        unknown: operators that it calls, forwards and backwards, whose FLOPs are not known (`gpp.capture.flops`).
     """
 
     storages: tuple[int, ...] = ()
@@ -121,28 +120,7 @@ class Facts:
     weight_flops: float = 0.0
     data: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int]] = field(default_factory=list)
-    uncounted: bool = False
-
-
-def _products_flops(a: Sequence[int], b: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Of rows with the matrix of their group, each: `gpp.capture.grouped`.
-
-    Args:
-        a: [S, k] with `b` [groups, k, n] in a forward and, transposed, for the gradient of the rows; torch's operator takes [k, S]
-            with [S, n] for that of the matrices, and [groups, m, k] with [k, S] or [groups, k, n].
-    """
-    of_columns = len(a) == 3 and len(b) == 2
-    return 2 * math.prod(a[of_columns:]) * b[-1]
-
-
-def _gradient_flops(rows: Sequence[int], gradients: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(rows) * gradients[-1]
-
-
-register_flop_formula(torch.ops.gpp.grouped_mm_forward)(_products_flops)
-register_flop_formula(torch.ops.gpp.grouped_mm_gradient)(_gradient_flops)
-if torch.ops.aten._grouped_mm not in flop_registry:  # torch 2.13 has no formula for its own, which would count as nothing
-    register_flop_formula(torch.ops.aten._grouped_mm)(_products_flops)
+    unknown: tuple[str, ...] = ()
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
@@ -192,7 +170,7 @@ class _MeasuredPass:
         self.values: dict[str, Any] = {}
         self.facts: dict[str, Facts] = {}
         self.kept: list[Tensor] = []
-        self.flops: dict[Any, tuple[float, float, float]] = {}
+        self.counts: dict[Any, _Count] = {}
         self.weights: set[int] = set()
         self.derivations = Derivations()
 
@@ -236,7 +214,8 @@ class _MeasuredPass:
         before = _tensors((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
         late = [grad and tensor.requires_grad and self.derivations.is_weight(tensor) for tensor in before]
-        facts.forward_flops, facts.backward_flops, facts.weight_flops = self._count(operator, args, kwargs, draft, late)
+        count = self._count(operator, args, kwargs, draft, late)
+        facts.forward_flops, facts.backward_flops, facts.weight_flops, facts.unknown = count
         data = [tensor for tensor, later in zip(before, late, strict=True) if grad and tensor.requires_grad and not later]
         facts.data = [(storage_of(tensor), tensor.untyped_storage().nbytes()) for tensor in data]
 
@@ -274,7 +253,6 @@ class _MeasuredPass:
         facts.random = is_random(operator, args, kwargs)
         facts.writes = tuple(storage_of(tensor) for tensor in _written(operator, args, kwargs))
         facts.view = not facts.writes and set(facts.storages) <= set(facts.reads)
-        facts.uncounted = not facts.forward_flops and not facts.view and _is_uncounted(operator, args, outputs)
         if not facts.view:
             facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
 
@@ -289,61 +267,62 @@ class _MeasuredPass:
 
     def _count(
         self, operator: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], draft: Draft, late: list[bool]
-    ) -> tuple[float, float, float]:
-        """Forward and backward FLOPs of a call, and those of the latter for its weights; equal calls are counted once."""
+    ) -> _Count:
+        """What a call computes; equal calls are counted once."""
+        if ".scaled_dot_product_attention." in draft.target:
+            args, kwargs = _without_dropout(args, kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
         describe = [(tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in leaves]
         key = (draft.target, str(describe), str(spec), grad, tuple(late))
-        if key not in self.flops:
-            self.flops[key] = _count_flops(operator, leaves, spec, draft.target, grad, late)
-        return self.flops[key]
+        if key not in self.counts:
+            self.counts[key] = _counted(operator, leaves, spec, draft.target, grad, late)
+        return self.counts[key]
 
 
-def _count_flops(
-    operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool, late: list[bool]
-) -> tuple[float, float, float]:
+class _Count(NamedTuple):
+    """FLOPs of a call, and the operators among what it calls whose FLOPs are not known.
+
+    Args:
+        weights: of the backward's, those of the gradients of weights.
+    """
+
+    forward: float
+    backward: float = 0.0
+    weights: float = 0.0
+    unknown: tuple[str, ...] = ()
+
+
+def _without_dropout(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of attention without dropout: with it a CPU has no fused kernel, and a card has one, which counts the same."""
+    return [*args[:4], *(0.0 for _ in args[4:5]), *args[5:]], {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
+
+
+def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool, late: list[bool]) -> _Count:
     if any(part in target for part in _RECURRENT):
-        return *_recurrent_flops(leaves), 0.0
+        return _Count(*_recurrent_flops(leaves))
     fresh = [torch.empty_like(leaf).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     # a leaf that requires grad must not be written in place; its copy may be
     used = [leaf.clone() if isinstance(leaf, Tensor) and writes(operator) else leaf for leaf in fresh]
     args, kwargs = tree_unflatten(used, spec)
-    # the fused CPU attention has no FLOP formula; the plain one is counted as its matrix products
-    with sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(grad):
-        with FlopCounterMode(display=False) as forward:
+    backward, second = Counted(), Counted()
+    with torch.set_grad_enabled(grad):
+        with Counted() as forward:
             outputs = operator(*args, **kwargs)
-        if not forward.get_total_flops():
-            return 0.0, 0.0, 0.0
         outputs = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
         tensors = [leaf for leaf in fresh if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in tensors if leaf.requires_grad]
-        if not outputs or not inputs:
-            return float(forward.get_total_flops()), 0.0, 0.0
-        weights, seeds = [leaf for leaf, later in zip(tensors, late, strict=True) if later], list(map(torch.empty_like, outputs))
-        with FlopCounterMode(display=False) as backward:
-            torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=bool(weights))
-        with FlopCounterMode(display=False) as second:
-            if weights:
-                torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
-    return tuple(float(mode.get_total_flops()) for mode in (forward, backward, second))  # type: ignore[return-value]
-
-
-def _is_uncounted(operator: Callable[..., Any], args: list[Any], outputs: list[Tensor]) -> bool:
-    """Whether a call that counts no FLOPs is work of an unknown amount: another library's operator, or a product of torch's.
-
-    A product sums over an extent of two matrices that its result does not have, and uses each element several times. Losses, and
-    products row by row, have few operations.
-    """
-    if not isinstance(operator, torch._ops.OpOverload) or len(outputs) != 1:
-        return False
-    operands = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    if operator.namespace not in ("aten", "prims"):
-        return bool(operands)
-    extents = [set(operand.shape) - {1} for operand in operands if operand.dim() > 1]
-    summed = set.intersection(*extents[:2]) - set(outputs[0].shape) if len(extents) > 1 else set()
-    largest = max((operand.numel() for operand in operands), default=0)
-    return bool(summed) and math.prod(summed) * outputs[0].numel() > largest and "loss" not in operator.name()
+        # What computes nothing forwards does so backwards, too, and most operators are such.
+        if outputs and inputs and (forward.flops or forward.unknown):
+            weights = [leaf for leaf, later in zip(tensors, late, strict=True) if later]
+            seeds = list(map(torch.empty_like, outputs))
+            with backward, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an operator without a gradient: whether one is needed is seen later
+                torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=bool(weights))
+            with second:
+                if weights:
+                    torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
+    return _Count(forward.flops, backward.flops, second.flops, tuple({**forward.unknown, **backward.unknown}))
 
 
 def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:

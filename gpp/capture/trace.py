@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import inspect
 import io
 import linecache
 import re
@@ -26,8 +25,11 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch._library.autograd import make_autograd_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.modules import transformer
 
 from gpp.capture.assigned import in_place, read_copies
+from gpp.capture.flex import as_attention
+from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -92,23 +94,6 @@ class Whole(nn.Module):
         return (*terms.values(), *(function(outputs, targets) for function in metrics), *counts)
 
 
-def named_inputs(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
-) -> tuple[dict[str, Tensor], Callable[..., Any]]:
-    """Inputs by name, and the function that calls a model with them given as a flat tuple.
-
-    Positional inputs get the names of the signature, or their positions where it has none.
-    """
-    if isinstance(inputs, Mapping):
-        names = tuple(inputs)
-        return dict(inputs), lambda model, flat: model(**dict(zip(names, flat, strict=True)))
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    signature = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
-    names = tuple(signature[i] if i < len(signature) else str(i) for i in range(len(inputs)))
-    return dict(zip(names, inputs, strict=True)), lambda model, flat: model(*flat)
-
-
 def example_batch(examples: Mapping[str, Tensor]) -> int:
     """The batch size of the example tensors, each [batch, ...].
 
@@ -117,12 +102,11 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
     """
     for name, tensor in examples.items():
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise InvalidConfig(
-                f"inputs.{name}",
-                type(tensor).__name__,
-                "must be a tensor with the batch as its first dimension",
-                "pass constants through the model's constructor",
-            )
+            what = "a tensor of one number" if isinstance(tensor, Tensor) else type(tensor).__name__
+            rule, fix = "must be a tensor with the batch as its first dimension", "give numbers as Python's own: they are constants"
+            raise InvalidConfig(f"inputs.{name}", what, rule, fix)
+    if not examples:
+        raise InvalidConfig("inputs", None, "have no tensor", "give the mini-batch's tensors, batch first")
     sizes = {name: tensor.shape[0] for name, tensor in examples.items()}
     if len(set(sizes.values())) != 1:
         raise InvalidConfig(
@@ -150,7 +134,7 @@ def resized(tensor: Tensor, batch: int) -> Tensor:
 
 def trace(
     model: nn.Module,
-    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+    inputs: Any,
     targets: Mapping[str, Tensor],
     loss: Loss,
     metrics: Mapping[str, Measure],
@@ -169,7 +153,8 @@ def trace(
         CaptureError: the model cannot be captured.
         InvalidConfig: see `example_batch`.
     """
-    examples, call = named_inputs(model, inputs)
+    asked = given(model, inputs)
+    examples, call = asked.tensors, asked.call
     names = (*examples, *(f"target:{name}" for name in targets))
     # torch.export takes one tensor that is given twice (labels that are the tokens) for one input.
     tensors = {name: tensor.clone() for name, tensor in zip(names, (*examples.values(), *targets.values()), strict=True)}
@@ -183,6 +168,8 @@ def trace(
         with (
             _without_storage(whole, tensors) as flat,
             _annotations(notes),
+            as_attention(where),
+            mock.patch.object(transformer, "_detect_is_causal_mask", _is_causal),
             _left_alone(whole) as again,
             in_place(whole) as assigned,
         ):
@@ -206,6 +193,11 @@ def trace(
         batch=fixed,
         warnings=tuple(dict.fromkeys(notes)),
     )
+
+
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What the user of `nn.Transformer` says of a mask. Torch's own looks at its values; `gpp.capture.causal` does where it can."""
+    return bool(is_causal)
 
 
 def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.ExportedProgram:

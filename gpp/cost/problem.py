@@ -91,6 +91,7 @@ class Problem:
         regime: what the strategy says of time and memory.
         refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: the most replicas of a stage; None: as many as devices. 1 for a model that runs at one batch size only.
+        copies: whether there may be copies of a whole pipeline then, each with micro-batches of that size (`gpp.plan.copies`).
 
     >>> cluster = flat(num_devices=2, bandwidth_bytes_per_s=1e9, memory_bytes=1e12)
     >>> Problem(graph=equal_chain(2), cluster=cluster, cost=Constant(), minibatch_size=8).microbatch_sizes()
@@ -105,6 +106,7 @@ class Problem:
     optimizer_state_factor: float = 0.0
     updates: AbstractUpdates | None = None
     max_replicas: int | None = None
+    copies: bool = False
     minibatch_ops: int = 0
     global_norm: bool = False
     norm_for: tuple[str, object, str] | None = None

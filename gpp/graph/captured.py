@@ -36,7 +36,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, unseal
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 ITEMS = "items:"
 """Prefix of an input that is no user's: a number that a loss is divided by (`Items`)."""
@@ -145,6 +145,23 @@ class Items:
     of: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncounted:
+    """An operator whose FLOPs are not known, of the user's own or with more than a hundredth of the bytes that the model moves.
+
+    Args:
+        node: the node that calls it.
+        operator: its name, as `aten.linalg_qr.default`.
+        where: the user's line.
+        share: of the bytes that the model's forward moves, those of the node.
+    """
+
+    node: str
+    operator: str
+    where: str
+    share: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """A model, its loss and its metrics, as nodes and as an operator graph.
@@ -168,6 +185,7 @@ class Captured:
         mixes: whether the network computes a sample by the others of its batch; None where it is unknown, or the loss is coupled.
         checked: how it was compared with the user's own module; None where that was not tried.
         items: what the losses are divided by (`gpp.capture.items`).
+        uncounted: operators that a cost model which counts FLOPs has no time for (`gpp.cost.counted`).
     """
 
     name: str
@@ -186,6 +204,7 @@ class Captured:
     mixes: bool | None = field(default=None, compare=False)
     checked: Checked | None = field(default=None, compare=False)
     items: tuple[Items, ...] = ()
+    uncounted: tuple[Uncounted, ...] = ()
 
     @cached_property
     def rows(self) -> dict[str, Node]:

@@ -24,6 +24,7 @@ from tests.support.cli import ROOT
 
 OPERATORS = """
 import torch
+import torch.utils.flop_counter
 
 library = torch.library.Library("gpp_mine", "FRAGMENT")
 library.define("twice(Tensor x) -> Tensor")
@@ -44,9 +45,11 @@ cube.register_autograd(
     lambda context, gradient: 3 * context.saved_tensors[0] ** 2 * gradient,
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
+torch.utils.flop_counter.register_flop_formula(torch.ops.gpp_mine.cube)(lambda shape, **_: 2 * shape[0] * shape[1])
 
 
 def forget():
+    torch.utils.flop_counter.flop_registry.pop(torch.ops.gpp_mine.cube, None)
     library._destroy()
     cube._lib._destroy()
 """

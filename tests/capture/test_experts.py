@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+import gpp
 from gpp.capture.build import capture
-from gpp.errors import CaptureError
+from gpp.capture.flops import Counted
+from gpp.errors import CaptureError, InvalidConfig
 from tests.support.cutting import assert_cuts_exactly
 from tests.support.long import thinned
 
@@ -46,11 +48,11 @@ def test_every_row_counts_once(operator: Any) -> None:
     totals = []
     for product in (operator, looped):
         for leaves in ([rows, matrices], [rows], [matrices]):
-            with FlopCounterMode(display=False) as forward:
+            with Counted() as forward:
                 out = product(rows, matrices, ends)
-            with FlopCounterMode(display=False) as backward:
+            with Counted() as backward:
                 torch.autograd.grad(out, leaves, torch.ones_like(out).clone())
-            totals.append((forward.get_total_flops(), backward.get_total_flops()))
+            totals.append((forward.flops, backward.flops))
     each = 2 * 16 * 8 * 24
     assert totals == [(each, 2 * each), (each, each), (each, each)] * 2
 
@@ -122,7 +124,7 @@ class Scaled(nn.Module):
         return torch.ops.gpp_tests.scaled(self.linear(x))
 
 
-def test_an_operator_with_a_registered_backward_keeps_it_and_says_that_it_is_not_counted() -> None:
+def test_an_operator_with_a_registered_backward_keeps_it_and_is_named_as_not_counted() -> None:
     model = Scaled()
 
     def make(batch: int) -> tuple[tuple[Tensor], Tensor]:
@@ -130,5 +132,13 @@ def test_an_operator_with_a_registered_backward_keeps_it_and_says_that_it_is_not
 
     captured = capture(model, *make(2), F.mse_loss, name="scaled")
     assert_cuts_exactly(captured, model, make, F.mse_loss, batches=(3,), seeds=(0,))
-    assert len(captured.warnings) == 1 and captured.warnings[0].startswith("gpp_tests.scaled.default at ")
-    assert "counts as 0 FLOPs" in captured.warnings[0]
+    assert [one.operator for one in captured.uncounted] == ["gpp_tests.scaled.default"] and not captured.warnings
+    with pytest.raises(InvalidConfig, match=r"none are known of gpp_tests.scaled.default at .*register_flop_formula"):
+        gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=4)
+    register_flop_formula(torch.ops.gpp_tests.scaled)(lambda shape, **_: 7 * shape[0] * shape[1])
+    try:
+        again = capture(model, *make(2), F.mse_loss, name="scaled")
+    finally:
+        del flop_registry[torch.ops.gpp_tests.scaled]
+    assert not again.uncounted and sum(op.forward_flops for op in again.graph.ops) == 2 * 4 * 3 + 7 * 3
+    gpp.problem(again, gpp.local(num_devices=2), minibatch_size=4)

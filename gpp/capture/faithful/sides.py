@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_flatten
 
 from gpp.capture.codec import is_random
 from gpp.capture.faithful.numbers import Numbers, flat, telling, total_of
+from gpp.capture.given import given
 from gpp.capture.kept import KeptModules, advanced, random_states, seed_all
 from gpp.capture.stage import build_stage
-from gpp.capture.trace import REWRITE, Whole, named_inputs, resized, where
+from gpp.capture.trace import REWRITE, Whole, resized, where
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, is_loss
 from gpp.models.losses import Loss
@@ -105,7 +106,8 @@ class Own:
     def __init__(
         self, captured: Captured, model: nn.Module, inputs: Any, targets: Mapping[str, Tensor], loss: Loss, samples: int
     ) -> None:
-        examples, call = named_inputs(model, inputs)
+        asked = given(model, inputs)
+        examples, call = asked.tensors, asked.call
         self.name, self.model, self.aliases = type(model).__name__, model, captured.aliases
         self.rows = {**examples, **{f"target:{name}": tensor for name, tensor in targets.items()}}
         self.terms: tuple[str, ...] = ()

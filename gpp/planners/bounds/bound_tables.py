@@ -37,6 +37,8 @@ class BoundTables(NamedTuple):
         cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
         most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
         choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
+        if problem.copies:
+            choices = [(b * r, r) for b, _ in choices for r in range(1, cluster.num_devices + 1) if total % (b * r) == 0]
         kinds = sorted(set(problem.type_of_device))
         passes = {q: [problem.op_times(q, kind) for kind in kinds] for q in sorted({b // r for b, r in choices})}
         first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
