@@ -12,10 +12,10 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from baselines.chain import Chain
 from baselines.harness import Harness
 from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import is_loss
+from gpp.plan.chain import Chain
 from gpp.program.program import reduce_groups
 from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job

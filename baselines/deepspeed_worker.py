@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baselines.chain import Chain
 from baselines.chain_stage import ChainStage, SharedGradients, evaluate, inputs_of
 from baselines.harness import AbstractShare, Harness
 from baselines.packing import Packing
+from gpp.plan.chain import Chain
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
 

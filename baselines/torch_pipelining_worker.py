@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from baselines.chain import Chain
 from baselines.chain_stage import ChainStage, SharedGradients, evaluate
 from baselines.harness import AbstractShare, Harness
 from gpp.capture.stage import tie
+from gpp.plan.chain import Chain
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
 from gpp.timeline import Event

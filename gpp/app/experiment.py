@@ -26,6 +26,7 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
+from gpp.export.base import AbstractExporter, check_export
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -70,10 +71,12 @@ class Experiment:
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements.
+            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements;
+            `export`: write the plan for another engine.
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
         optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
+        export: the engine that `export` writes the plan for.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         baselines_s: seconds that the steps of the best chain and of one device may take, which are measured after a training to
@@ -105,7 +108,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile", "export"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -124,10 +127,12 @@ class Experiment:
     baselines_s: NotNegative = 15.0
     confirm: bool = False
     optimized_metric: str | None = None
+    export: AbstractExporter | None = None
     logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
+        check_export(self.mode, self.export)
         check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
@@ -164,12 +169,12 @@ class Experiment:
     @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
-        return (self.mode == "train" or self.own_mode is not None) and self.engine.runs
+        return (self.mode == "train" or self.own_mode is not None) and self.engine.runs and self.mode != "export"
 
     @property
     def own_mode(self) -> AbstractMode | None:
         """The mode where it is a mechanism's, in which nothing is trained; else None."""
-        return mode_named(self.mode)
+        return mode_named(self.export.mode if self.mode == "export" and self.export else self.mode)
 
     @property
     def computes(self) -> bool:
@@ -251,7 +256,7 @@ class Experiment:
     @cached_property
     def _num_samples(self) -> dict[str, int]:
         """Samples of each split; none where nothing is computed."""
-        if not self.computes:
+        if not self.computes and not (self.mode == "export" and getattr(self.export, "weights", False)):
             return {"train": 0, "test": 0}
         return {split: len(self._load(split)) for split in ("train", "test")}
 

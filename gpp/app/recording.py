@@ -195,6 +195,11 @@ class Recorder:
 
             show_explanation(self.console, self.run)
 
+    def exported(self, engine: str, folder: Path, command: str) -> None:
+        """Say where a plan for another engine is, and what starts it there."""
+        where = os.path.relpath(folder)
+        self.console.print(Text(f"for {engine}: {where}/PLAN.md\n  cd {where} && {command}"), soft_wrap=True)
+
     def gained(self, gains: Gains) -> None:
         """Keep what the plan gains over simpler ones, as far as that is known."""
         self._know(gains=gains)

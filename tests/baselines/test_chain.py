@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.chain import Chain, refuse_early_loss
+from baselines.chain import refuse_early_loss
 from baselines.deepspeed import DeepSpeed
 from baselines.packing import Packing
 from baselines.single import Single
@@ -18,6 +18,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
+from gpp.plan.chain import Chain
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import EngineTask
 from tests.support.chain_jobs import Case, make

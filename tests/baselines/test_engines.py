@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.chain import Chain, measured_by_events
+from baselines.chain import measured_by_events
+from gpp.plan.chain import Chain
 from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
