@@ -27,6 +27,9 @@ from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
 from gpp.export.base import AbstractExporter, check_export
+from gpp.export.imports import layout_of
+from gpp.export.layout import Layout
+from gpp.export.modules import Modules
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -89,7 +92,7 @@ class Experiment:
             `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
-        plan: path of a plan.json to run instead of planning.
+        plan: path of a plan.json to run instead of planning, or a layout in the form of another engine (`gpp.export.imports`).
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
@@ -283,7 +286,12 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
+        if self.layout is not None:
+            # Engines that have layouts cut between modules.
+            self.made.modules = Modules.of(captured)
+            graph = self.made.modules.graph
+        else:
+            graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
         return asked_graph(graph, captured, self.optimizer, self.engine.worker_settings)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
@@ -334,6 +342,10 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
+        if self.layout is not None and self.made.modules is not None:
+            plan = self.layout.plan(problem, self.made.modules)
+            check_given(self.strategy, self.plan, plan, problem)
+            return plan
         if self.given_plan is None:
             return self.strategy.plan(problem)
         check_given(self.strategy, self.plan, self.given_plan, problem)
@@ -358,8 +370,15 @@ class Experiment:
         return found
 
     @cached_property
+    def layout(self) -> Layout | None:
+        """The layout that `plan` has in place of a plan.json."""
+        return layout_of(self.plan, self.export) if self.plan else None
+
+    @cached_property
     def given_plan(self) -> Plan | None:
-        """The plan in the user's own file; None where the strategy is to plan."""
+        """The plan in the user's own file; None where the strategy is to plan, or a layout becomes one once there is a graph."""
+        if self.layout is not None:
+            return None
         return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def settled(e: ToExport, exporter: AbstractExporter) -> tuple[ToExport, Exported
     step_s, before = made.ran.step_s(), e.step_s()
     raise UnsupportedPlan(
         f"{why}. The nearest plan that it can run has {len(other.plan.stages)} stages and is predicted to take "
-        f"{text.seconds(step_s)} a step, {text.percent(step_s / before - 1)} more than {text.seconds(before)}; export.nearest=true writes it"
+        f"{text.seconds(step_s)} a step, {text.percent(step_s / before - 1)} more than {text.seconds(before)}; "
+        "export.nearest=true writes it"
     )
 
 

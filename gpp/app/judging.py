@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpp.analysis.comparison import Attempt, beside
+from gpp.analysis.comparison import Attempt, attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.analysis.gains import Gains, Rival, predicted_gains, rivals
@@ -55,7 +55,9 @@ def baseline_of(experiment: Experiment, problem: Problem) -> tuple[Attempt, ...]
     """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
     if not plans_again(experiment) or isinstance(experiment.strategy.planner, Single):
         return ()
-    return beside(experiment.strategy, problem)
+    found = beside(experiment.strategy, problem)
+    # A layout by hand is compared with the best plan that is found for its problem, too.
+    return found if experiment.layout is None else (*found, attempt(experiment.strategy, problem, record=False))
 
 
 def explanation_of(

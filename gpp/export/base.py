@@ -134,10 +134,12 @@ class Told:
     Args:
         settings: by the engine's own names.
         lost: what it does otherwise.
+        plan: the plan as the engine runs it; None: as it is.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    plan: Plan | None = None
 
 
 class AbstractExportPart(ABC):
@@ -161,11 +163,12 @@ def told(engine: str, plan: Plan) -> Told:
     Raises:
         UnsupportedPlan: it has nothing for one of them; names the stage.
     """
+    ran = plan
     parts = found("export", "EXPORT", AbstractExportPart)
     settings: dict[str, Any] = {}
     lost: list[str] = []
     for name in sorted(plan.mechanisms):
-        said = parts[name].told(engine, plan) if name in parts else None
+        said = parts[name].told(engine, ran) if name in parts else None
         if said is None:
             s, value = next((s, v) for s, stage in enumerate(plan.stages) for v in stage.mechanisms if v.name == name)
             fix = f"plan with {value.without}" if value.without else "plan without it"
@@ -173,7 +176,8 @@ def told(engine: str, plan: Plan) -> Told:
             raise UnsupportedPlan(f"stage {s} has {name} ({words}), for which export={engine} has no setting. Fix: {fix}")
         settings |= said.settings
         lost += said.lost
-    return Told(settings=settings, lost=tuple(lost))
+        ran = said.plan or ran
+    return Told(settings=settings, lost=tuple(lost), plan=ran)
 
 
 def refuse_unequal(plan: Plan, engine: str) -> None:
