@@ -28,6 +28,7 @@ LEVELS: list[set[str]] = [
     {"strategy"},
     {"analysis"},
     {"runtime", "loggers", "report"},
+    {"export"},
     {"mechanisms"},
     {"app"},
 ]
@@ -87,6 +88,14 @@ WINGS: dict[str, list[set[str]]] = {
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explore"}, {"explain"}],
+    "export": [
+        {"modules", "actions"},
+        {"layout"},
+        {"base"},
+        {"degrees"},
+        {"deepspeed", "megatron", "torch", "torchtitan"},
+        {"imports", "nearest", "page"},
+    ],
     "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
     "app": [
         {
@@ -96,12 +105,13 @@ WINGS: dict[str, list[set[str]]] = {
             "in_place",
             "made",
             "moving",
+            "sections",
             "several",
             "interrupted",
             "stopping",
             "streams",
         },
-        {"judging", "launch", "measuring", "pages", "recording", "replanning", "tracked", "tracking"},
+        {"exporting", "judging", "launch", "measuring", "pages", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},

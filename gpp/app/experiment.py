@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
-from gpp.app.given import check_engine, check_given
+from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
+from gpp.app.sections import GraphSettings, LossSettings
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -28,7 +29,7 @@ from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
 from gpp.export.base import AbstractExporter, check_export
 from gpp.export.imports import layout_of
-from gpp.export.layout import Layout
+from gpp.export.layout import GivenLayout
 from gpp.export.modules import Modules
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -39,7 +40,6 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
-from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
@@ -56,18 +56,6 @@ if TYPE_CHECKING:
     import torch
 
 
-class GraphSettings(TypedDict, total=False):
-    """Settings of `graph.`: the number of operators to coarsen to."""
-
-    max_ops: Count | None
-
-
-class LossSettings(TypedDict, total=False):
-    """Settings of `loss.`: the samples that the loss function is computed on at once."""
-
-    scope: LossScope
-
-
 @settings("", slots=False)
 class Experiment:
     """The settings of one run.
@@ -75,7 +63,7 @@ class Experiment:
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
             `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements;
-            `export`: write the plan for another engine.
+            `export`: files for another engine.
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
         optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
@@ -153,7 +141,7 @@ class Experiment:
 
     @cached_property
     def made(self) -> MadeOnce:
-        """What this run has made so far."""
+        """What it has made so far."""
         return MadeOnce()
 
     @property
@@ -194,11 +182,6 @@ class Experiment:
         """Steps that the engine runs."""
         most = None if self.own_mode is not None else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
-
-    @property
-    def whole(self) -> bool:
-        """Whether the strategy leaves the model in one piece."""
-        return isinstance(self.strategy.planner, Single | DataParallel)
 
     def check(self) -> None:
         """Refuse bad settings before anything is captured or measured.
@@ -286,19 +269,17 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        if self.layout is not None:
-            # Engines that have layouts cut between modules.
+        if self.layout is not None:  # engines that have layouts cut between modules
             self.made.modules = Modules.of(captured)
-            graph = self.made.modules.graph
-        else:
-            graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
+        modules, whole = self.made.modules, self.model.whole
+        graph = modules.graph if modules else coarsen_for(captured, self.max_ops, self.loss_scope, whole)
         return asked_graph(graph, captured, self.optimizer, self.engine.worker_settings)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size.
+            InvalidConfig: as `check_only_size`.
         """
         cost = self.times
         if isinstance(cost, Profiled):
@@ -306,10 +287,8 @@ class Experiment:
 
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
-        if fixed and captured.batch and self.minibatch_size % captured.batch:
-            rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
-            nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
-            raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
+        if fixed and captured.batch:
+            check_only_size(captured.batch, self.minibatch_size, self.model.name)
         posed = Problem(
             graph=graph,
             cluster=self.cluster,
@@ -342,14 +321,11 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        if self.layout is not None and self.made.modules is not None:
-            plan = self.layout.plan(problem, self.made.modules)
-            check_given(self.strategy, self.plan, plan, problem)
-            return plan
-        if self.given_plan is None:
+        given = (self.layout and self.made.modules and self.layout.plan(problem, self.made.modules)) or self.given_plan
+        if given is None:
             return self.strategy.plan(problem)
-        check_given(self.strategy, self.plan, self.given_plan, problem)
-        return self.given_plan
+        check_given(self.strategy, self.plan, given, problem)
+        return given
 
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
@@ -370,16 +346,15 @@ class Experiment:
         return found
 
     @cached_property
-    def layout(self) -> Layout | None:
+    def layout(self) -> GivenLayout | None:
         """The layout that `plan` has in place of a plan.json."""
         return layout_of(self.plan, self.export) if self.plan else None
 
     @cached_property
     def given_plan(self) -> Plan | None:
         """The plan in the user's own file; None where the strategy is to plan, or a layout becomes one once there is a graph."""
-        if self.layout is not None:
-            return None
-        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
+        given = None if self.layout else self.plan
+        return read_json(Plan, given, setting="plan", fix="correct the file, or leave plan out") if given else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []

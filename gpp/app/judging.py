@@ -17,6 +17,7 @@ from gpp.errors import Infeasible
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
+from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.job import Job
 from gpp.timeline import Timeline
@@ -46,6 +47,11 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     return known[1]
 
 
+def _in_one_piece(experiment: Experiment) -> bool:
+    """Whether the strategy leaves the model in one piece."""
+    return isinstance(experiment.strategy.planner, Single | DataParallel)
+
+
 def plans_again(experiment: Experiment) -> bool:
     """Whether anything but the run's own plan may be searched for."""
     return experiment.mode != "plan" or experiment.explain_s > 0
@@ -64,7 +70,7 @@ def explanation_of(
     experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
 ) -> Explanation | None:
     """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
-    if experiment.whole or plan.periodic:
+    if _in_one_piece(experiment) or plan.periodic:
         return None
     base_s = predicted.metrics.iteration_s
     known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
@@ -82,7 +88,7 @@ def explanation_of(
 
 def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
     """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
-    asked = experiment.whole or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
+    asked = _in_one_piece(experiment) or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
     if asked or len(plan.stages) > 1:
         return None
     from gpp.analysis.one_stage import one_stage

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpp.errors import UnsupportedPlan
-from gpp.plan.chain import Chain
+from gpp.plan.chain import PlanChain
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS
 from gpp.program.program import Program, Task
 from gpp.timeline import Timeline
@@ -24,7 +24,7 @@ Rows = Sequence[Sequence[Task]]
 """The passes of each rank."""
 
 
-def passes(program: Program, chain: Chain) -> list[list[Task]]:
+def passes(program: Program, chain: PlanChain) -> list[list[Task]]:
     """The passes of each rank, in the order of its program.
 
     Raises:
@@ -48,7 +48,7 @@ def passes(program: Program, chain: Chain) -> list[list[Task]]:
     return rows
 
 
-def with_messages(rows: Rows, chain: Chain, predicted: Timeline) -> list[list[str]]:
+def with_messages(rows: Rows, chain: PlanChain, predicted: Timeline) -> list[list[str]]:
     """The words of each rank with sends and receives, each where one run of the whole program has it.
 
     A receive stands behind what its rank has begun when the sender's pass is over. So all messages between two ranks have one
@@ -71,7 +71,10 @@ def with_messages(rows: Rows, chain: Chain, predicted: Timeline) -> list[list[st
 
     while any(i < len(row) for i, row in zip(at, rows, strict=True)):
         heads = [(rank, row[i]) for rank, (i, row) in enumerate(zip(at, rows, strict=True)) if i < len(row)]
-        rank, task = min((head for head in heads if ready(head[1])), key=lambda head: (start[tuple(head[1])], head[0]))
+        rank, task = min(
+            (head for head in heads if ready(head[1])),
+            key=lambda head: (start[head[1].stage, head[1].kind, head[1].microbatch], head[0]),
+        )
         at[rank] += 1
         out[rank].append(word(task))
         row, s = KINDS[task.kind], task.stage

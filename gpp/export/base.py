@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.export.layout import Layout
+from gpp.export.layout import GivenLayout
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
 from gpp.plan.plan import Plan
@@ -96,7 +96,7 @@ class AbstractExporter(ABC):
     engine: ClassVar[str]
     """The engine's own name."""
     mode: ClassVar[str] = "train"
-    """The mode whose plans it takes: `inference` for an engine that serves."""
+    """The mode whose plans it takes: that of a mechanism for an engine that trains nothing."""
     whole: ClassVar[bool] = False
     """Whether the engine cuts a model between its modules alone (`gpp.export.modules`)."""
     nearest: bool = False
@@ -111,7 +111,7 @@ class AbstractExporter(ABC):
         """
 
     @abstractmethod
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         """The layout that a text in the engine's own form means; None where it has another form.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, final
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, ToExport
 from gpp.export.degrees import ModuleChain, by_schedule, losses
-from gpp.export.layout import Layout, LayoutPart
+from gpp.export.layout import GivenLayout, LayoutPart
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
@@ -63,7 +63,7 @@ class DeepSpeed(AbstractExporter):
             "train_batch_size": e.plan.minibatch_size,
             "train_micro_batch_size_per_gpu": chain.samples,
             "gradient_accumulation_steps": chain.count,
-            # Stage 1 shares the optimizer's state, as the plan's replicas do where they are to.
+            # Stage 1 deals the optimizer's state out to the replicas.
             "zero_optimization": {"stage": 1 if e.problem.updates is not None and chain.replicas > 1 else 0},
             **chain.settings,
         }
@@ -79,7 +79,7 @@ class DeepSpeed(AbstractExporter):
             notes=("YOUR_SCRIPT.py makes planned.PlannedModule of its layers, and hands it to deepspeed.initialize.",),
         )
 
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         if '"parts"' not in text:
             return None
         try:
@@ -92,4 +92,4 @@ class DeepSpeed(AbstractExporter):
         if parts[:1] != [0] or parts[-1:] != [len(layers)] or parts != sorted(set(parts)):
             raise InvalidConfig("plan", "parts.json", f"must have parts ascending from 0 to {len(layers)}", "correct them")
         cut = [LayoutPart(names=tuple(layers[lo:hi])) for lo, hi in pairwise(parts)]
-        return Layout(source=self.name, text="parts.json", parts=tuple(cut))
+        return GivenLayout(source=self.name, text="parts.json", parts=tuple(cut))

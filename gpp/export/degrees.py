@@ -58,10 +58,6 @@ class ModuleChain:
             raise UnsupportedPlan(
                 f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
             )
-        if plan.stages[0].stride > 1:
-            raise UnsupportedPlan(
-                f"stage 0 has replicas that take turns, export={engine}'s split a batch. Fix: strategy.replicas=split"
-            )
         said, modules = told(engine, plan), Modules.of(e.captured)
         parts = modules.of_stages(plan, graph, engine)
         if empty := next((s for s, part in enumerate(parts) if not part), None):

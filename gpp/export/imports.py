@@ -8,17 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gpp import export
+from gpp import export, mechanism
 from gpp.errors import InvalidConfig
 from gpp.export.base import AbstractExporter
-from gpp.export.layout import Layout
+from gpp.export.layout import GivenLayout
 
 MOST_BYTES = 1 << 20
 """Of a file with a layout; a list of names of a thousand layers is a fiftieth of it."""
 
 
 def shipped() -> Iterator[AbstractExporter]:
-    """One of each exporter of this folder, with the settings that it has by default, by the names of their files."""
+    """One of each exporter that ships, with the settings that it has by default, by the names of their files."""
     for file in pkgutil.iter_modules(export.__path__):
         if file.name == "base":
             continue
@@ -26,9 +26,10 @@ def shipped() -> Iterator[AbstractExporter]:
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, AbstractExporter) and found.__module__ == module.__name__:
                 yield found()
+    yield from mechanism.found("exporter", "EXPORTER", AbstractExporter).values()
 
 
-def layout_of(text: str, also: AbstractExporter | None = None) -> Layout | None:
+def layout_of(text: str, also: AbstractExporter | None = None) -> GivenLayout | None:
     """The layout that a setting names; None where it names a plan.json, or a file that is not there.
 
     Args:

@@ -33,7 +33,7 @@ class LayoutPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class GivenLayout:
     """Stages in order.
 
     Args:

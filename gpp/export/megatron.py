@@ -13,7 +13,7 @@ from typing import ClassVar, Final, final
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
 from gpp.export.degrees import ModuleChain, by_schedule, losses
-from gpp.export.layout import CLOSING, LAYER, OPENING, Layout, LayoutPart
+from gpp.export.layout import CLOSING, LAYER, OPENING, GivenLayout, LayoutPart
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
@@ -65,7 +65,7 @@ class Megatron(AbstractExporter):
             notes=("--hidden-size, --seq-length and the rest of the model's sizes must be those of the model that was planned.",),
         )
 
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         if not text or not _FORM.fullmatch(text) or "t" not in text:
             return None
         plain = text.replace(",", "").replace(" ", "")
@@ -75,7 +75,7 @@ class Megatron(AbstractExporter):
             rule = f"has {wrong!r}, which is no letter of a layout: E, t, m and L"
             raise InvalidConfig("plan", text, rule, 'write it as "Ettt|tttt|tttL"')
         parts = [LayoutPart(kinds=tuple(kind for letter in part for kind in KINDS[letter])) for part in plain.split("|")]
-        return Layout(source=self.name, text=text, parts=tuple(parts))
+        return GivenLayout(source=self.name, text=text, parts=tuple(parts))
 
 
 def layout_text(chain: ModuleChain) -> str:

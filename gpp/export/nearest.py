@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from gpp.cluster import Device
+from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.errors import GppError, Infeasible, InvalidConfig
 from gpp.export.base import AbstractExporter, ToExport
 from gpp.export.modules import Modules
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -22,14 +27,41 @@ def by_modules(e: ToExport) -> ToExport:
         UnsupportedPlan: the model is a profile.
         InvalidConfig: a module is not one piece.
     """
-    from gpp.cost.models.profiled import Profiled
+    modules = Modules.of(e.captured)
+    cost = ModuleCost(e.problem.cost, e.problem.graph, _shares(modules.graph, e.problem.graph, e.captured.graph))
+    return replace(e, problem=replace(e.problem, graph=modules.graph, cost=cost))
 
-    graph = Modules.of(e.captured).graph
-    # Operators were timed for another graph; by its amounts any graph has a time.
-    cost = e.problem.cost
-    if isinstance(cost, Profiled) and cost.profile_of(graph, e.problem.cluster.devices[0]) is None:
-        cost = e.problem.cost.fallback or cost
-    return replace(e, problem=replace(e.problem, graph=graph, cost=cost))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleCost(AbstractDerived):
+    """The times of modules, from those of operators that may lie across them.
+
+    Args:
+        known: the graph whose operators have times.
+        shares: [modules, operators] the share of each operator's time that a module has.
+    """
+
+    known: OpGraph
+    shares: np.ndarray
+
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
+        found = self.cost.op_times(self.known, samples, device, degree)
+        forward, backward, weight = (self.shares @ seconds for seconds in (found.forward_s, found.backward_s, found.weight_s))
+        return OpTimes(forward_s=forward, backward_s=backward, weight_s=weight)
+
+    def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
+        return ()
+
+
+def _shares(modules: OpGraph, known: OpGraph, captured: OpGraph) -> np.ndarray:
+    """By the FLOPs of the captured operators, and one for each kernel: what both have of each counts."""
+    module_of, known_of = ({node: i for i, op in enumerate(graph.ops) for node in op.nodes} for graph in (modules, known))
+    out = np.zeros((modules.num_ops, known.num_ops))
+    for op in captured.ops:
+        for node in op.nodes[:1]:
+            out[module_of[node], known_of[node]] += op.forward_flops + op.backward_flops + op.num_kernels
+    whole = out.sum(axis=0)
+    return out / np.where(whole > 0, whole, 1.0)
 
 
 def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal, final
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.actions import passes, table, with_messages, word
 from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_early_loss, refuse_replicas, refuse_unequal
-from gpp.export.layout import Layout
+from gpp.export.layout import GivenLayout
 from gpp.graph.captured import is_loss
-from gpp.plan.chain import Chain, as_chain, reaches
+from gpp.plan.chain import PlanChain, as_chain, reaches
 from gpp.report.draw import text
 from gpp.runtime.engine import refuse_policies, refuse_split_operators
 from gpp.settings import settings
@@ -51,7 +51,7 @@ class Torch(AbstractExporter):
         if not e.captured.nodes:
             raise UnsupportedPlan(f"model={e.captured.name} is a profile, without code to run. Fix: a model that is captured")
         ran = e.having(*as_chain(plan, e.problem))
-        chain = Chain.of(plan, e.problem.graph)
+        chain = PlanChain.of(plan, e.problem.graph)
         for s, names in enumerate(chain.carried):
             if not names:
                 raise UnsupportedPlan(f"no tensor crosses from stage {s} to stage {s + 1}, or past them: torch's runtime needs one")
@@ -90,7 +90,7 @@ class Torch(AbstractExporter):
             job=True,
         )
 
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         return None
 
 

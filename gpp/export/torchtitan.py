@@ -14,9 +14,9 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.actions import passes, table, word
 from gpp.export.base import AbstractExporter, Exported, ToExport
 from gpp.export.degrees import ModuleChain, losses
-from gpp.export.layout import Layout, LayoutPart
+from gpp.export.layout import GivenLayout, LayoutPart
 from gpp.export.modules import Modules
-from gpp.plan.chain import Chain
+from gpp.plan.chain import PlanChain
 from gpp.settings import settings
 
 OPENING, NORM, HEAD, LAYERS = "tok_embeddings", "norm", "lm_head", "layers"
@@ -38,8 +38,11 @@ STAGES = [
 def planned():
     """The configuration of {config}, in parallel as planned."""
     config = base()
+    if len(config.model_spec.model.layers) != {layers}:
+        raise ValueError(f"{config} has {{len(config.model_spec.model.layers)}} layers, and {layers} were planned")
     config.training.local_batch_size = {local}
     config.training.global_batch_size = {whole}
+    config.training.disable_cuda_graphs = True  # its parser refuses them beside a pipeline
 {parallelism}
     config.parallelism.module_fqns_per_model_part = STAGES
     config.activation_checkpoint = {checkpointing}
@@ -68,7 +71,7 @@ class TorchTitan(AbstractExporter):
     def exported(self, e: ToExport) -> Exported:
         chain = ModuleChain.of(e, self.name, folds=("loop", "v"))
         stages = [[self._names(chain.modules)[name] for name in part] for part in chain.parts]
-        rows = passes(e.strategy.lower(e.plan, e.problem), Chain.of(e.plan, e.problem.graph))
+        rows = passes(e.strategy.lower(e.plan, e.problem), PlanChain.of(e.plan, e.problem.graph))
         vee = chain.per_rank == 2 and [s.devices for s in e.plan.stages[: chain.ranks]] == [
             s.devices for s in reversed(e.plan.stages[chain.ranks :])
         ]
@@ -91,6 +94,7 @@ class TorchTitan(AbstractExporter):
             module=self.module,
             config=self.config,
             stages="\n".join(f"    {json.dumps(names)}," for names in stages),
+            layers=len(chain.modules.layers),
             local=local,
             whole=whole,
             parallelism="\n".join(f"    config.parallelism.{name} = {value!r}" for name, value in parallelism.items()),
@@ -128,7 +132,7 @@ class TorchTitan(AbstractExporter):
             )
         return out
 
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         if "module_fqns_per_model_part" not in text:
             return None
         try:
@@ -142,7 +146,7 @@ class TorchTitan(AbstractExporter):
         back = {name: ours for ours, name in (self.names or {}).items()}
         parts = [LayoutPart(names=tuple(back.get(name, name) for name in stage)) for stage in stages]
         degree, size = found.get("pipeline_parallel_degree"), found.get("pipeline_parallel_microbatch_size")
-        return Layout(source=self.name, text="torchtitan.toml", parts=tuple(parts), degree=degree, microbatch_size=size)
+        return GivenLayout(source=self.name, text="torchtitan.toml", parts=tuple(parts), degree=degree, microbatch_size=size)
 
 
 def _toml(stages: list[list[str]], parallelism: Mapping[str, Any], local: int, whole: int, full: bool) -> str:

@@ -27,7 +27,7 @@ RELAY = "relay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class PlanChain:
     """The tensors that cross the boundaries of a plan run as a chain, and the places of its stages.
 
     Args:
@@ -42,7 +42,7 @@ class Chain:
     stages: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, plan: Plan, graph: OpGraph) -> Chain:
+    def of(cls, plan: Plan, graph: OpGraph) -> PlanChain:
         """The chain of the plan's stages in their topological order."""
         reach = reaches(plan, graph)
         boundaries = range(len(plan.stages) - 1)

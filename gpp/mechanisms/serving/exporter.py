@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from gpp.errors import UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, ToExport, refuse_skips, refuse_unequal, told
-from gpp.export.layout import CLOSING, LAYER, OPENING, Layout, LayoutPart
+from gpp.export.layout import CLOSING, LAYER, OPENING, GivenLayout, LayoutPart
 from gpp.export.modules import Modules
 from gpp.settings import settings
 
@@ -60,7 +60,7 @@ class Vllm(AbstractExporter):
             notes=("vLLM batches requests as they come; the prediction is of requests of the size that was planned.",),
         )
 
-    def layout(self, text: str) -> Layout | None:
+    def layout(self, text: str) -> GivenLayout | None:
         if not _FORM.fullmatch(text.strip()) or "," not in text:
             return None
         counts = [int(word) for word in text.strip().split(",")]
@@ -69,4 +69,7 @@ class Vllm(AbstractExporter):
             LayoutPart(kinds=((OPENING,) * (s == 0) + (LAYER,) * count + (CLOSING,) * (s == last)))
             for s, count in enumerate(counts)
         ]
-        return Layout(source=self.name, text=text, parts=tuple(parts))
+        return GivenLayout(source=self.name, text=text, parts=tuple(parts))
+
+
+EXPORTER = Vllm()
