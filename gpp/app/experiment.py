@@ -242,7 +242,7 @@ class Experiment:
     @cached_property
     def _num_samples(self) -> dict[str, int]:
         """Samples of each split; none where nothing is computed."""
-        if not self.computes and not (self.mode == "export" and getattr(self.export, "weights", False)):
+        if not self.computes and not (self.export and self.export.weights):
             return {"train": 0, "test": 0}
         return {split: len(self._load(split)) for split in ("train", "test")}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.cost.problem import Problem
-from gpp.errors import UnsupportedPlan
+from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, ToExport
 from gpp.export.nearest import nearest
 from gpp.export.page import plan_page
@@ -15,6 +16,8 @@ from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
+from gpp.runtime.job import Job
+from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
@@ -45,39 +48,72 @@ def settled(e: ToExport, exporter: AbstractExporter) -> tuple[ToExport, Exported
     )
 
 
+def export_plan(
+    asked: ToExport,
+    exporter: AbstractExporter,
+    folder: Path,
+    save: Callable[[ToExport, Path], None],
+    begin: Callable[[], None] = lambda: None,
+) -> Exported:
+    """Write a plan, or the nearest one, into a folder.
+
+    Args:
+        save: writes the job of a plan below a folder, for engines that read it.
+        begin: called when nothing is refused any more, before a file is written.
+
+    Raises:
+        UnsupportedPlan: the engine cannot run it; says which can be run, and what that costs.
+    """
+    e, made, why = settled(asked, exporter)
+    begin()
+    if made.job:
+        save(e, folder)
+    for name, content in made.files.items():
+        write_text(folder / name, content, exact=True)
+    write_text(folder / "PLAN.md", plan_page(exporter, asked, e, made, why))
+    return made
+
+
 def export(
     experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, bound: Bound | None, recorder: Recorder
 ) -> None:
-    """Write the folder.
+    """Write the folder of a run.
 
     Raises:
-        UnsupportedPlan: the engine cannot run the plan.
+        UnsupportedPlan: as `export_plan`.
     """
     exporter = experiment.export
     assert exporter is not None  # refused before
-    clips = experiment.optimizer.clip_norm is not None
     asked = ToExport(
         model=experiment.model.name,
         captured=captured,
         problem=problem,
         strategy=experiment.strategy,
         plan=plan,
-        clips=clips,
+        clips=experiment.optimizer.clip_norm is not None,
         bound=bound,
     )
-    e, made, why = settled(asked, exporter)
-    weights = experiment.weights(captured) if made.job and getattr(exporter, "weights", False) else None
-    job = experiment.job(captured, e.problem, e.plan) if made.job else None
-    recorder.begin()
+
+    def save(e: ToExport, folder: Path) -> None:
+        weights = experiment.weights(captured) if exporter.weights else None
+        experiment.job(captured, e.problem, e.plan).save(folder, weights)
+
     folder = recorder.run_dir / "export" / exporter.name
-    if job is not None:
-        job.save(folder, weights)
-    write_export(folder, exporter, asked, e, made, why)
+    made = export_plan(asked, exporter, folder, save, recorder.begin)
     recorder.exported(exporter.engine, folder, made.command)
 
 
-def write_export(folder: Path, exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Exported, why: str | None) -> None:
-    """Write PLAN.md, the engine's files and the plan itself."""
-    for name, content in made.files.items():
-        write_text(folder / name, content, exact=True)
-    write_text(folder / "PLAN.md", plan_page(exporter, asked, e, made, why))
+def of_pipeline(job: Job, problem: Problem, strategy: Strategy, exporter: AbstractExporter, folder: Path) -> Path:
+    """Write the plan of a model in memory; the path of its PLAN.md.
+
+    Raises:
+        UnsupportedPlan: as `export_plan`.
+        InvalidConfig: the engine's files would hold the model and its data, which are in memory alone.
+    """
+    if exporter.weights:
+        rule = "writes a script that reads the model's data by its settings, and the data of a loop of one's own has none"
+        raise InvalidConfig("exporter", exporter.name, rule, "use python run.py mode=export export=torch with model=imported")
+    clips = job.settings.optimizer.get("clip_norm") is not None
+    found = {"model": job.captured.name, "captured": job.captured, "problem": problem, "strategy": strategy, "plan": job.plan}
+    export_plan(ToExport(**found, clips=clips), exporter, folder, lambda e, where: None)
+    return folder / "PLAN.md"

@@ -99,6 +99,8 @@ class AbstractExporter(ABC):
     """The mode whose plans it takes: that of a mechanism for an engine that trains nothing."""
     whole: ClassVar[bool] = False
     """Whether the engine cuts a model between its modules alone (`gpp.export.modules`)."""
+    weights: bool = False
+    """Whether the folder holds the initial weights, for an engine that reads them."""
     nearest: bool = False
     """Whether to write the nearest plan that the engine can run where it cannot run the plan itself."""
 
