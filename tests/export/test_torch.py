@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,11 +69,11 @@ def asked(case: Case, **more: object) -> tuple[ToExport, Job, dict[str, torch.Te
     return replace(e, **more), job, weights
 
 
-def rows_of(made: Exported, name: str) -> dict[int, list[_Action]]:
+def rows_of(made: Exported, name: str) -> dict[int, list[Any]]:
     rows = csv.reader(made.files[name].splitlines())
     found = {rank: [_Action.from_str(word) for word in row] for rank, row in enumerate(rows)}
     assert all(action is not None for row in found.values() for action in row)
-    return found  # type: ignore[return-value]
+    return found
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
