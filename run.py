@@ -56,6 +56,11 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.mode == "profile":
         recorder.profiled(problem, plan)
         return
+    if experiment.mode == "export":
+        from gpp.app.exporting import export
+
+        export(experiment, captured, problem, plan, bound, recorder)
+        return
     if experiment.mode == "plan":
         recorder.explained(judging.explanation_of(experiment, problem, plan, predicted, bound, baseline))
     rivals = judging.rivals_of(experiment, captured, problem, plan, baseline)

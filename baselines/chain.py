@@ -1,20 +1,12 @@
-"""A plan as the chain that other systems run: every boundary carries all tensors that later stages still need.
-
-    stages   0: a ──► 1: b (reads a) ──► 2: c (reads a and b)
-    boundaries  0|1: a       1|2: a, b
-
-Those systems hand a stage the output of the one before it and nothing else, so the output of a finished branch travels
-through the stages of the others. Stages in a DAG do not have this cost.
-"""
+"""What the engines of chains refuse, and how a run of theirs is measured (`gpp.plan.chain` has the chain itself)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.runtime.engine import EngineTask, refuse_policies, refuse_split_operators
@@ -85,61 +77,6 @@ def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
                 f"stage {owner[op]} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
                 "last stage only. Fix: engine=distributed"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """The tensors that cross the boundaries of a plan run as a chain, and the places of its stages.
-
-    Args:
-        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the
-            graph.
-        devices: rank -> device, in the order of the devices' first stages.
-        stages: rank -> its stages, ascending.
-    """
-
-    carried: tuple[tuple[str, ...], ...]
-    devices: tuple[int, ...]
-    stages: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, plan: Plan, graph: OpGraph) -> Chain:
-        """The chain of the plan's stages in their topological order."""
-        reach: dict[str, tuple[int, int]] = {}
-        for (s, t), tensors in plan.edge_tensors(graph).items():
-            for tensor in tensors:
-                reach[tensor.name] = (s, max(t, reach.get(tensor.name, (s, t))[1]))
-        position = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
-        names = sorted(reach, key=position.__getitem__)
-        boundaries = range(len(plan.stages) - 1)
-        devices = device_order(plan)
-        return cls(
-            carried=tuple(tuple(name for name in names if reach[name][0] <= boundary < reach[name][1]) for boundary in boundaries),
-            devices=devices,
-            stages=tuple(plan.stages_of_device[device] for device in devices),
-        )
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.carried) + 1
-
-    @property
-    def rank_of(self) -> dict[int, int]:
-        """Stage -> rank."""
-        return {stage: rank for rank, stages in enumerate(self.stages) for stage in stages}
-
-    def incoming(self, stage: int) -> tuple[str, ...]:
-        """Tensors that stage `stage` receives from the one before it."""
-        return self.carried[stage - 1] if stage else ()
-
-    def outgoing(self, stage: int) -> tuple[str, ...]:
-        """Tensors that stage `stage` hands to the next one."""
-        return self.carried[stage] if stage + 1 < self.num_stages else ()
-
-
-def device_order(plan: Plan) -> tuple[int, ...]:
-    """Devices by their first stages: the ranks of a chain."""
-    return tuple(dict.fromkeys(stage.devices[0] for stage in plan.stages))
 
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from baselines.chain import Chain
 from baselines.harness import Harness
 from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import is_loss
+from gpp.plan.chain import PlanChain
 from gpp.program.program import reduce_groups
 from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job
@@ -58,7 +58,7 @@ class ChainStage(torch.nn.Module):
         copies: whether to return copies of views and inputs, for an engine that detaches outputs in place.
     """
 
-    def __init__(self, harness: Harness, chain: Chain, stage: int, *, scale: float, copies: bool = False) -> None:
+    def __init__(self, harness: Harness, chain: PlanChain, stage: int, *, scale: float, copies: bool = False) -> None:
         super().__init__()
         self.harness, self.index, self.scale, self.copies = harness, stage, scale, copies
         self.part = build_stage(harness.job.captured, nodes_of(harness.job, stage), device=harness.device)
@@ -201,7 +201,7 @@ class SharedGradients:
     The other systems leave this to their users, or do it only for whole layers that are declared to be tied.
     """
 
-    def __init__(self, harness: Harness, chain: Chain, stages: list[ChainStage]) -> None:
+    def __init__(self, harness: Harness, chain: PlanChain, stages: list[ChainStage]) -> None:
         job, rank_of = harness.job, {device: rank for rank, device in enumerate(chain.devices)}
         self.harness, self.stage = harness, stages[0].index
         self.params = {name: p for stage in stages for name, p in stage.part.named_parameters()}

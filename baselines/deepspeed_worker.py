@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baselines.chain import Chain
 from baselines.chain_stage import ChainStage, SharedGradients, evaluate, inputs_of
 from baselines.harness import AbstractShare, Harness
 from baselines.packing import Packing
+from gpp.plan.chain import PlanChain
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
 
@@ -32,7 +32,7 @@ class Layer(torch.nn.Module):
         boundaries: boundary -> the user inputs that cross it, after the chain's own tensors.
     """
 
-    def __init__(self, harness: Harness, chain: Chain, stage: int, boundaries: list[tuple[str, ...]]) -> None:
+    def __init__(self, harness: Harness, chain: PlanChain, stage: int, boundaries: list[tuple[str, ...]]) -> None:
         super().__init__()
         # DeepSpeed divides the loss by the number of micro-batches itself.
         self.stage = ChainStage(harness, chain, stage, scale=1.0)
@@ -69,7 +69,7 @@ class Layer(torch.nn.Module):
 class DeepSpeedPipeline(AbstractShare):
     """This rank's stage inside DeepSpeed's engine."""
 
-    def __init__(self, harness: Harness, chain: Chain, rank: int) -> None:
+    def __init__(self, harness: Harness, chain: PlanChain, rank: int) -> None:
         os.environ["DS_ACCELERATOR"] = harness.device.type
         import deepspeed
         from deepspeed.pipe import LayerSpec, PipelineModule
@@ -194,7 +194,7 @@ class DeepSpeedPipeline(AbstractShare):
         return {self.stage.index: self.stage.part.state_dict()}
 
 
-def carried_inputs(job: Job, chain: Chain) -> list[tuple[str, ...]]:
+def carried_inputs(job: Job, chain: PlanChain) -> list[tuple[str, ...]]:
     """Boundary -> the user inputs that cross it, since only the first and the last stage read data."""
     reach: dict[str, int] = {}
     for stage in range(1, chain.num_stages - 1):
@@ -204,7 +204,7 @@ def carried_inputs(job: Job, chain: Chain) -> list[tuple[str, ...]]:
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     status = connect(job, run_dir, rank, world)
-    chain = Chain.of(job.plan, job.graph)
+    chain = PlanChain.of(job.plan, job.graph)
     harness = Harness(job, run_dir, rank=rank, device_id=chain.devices[rank], device=device)
     harness.run(DeepSpeedPipeline(harness, chain, rank))
     disconnect(status)

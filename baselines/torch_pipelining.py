@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
-from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
+from gpp.plan.chain import device_order
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded

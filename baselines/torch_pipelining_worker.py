@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from baselines.chain import Chain
 from baselines.chain_stage import ChainStage, SharedGradients, evaluate
 from baselines.harness import AbstractShare, Harness
 from gpp.capture.stage import tie
+from gpp.plan.chain import PlanChain
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
 from gpp.timeline import Event
@@ -70,7 +70,7 @@ class TimedStage(PipelineStage):
 class TorchPipeline(AbstractShare):
     """This rank's stages and torch's schedule over them."""
 
-    def __init__(self, harness: Harness, chain: Chain) -> None:
+    def __init__(self, harness: Harness, chain: PlanChain) -> None:
         job, name = harness.job, harness.job.settings.engine["schedule"]
         self.harness, self.chain = harness, chain
         size = job.plan.stages[0].microbatch_size
@@ -144,7 +144,7 @@ class TorchPipeline(AbstractShare):
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     status = connect(job, run_dir, rank, world)
-    chain = Chain.of(job.plan, job.graph)
+    chain = PlanChain.of(job.plan, job.graph)
     harness = Harness(job, run_dir, rank=rank, device_id=chain.devices[rank], device=device)
     harness.run(TorchPipeline(harness, chain))
     disconnect(status)

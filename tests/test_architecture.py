@@ -28,6 +28,7 @@ LEVELS: list[set[str]] = [
     {"strategy"},
     {"analysis"},
     {"runtime", "loggers", "report"},
+    {"export"},
     {"mechanisms"},
     {"app"},
 ]
@@ -86,6 +87,14 @@ WINGS: dict[str, list[set[str]]] = {
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explore"}, {"explain"}],
+    "export": [
+        {"modules", "actions"},
+        {"layout"},
+        {"base"},
+        {"degrees"},
+        {"deepspeed", "megatron", "torch", "torchtitan"},
+        {"imports", "nearest", "page"},
+    ],
     "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
     "app": [
         {
@@ -95,12 +104,13 @@ WINGS: dict[str, list[set[str]]] = {
             "in_place",
             "made",
             "moving",
+            "sections",
             "several",
             "interrupted",
             "stopping",
             "streams",
         },
-        {"judging", "launch", "measuring", "recording", "replanning", "tracked", "tracking"},
+        {"exporting", "judging", "launch", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},

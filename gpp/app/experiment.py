@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
-from gpp.app.given import check_engine, check_given
+from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
+from gpp.app.sections import GraphSettings, LossSettings
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.counted import check_counted
@@ -27,6 +28,10 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
+from gpp.export.base import AbstractExporter, check_export
+from gpp.export.imports import layout_of
+from gpp.export.layout import GivenLayout
+from gpp.export.modules import Modules
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -36,7 +41,6 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
-from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
@@ -53,28 +57,18 @@ if TYPE_CHECKING:
     import torch
 
 
-class GraphSettings(TypedDict, total=False):
-    """Settings of `graph.`: the number of operators to coarsen to."""
-
-    max_ops: Count | None
-
-
-class LossSettings(TypedDict, total=False):
-    """Settings of `loss.`: the samples that the loss function is computed on at once."""
-
-    scope: LossScope
-
-
 @settings("", slots=False)
 class Experiment:
     """The settings of one run.
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements.
+            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements;
+            `export`: files for another engine.
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
         optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
+        export: the engine that `export` writes the plan for.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         baselines_s: seconds that the steps of the best chain and of one device may take, which are measured after a training to
@@ -87,7 +81,7 @@ class Experiment:
             `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
-        plan: path of a plan.json to run instead of planning.
+        plan: path of a plan.json to run instead of planning, or a layout in the form of another engine (`gpp.export.imports`).
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
@@ -106,7 +100,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile", "export"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -125,10 +119,12 @@ class Experiment:
     baselines_s: NotNegative = 15.0
     confirm: bool = False
     optimized_metric: str | None = None
+    export: AbstractExporter | None = None
     logger: Mapping[str, AbstractLogger] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
+        check_export(self.mode, self.export)
         check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
@@ -146,7 +142,7 @@ class Experiment:
 
     @cached_property
     def made(self) -> MadeOnce:
-        """What this run has made so far."""
+        """What it has made so far."""
         return MadeOnce()
 
     @property
@@ -165,12 +161,12 @@ class Experiment:
     @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
-        return (self.mode == "train" or self.own_mode is not None) and self.engine.runs
+        return (self.mode == "train" or self.own_mode is not None) and self.engine.runs and self.mode != "export"
 
     @property
     def own_mode(self) -> AbstractMode | None:
         """The mode where it is a mechanism's, in which nothing is trained; else None."""
-        return mode_named(self.mode)
+        return mode_named(self.export.mode if self.mode == "export" and self.export else self.mode)
 
     @property
     def computes(self) -> bool:
@@ -187,11 +183,6 @@ class Experiment:
         """Steps that the engine runs."""
         most = None if self.own_mode is not None else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
-
-    @property
-    def whole(self) -> bool:
-        """Whether the strategy leaves the model in one piece."""
-        return isinstance(self.strategy.planner, Single | DataParallel)
 
     def check(self) -> None:
         """Refuse bad settings before anything is captured or measured.
@@ -251,7 +242,7 @@ class Experiment:
     @cached_property
     def _num_samples(self) -> dict[str, int]:
         """Samples of each split; none where nothing is computed."""
-        if not self.computes:
+        if not self.computes and not (self.export and self.export.weights):
             return {"train": 0, "test": 0}
         return {split: len(self._load(split)) for split in ("train", "test")}
 
@@ -278,14 +269,17 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
+        if self.layout is not None:  # engines that have layouts cut between modules
+            self.made.modules = Modules.of(captured)
+        modules, whole = self.made.modules, self.model.whole
+        graph = modules.graph if modules else coarsen_for(captured, self.max_ops, self.loss_scope, whole)
         return asked_graph(graph, captured, self.optimizer, self.engine.worker_settings)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: the mini-batch is no multiple of the model's only micro-batch size; no FLOPs are known of an operator.
+            InvalidConfig: as `check_only_size`; no FLOPs are known of an operator.
         """
         cost = self.times
         if isinstance(cost, Profiled):
@@ -294,10 +288,8 @@ class Experiment:
             cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         check_counted(captured, graph, self.cluster, cost)
         fixed = captured.batch is not None and self.engine.planner is None
-        if fixed and captured.batch and self.minibatch_size % captured.batch:
-            rule = f"must be a multiple of {captured.batch}, the only micro-batch size of model={self.model.name}"
-            nearest = max(1, round(self.minibatch_size / captured.batch)) * captured.batch
-            raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"set minibatch_size={nearest}")
+        if fixed and captured.batch:
+            check_only_size(captured.batch, self.minibatch_size, self.model.name)
         whole_loss = self.loss_scope == "minibatch"
         imposed = None if self.engine.planner is not None and whole_loss else self.microbatch_size
         posed = Problem(
@@ -327,10 +319,11 @@ class Experiment:
         Raises:
             Infeasible, InvalidPlan: no plan fits; the user's file is none for this model.
         """
-        if self.given_plan is None:
+        given = (self.layout and self.made.modules and self.layout.plan(problem, self.made.modules)) or self.given_plan
+        if given is None:
             return self.strategy.plan(problem)
-        check_given(self.strategy, self.plan, self.given_plan, problem)
-        return self.given_plan
+        check_given(self.strategy, self.plan, given, problem)
+        return given
 
     def in_place(self, captured: Captured, problem: Problem, plan: Plan, progress: Progress) -> tuple[Problem, Plan]:
         """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
@@ -349,9 +342,15 @@ class Experiment:
         return found
 
     @cached_property
+    def layout(self) -> GivenLayout | None:
+        """The layout that `plan` has in place of a plan.json."""
+        return layout_of(self.plan, self.export) if self.plan else None
+
+    @cached_property
     def given_plan(self) -> Plan | None:
-        """The plan in the user's own file; None where the strategy is to plan."""
-        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
+        """The plan in the user's own file; None where the strategy is to plan, or a layout becomes one once there is a graph."""
+        given = None if self.layout else self.plan
+        return read_json(Plan, given, setting="plan", fix="correct the file, or leave plan out") if given else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []

@@ -53,3 +53,16 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
     except (InvalidPlan, MalformedProgram) as error:
         fix = "" if "Fix: " in str(error) else ". Fix: correct the file, or leave plan out"
         raise InvalidPlan(f"plan={path}: {error}{fix}") from None
+
+
+def check_only_size(batch: int, minibatch_size: int, model: str) -> None:
+    """Refuse a mini-batch that is no multiple of a model's only micro-batch size.
+
+    Raises:
+        InvalidConfig: names the nearest multiple.
+    """
+    if minibatch_size % batch:
+        rule = f"must be a multiple of {batch}, the only micro-batch size of model={model}"
+        raise InvalidConfig(
+            "minibatch_size", minibatch_size, rule, f"set minibatch_size={max(1, round(minibatch_size / batch)) * batch}"
+        )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpp.analysis.comparison import Attempt, beside
+from gpp.analysis.comparison import Attempt, attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.analysis.gains import ONE_DEVICE, Gains, Rival, gain_of_rounds, predicted_gains, rivals
@@ -21,6 +21,7 @@ from gpp.errors import GppError, Infeasible, WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
+from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
@@ -52,6 +53,11 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     return known[1]
 
 
+def _in_one_piece(experiment: Experiment) -> bool:
+    """Whether the strategy leaves the model in one piece."""
+    return isinstance(experiment.strategy.planner, Single | DataParallel)
+
+
 def plans_again(experiment: Experiment) -> bool:
     """Whether anything but the run's own plan may be searched for."""
     return experiment.mode != "plan" or experiment.explain_s > 0
@@ -61,14 +67,16 @@ def baseline_of(experiment: Experiment, problem: Problem) -> tuple[Attempt, ...]
     """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
     if not plans_again(experiment) or isinstance(experiment.strategy.planner, Single):
         return ()
-    return beside(experiment.strategy, problem)
+    found = beside(experiment.strategy, problem)
+    # A layout by hand is compared with the best plan that is found for its problem, too.
+    return found if experiment.layout is None else (*found, attempt(experiment.strategy, problem, record=False))
 
 
 def explanation_of(
     experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
 ) -> Explanation | None:
     """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
-    if experiment.whole or plan.periodic:
+    if _in_one_piece(experiment) or plan.periodic:
         return None
     base_s = predicted.metrics.iteration_s
     known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
@@ -86,7 +94,7 @@ def explanation_of(
 
 def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
     """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
-    asked = experiment.whole or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
+    asked = _in_one_piece(experiment) or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
     if asked or len(plan.stages) > 1:
         return None
     from gpp.analysis.one_stage import one_stage

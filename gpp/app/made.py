@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from gpp.cost.problem import Problem
+    from gpp.export.modules import Modules
     from gpp.planners.bounds.lower_bound import Bound
     from gpp.runtime.rehearsal.rehearse import Rehearsals
 
@@ -21,10 +22,12 @@ class MadeOnce:
         rehearsals: those whose process has started early.
         network: the model with its first weights, from the comparison with its capture until the weights are asked for.
         weights: the initial weights.
+        modules: those of the model, where its plan is a layout of them.
         bound: the problem that was asked about last, and the time that no plan for it can beat.
     """
 
     rehearsals: Rehearsals | None = None
     network: torch.nn.Module | None = None
     weights: dict[str, torch.Tensor] | None = None
+    modules: Modules | None = None
     bound: tuple[Problem, Bound | None] | None = None

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from gpp.app.batches import Count, Inputs, Targets
     from gpp.app.optimizer_factory import GivenOptimizer
+    from gpp.export.base import AbstractExporter
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
 
@@ -298,6 +299,12 @@ class Pipeline:
         if self._first:
             self.model.save_pretrained(folder, **settings)
         self._open().barrier()
+
+    def export(self, exporter: AbstractExporter, folder: str | Path) -> Path:
+        """Write the plan for another engine (`gpp.export`), as `gpp.app.exporting.of_pipeline` says. The path of its PLAN.md."""
+        from gpp.app.exporting import of_pipeline
+
+        return of_pipeline(self._job, self.problem, self.strategy, exporter, Path(folder))
 
     def report(self) -> Path:
         """Write result.json and report.html; after `close` they have the measured times. The path of the report. Rank 0 writes."""

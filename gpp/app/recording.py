@@ -174,6 +174,11 @@ class Recorder:
 
             show_explanation(self.console, self.run)
 
+    def exported(self, engine: str, folder: Path, command: str) -> None:
+        """Say where a plan for another engine is, and what starts it there."""
+        where = os.path.relpath(folder)
+        self.console.print(Text(f"for {engine}: {where}/PLAN.md\n  cd {where} && {command}"), soft_wrap=True)
+
     def predicted_only(self, plan: Plan) -> None:
         """Write the plan of a run that no engine can carry out."""
         self.begin()

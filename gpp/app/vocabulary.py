@@ -32,6 +32,7 @@ GROUPS = {
     "engine": "Engines",
     "data": "Data",
     "cost": "Cost models",
+    "export": "Engines of others, with mode=export",
     "optimizer": "Optimizers",
     "logger": "Loggers",
     "experiment": "Presets",
@@ -46,6 +47,7 @@ MODES = {
     "explore": "a page in which to change devices, micro-batches, memory and schedule",
     "inference": "answer requests through the pipeline",
     "profile": "what operators, stages, messages and actions take on this machine",
+    "export": "write the plan for another engine: export=torch",
     "new": "write a repository for a model and data of your own: path=FOLDER",
 }
 """What a run does, in a line each."""

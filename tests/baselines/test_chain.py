@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.chain import Chain, refuse_early_loss
+from baselines.chain import refuse_early_loss
 from baselines.deepspeed import DeepSpeed
 from baselines.packing import Packing
 from baselines.single import Single
@@ -18,6 +18,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
+from gpp.plan.chain import PlanChain
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import EngineTask
 from tests.support.chain_jobs import Case, make
@@ -39,7 +40,7 @@ def plan_of(num_stages: int, *, b: int = 4, seed: int = 0, devices: list[int] | 
 def test_a_boundary_carries_what_is_made_before_it_and_read_behind_it(seed: int) -> None:
     plan, graph = plan_of(4, seed=seed), problem().graph
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    chain = Chain.of(plan, graph)
+    chain = PlanChain.of(plan, graph)
     for boundary in range(3):
         alive = {
             t.name for t in graph.tensors if stage_of[t.producer] <= boundary < max((stage_of[c] for c in t.consumers), default=-1)

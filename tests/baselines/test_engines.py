@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.chain import Chain, measured_by_events
+from baselines.chain import measured_by_events
+from gpp.plan.chain import PlanChain
 from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
@@ -141,7 +142,7 @@ def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
     assert case.schedule != "GPipe" or metrics.max_in_flight_samples == most
     if not job.settings.optimizer["clip_norm"] and len(job.plan.stages) == WORLD and case.name == "mlp":
         size = {t.name: t.bytes_per_sample * (1 + t.differentiable) for t in job.graph.tensors}
-        chain = Chain.of(job.plan, job.graph)
+        chain = PlanChain.of(job.plan, job.graph)
         carried = sum(size[name] for names in chain.carried for name in names)
         assert metrics.communication_bytes == round(carried * MINIBATCH)
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from gpp.analysis.explain.idle import DeviceTime, Reason, behind_s, device_times, idle_shares
 from gpp.analysis.explain.order import OrderGap, order_gap
+from gpp.analysis.explain.single import single_changes
 from gpp.analysis.explain.what_if import MORE_MEMORY, PlanShape, WhatIf, reliefs, replanned
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -83,7 +84,8 @@ class Explanation:
         devices: the time of each device in the step, by use.
         idle: share of all device time by reason; adds up to the bubble.
         order: the distance of the schedule from the best order of its passes; None for a pipeline that does not drain.
-        reliefs: plans with changed bottlenecks, simulated, best first.
+        reliefs: of a plan that was given, the single changes that help most; then plans with changed bottlenecks; simulated, each
+            best first.
         alternatives: other plans for the same problem, best first.
         sensitivities: the best plans for changed clusters.
         left_out: changes that were not planned again, and why.
@@ -147,6 +149,11 @@ def explain(
     bottlenecks = sorted((load.stage for load in loads if load.seconds >= AS_SLOW * most), key=lambda s: (-loads[s].seconds, s))
     metrics = predicted.metrics
     again = replanned(plan, metrics.iteration_s, problem, strategy, budget_s=budget_s if replan else 0.0)
+    # A planner has tried such changes to its own plan.
+    seconds = [load.seconds for load in loads]
+    single = () if replan else tuple(w for w, _ in single_changes(plan, metrics.iteration_s, problem, strategy, seconds))
+    known_shapes = {one.shape.digest for one in single if one.shape is not None}
+    relieved = reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks)
     left_out = again.left_out if replan else ("everything that needs planning: this plan was given, not planned",)
     return Explanation(
         iteration_s=metrics.iteration_s,
@@ -157,7 +164,7 @@ def explain(
         devices=devices,
         idle=idle_shares(devices, metrics.iteration_s),
         order=order_gap(plan, problem, strategy, metrics.iteration_s, min(budget_s, ORDER_S)),
-        reliefs=reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks),
+        reliefs=(*single, *(one for one in relieved if one.shape is None or one.shape.digest not in known_shapes)),
         alternatives=_distinct([*known, *again.alternatives], PlanShape.of(plan).digest),
         sensitivities=again.sensitivities,
         left_out=left_out,

@@ -7,7 +7,7 @@ blocks.0.attend ─ blocks.0.project
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -37,6 +37,18 @@ def whole_modules(graph: OpGraph, patterns: Sequence[str]) -> OpGraph:
     members: dict[str | int, list[int]] = {}
     for op, module in enumerate(module_of):
         members.setdefault(op if module is None else module, []).append(op)
+    return as_modules(graph, members)
+
+
+def as_modules(graph: OpGraph, members: Mapping[str | int, list[int]]) -> OpGraph:
+    """The graph with one operator for each module.
+
+    Args:
+        members: module -> its operators; those of none stand under their own numbers.
+
+    Raises:
+        InvalidConfig: a module's operators surround another operator, or modules wait for each other.
+    """
     for module, ops in members.items():
         if not graph.is_convex(mask_of(ops)):
             rule = "has operators before and behind one of another module, so it cannot be one operator"

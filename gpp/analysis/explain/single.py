@@ -1,0 +1,98 @@
+"""Single changes to a chain of stages: some operators from one stage to another, or other micro-batches; each simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpp.analysis.explain.changes import with_microbatch
+from gpp.analysis.explain.what_if import PlanShape, WhatIf
+from gpp.cost.problem import Problem
+from gpp.errors import GppError
+from gpp.graph.op_graph import mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.strategy import Strategy
+
+SHOWN = 3
+"""Changes that are told: those that help most."""
+MOVED = 2
+"""Operators that move at once, at most."""
+GIVERS = 3
+"""Stages that others relieve: those with the largest load."""
+
+
+def single_changes(
+    plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, loads: Sequence[float]
+) -> tuple[tuple[WhatIf, Plan], ...]:
+    """The changes that help most, best first, each with the plan that it makes; none where no change helps.
+
+    Args:
+        loads: seconds of each stage, by which those are chosen that others relieve.
+    """
+    found: list[tuple[float, str, Plan]] = []
+    for words, changed in _changes(plan, problem, loads):
+        try:
+            strategy.check(changed, problem)
+            seconds = strategy.predict(changed, problem, record=False).metrics.iteration_s
+        except GppError:
+            continue
+        if 0 < seconds < iteration_s:
+            found.append((seconds, words, changed))
+    best = sorted(found, key=lambda one: one[:2])[:SHOWN]
+    return tuple(
+        (WhatIf(change=w, how="simulated", iteration_s=t, speedup=iteration_s / t, shape=PlanShape.of(made)), made)
+        for t, w, made in best
+    )
+
+
+def _changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tuple[str, Plan]]:
+    count = len(plan.stages)
+    givers = sorted(range(count), key=lambda s: (-loads[s], s))[:GIVERS]
+    whole = all(not stage.mechanisms for stage in plan.stages)
+    for giver in givers if whole else ():
+        for taker in range(count):
+            for moved in range(1, MOVED + 1):
+                if (changed := _shifted(plan, problem, giver, taker, moved)) is not None:
+                    yield changed
+    for factor, words in ((0.5, "half"), (2.0, "twice")):
+        if (other := with_microbatch(plan, problem, factor)) is not None:
+            yield f"{words} the micro-batch", other
+
+
+def _shifted(plan: Plan, problem: Problem, giver: int, taker: int, moved: int) -> tuple[str, Plan] | None:
+    """The chain in which one stage has `moved` operators less and another as many more, all boundaries between shifted; None
+    where a stage would have none left, or the stages would be no chain."""
+    if giver == taker:
+        return None
+    parts, names = [list(stage.ops) for stage in plan.stages], [op.name for op in problem.graph.ops]
+    if len(parts[giver]) <= moved:
+        return None
+    step = 1 if taker > giver else -1
+    for s in range(giver, taker, step):
+        if len(parts[s]) < moved:
+            return None
+        if step > 0:
+            parts[s], parts[s + 1] = parts[s][:-moved], sorted(parts[s][-moved:] + parts[s + 1])
+        else:
+            parts[s], parts[s - 1] = parts[s][moved:], sorted(parts[s - 1] + parts[s][:moved])
+    if not all(parts):
+        return None
+    try:
+        made = make_plan(
+            problem,
+            plan.planner,
+            [(mask_of(ops), len(stage.devices)) for ops, stage in zip(parts, plan.stages, strict=True)],
+            [stage.microbatch_size for stage in plan.stages],
+            k=[stage.k for stage in plan.stages],
+            chain=True,
+            ordered=True,
+            placement=[stage.devices for stage in plan.stages],
+        )
+    except ValueError:
+        return None
+    ends = plan.stages[giver].ops[-moved:] if step > 0 else plan.stages[giver].ops[:moved]
+    what = ", ".join(names[op] for op in ends)
+    between = "" if abs(taker - giver) == 1 else f", the stages between handing on as much ({what} leaves s{giver})"
+    moved_words = what if not between else f"{moved} operator{'s' * (moved > 1)}"
+    return f"move {moved_words} from s{giver} to s{taker}{between}", replace(made, search_s=plan.search_s)

@@ -1,0 +1,119 @@
+"""mode=export: the plan in the words of another engine, in a folder of the run's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.export.base import AbstractExporter, Exported, ToExport
+from gpp.export.nearest import nearest
+from gpp.export.page import plan_page
+from gpp.files import write_text
+from gpp.graph.captured import Captured
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.report.draw import text
+from gpp.runtime.job import Job
+from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from gpp.app.experiment import Experiment
+    from gpp.app.recording import Recorder
+
+
+def settled(e: ToExport, exporter: AbstractExporter) -> tuple[ToExport, Exported, str | None]:
+    """The plan to write and its files: the plan itself, or the nearest one where the user asked for it; and why.
+
+    Raises:
+        UnsupportedPlan: the engine cannot run it; says which can be run, and what that costs.
+    """
+    try:
+        return e, exporter.exported(e), None
+    except UnsupportedPlan as error:
+        why = str(error)
+    other = nearest(e, exporter)
+    if other is None:
+        raise UnsupportedPlan(f"{why} (no plan was found that export={exporter.name} could run)")
+    made = exporter.exported(other)
+    if exporter.nearest:
+        return other, made, why
+    step_s, before = made.ran.step_s(), e.step_s()
+    raise UnsupportedPlan(
+        f"{why}. The nearest plan that it can run has {len(other.plan.stages)} stages and is predicted to take "
+        f"{text.seconds(step_s)} a step, {text.percent(step_s / before - 1)} more than {text.seconds(before)}; "
+        "export.nearest=true writes it"
+    )
+
+
+def export_plan(
+    asked: ToExport,
+    exporter: AbstractExporter,
+    folder: Path,
+    save: Callable[[ToExport, Path], None],
+    begin: Callable[[], None] = lambda: None,
+) -> Exported:
+    """Write a plan, or the nearest one, into a folder.
+
+    Args:
+        save: writes the job of a plan below a folder, for engines that read it.
+        begin: called when nothing is refused any more, before a file is written.
+
+    Raises:
+        UnsupportedPlan: the engine cannot run it; says which can be run, and what that costs.
+    """
+    e, made, why = settled(asked, exporter)
+    begin()
+    if made.job:
+        save(e, folder)
+    for name, content in made.files.items():
+        write_text(folder / name, content, exact=True)
+    write_text(folder / "PLAN.md", plan_page(exporter, asked, e, made, why))
+    return made
+
+
+def export(
+    experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, bound: Bound | None, recorder: Recorder
+) -> None:
+    """Write the folder of a run.
+
+    Raises:
+        UnsupportedPlan: as `export_plan`.
+    """
+    exporter = experiment.export
+    assert exporter is not None  # refused before
+    asked = ToExport(
+        model=experiment.model.name,
+        captured=captured,
+        problem=problem,
+        strategy=experiment.strategy,
+        plan=plan,
+        clips=experiment.optimizer.clip_norm is not None,
+        bound=bound,
+    )
+
+    def save(e: ToExport, folder: Path) -> None:
+        weights = experiment.weights(captured) if exporter.weights else None
+        experiment.job(captured, e.problem, e.plan).save(folder, weights)
+
+    folder = recorder.run_dir / "export" / exporter.name
+    made = export_plan(asked, exporter, folder, save, recorder.begin)
+    recorder.exported(exporter.engine, folder, made.command)
+
+
+def of_pipeline(job: Job, problem: Problem, strategy: Strategy, exporter: AbstractExporter, folder: Path) -> Path:
+    """Write the plan of a model in memory; the path of its PLAN.md.
+
+    Raises:
+        UnsupportedPlan: as `export_plan`.
+        InvalidConfig: the engine's files would hold the model and its data, which are in memory alone.
+    """
+    if exporter.weights:
+        rule = "writes a script that reads the model's data by its settings, and the data of a loop of one's own has none"
+        raise InvalidConfig("exporter", exporter.name, rule, "use python run.py mode=export export=torch with model=imported")
+    clips = job.settings.optimizer.get("clip_norm") is not None
+    found = {"model": job.captured.name, "captured": job.captured, "problem": problem, "strategy": strategy, "plan": job.plan}
+    export_plan(ToExport(**found, clips=clips), exporter, folder, lambda e, where: None)
+    return folder / "PLAN.md"

@@ -1,0 +1,276 @@
+"""What an exporter promises: it refuses what its engine cannot run, and writes the rest in the engine's own words.
+
+An exporter is one file of this folder, or of a user's own, and one YAML of `conf/export/`. What mechanisms say of stages reaches an
+engine through the file `export.py` of their package, `EXPORT` in it (`AbstractExportPart`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.export.layout import GivenLayout
+from gpp.graph.captured import Captured
+from gpp.mechanism import found
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.runtime.engine import EngineTask
+from gpp.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToExport:
+    """A plan, and all that follows from it or that it follows from.
+
+    Args:
+        model: its name.
+        clips: whether gradients are clipped by a norm.
+        bound: a time that no plan can beat; None where it is not known.
+    """
+
+    model: str
+    captured: Captured
+    problem: Problem
+    strategy: Strategy
+    plan: Plan
+    clips: bool = False
+    bound: Bound | None = None
+
+    @property
+    def task(self) -> EngineTask:
+        """What engines ask beside the plan."""
+        return EngineTask.of(self.captured, self.problem.graph, clips=self.clips)
+
+    def step_s(self) -> float:
+        """The predicted seconds of a step."""
+        return self.strategy.predict(self.plan, self.problem, record=False).metrics.iteration_s
+
+    def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
+        """The same with another plan."""
+        return replace(self, plan=plan, problem=problem or self.problem, strategy=strategy or self.strategy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Something of a plan that an engine does otherwise.
+
+    Args:
+        what: in words.
+        seconds: by which a step is predicted to be longer for it; None where no prediction has it.
+    """
+
+    what: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an engine is given.
+
+    Args:
+        files: path in the folder -> text.
+        command: what starts the engine there.
+        ran: the plan as the engine runs it, which its prediction is of.
+        lost: what the engine does otherwise than the plan.
+        notes: what the user has to know, in sentences.
+        job: whether the folder has a job, with its model and weights, beside these files.
+    """
+
+    files: Mapping[str, str]
+    command: str
+    ran: ToExport
+    lost: tuple[Lost, ...] = ()
+    notes: tuple[str, ...] = ()
+    job: bool = False
+
+
+class AbstractExporter(ABC):
+    """Writes plans for one engine. Its settings are its fields."""
+
+    name: ClassVar[str]
+    """The word that chooses it, `export=NAME`."""
+    engine: ClassVar[str]
+    """The engine's own name."""
+    mode: ClassVar[str] = "train"
+    """The mode whose plans it takes: that of a mechanism for an engine that trains nothing."""
+    whole: ClassVar[bool] = False
+    """Whether the engine cuts a model between its modules alone (`gpp.export.modules`)."""
+    weights: bool = False
+    """Whether the folder holds the initial weights, for an engine that reads them."""
+    nearest: bool = False
+    """Whether to write the nearest plan that the engine can run where it cannot run the plan itself."""
+
+    @abstractmethod
+    def exported(self, e: ToExport) -> Exported:
+        """The files.
+
+        Raises:
+            UnsupportedPlan: the engine cannot run the plan; names the edge or the stage.
+        """
+
+    @abstractmethod
+    def layout(self, text: str) -> GivenLayout | None:
+        """The layout that a text in the engine's own form means; None where it has another form.
+
+        Raises:
+            InvalidConfig: it has the form, and means nothing.
+        """
+
+    def why_not(self, e: ToExport) -> str | None:
+        """Why the engine cannot run a plan; None if it can."""
+        try:
+            self.exported(e)
+        except UnsupportedPlan as error:
+            return str(error)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an engine is told for a mechanism.
+
+    Args:
+        settings: by the engine's own names.
+        lost: what it does otherwise.
+        plan: the plan as the engine runs it; None: as it is.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+class AbstractExportPart(ABC):
+    """What a mechanism says of a plan's stages, for the engines of others."""
+
+    @abstractmethod
+    def told(self, engine: str, plan: Plan) -> Told | None:
+        """What the engine of an exporter of that name is told of a plan in which a stage has the mechanism.
+
+        Returns:
+            None where the engine has no such thing.
+
+        Raises:
+            UnsupportedPlan: it has, but not in this plan; names the stage.
+        """
+
+
+def told(engine: str, plan: Plan) -> Told:
+    """What an engine is told for all mechanisms of a plan.
+
+    Raises:
+        UnsupportedPlan: it has nothing for one of them; names the stage.
+    """
+    ran = plan
+    parts = found("export", "EXPORT", AbstractExportPart)
+    settings: dict[str, Any] = {}
+    lost: list[str] = []
+    for name in sorted(plan.mechanisms):
+        said = parts[name].told(engine, ran) if name in parts else None
+        if said is None:
+            s, value = next((s, v) for s, stage in enumerate(plan.stages) for v in stage.mechanisms if v.name == name)
+            fix = f"plan with {value.without}" if value.without else "plan without it"
+            words = value.words() or name
+            raise UnsupportedPlan(f"stage {s} has {name} ({words}), for which export={engine} has no setting. Fix: {fix}")
+        settings |= said.settings
+        lost += said.lost
+        ran = said.plan or ran
+    return Told(settings=settings, lost=tuple(lost), plan=ran)
+
+
+def refuse_unequal(plan: Plan, engine: str) -> None:
+    """Refuse micro-batches or replicas of several sizes, which no engine of chains runs.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    first = plan.stages[0]
+    if plan.minibatch_size % first.microbatch_size:
+        raise UnsupportedPlan(
+            f"micro-batches of {first.microbatch_size} samples leave a smaller one over from {plan.minibatch_size}, and "
+            f"export={engine} has one size for all. Fix: a microbatch_size that divides minibatch_size"
+        )
+    for s, stage in enumerate(plan.stages):
+        if stage.microbatch_size != first.microbatch_size:
+            raise UnsupportedPlan(
+                f"stage {s} runs micro-batches of {stage.microbatch_size} samples and stage 0 of {first.microbatch_size}: "
+                f"export={engine} has one size for all. Fix: strategy.planner.per_stage=false, or export.nearest=true"
+            )
+        if len(stage.devices) != len(first.devices):
+            raise UnsupportedPlan(
+                f"stage {s} has {len(stage.devices)} devices and stage 0 has {len(first.devices)}: export={engine} has as many for "
+                "every stage. Fix: strategy.planner.replication=false, or export.nearest=true"
+            )
+
+
+def refuse_replicas(plan: Plan, engine: str) -> None:
+    """Refuse stages of several devices.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    for s, stage in enumerate(plan.stages):
+        if len(stage.devices) > 1:
+            raise UnsupportedPlan(
+                f"stage {s} has {len(stage.devices)} devices, and export={engine} gives a stage one. "
+                "Fix: strategy.planner.replication=false, or export.nearest=true"
+            )
+
+
+def refuse_skips(plan: Plan, task: EngineTask, engine: str) -> None:
+    """Refuse edges that join other stages than neighbours, and boundaries that several tensors cross.
+
+    Raises:
+        UnsupportedPlan: names the edge and its tensors.
+    """
+    tensors = plan.edge_tensors(task.graph)
+    for (s, t), crossing in sorted(tensors.items()):
+        names = ", ".join(tensor.name for tensor in crossing[:3])
+        if t > s + 1 and crossing:
+            raise UnsupportedPlan(
+                f"edge {s}->{t} ({names}) passes stage {s + 1}: export={engine} hands the output of a stage to the next one alone. "
+                "Fix: export.nearest=true, or export=torch, which carries tensors along"
+            )
+        if len(crossing) > 1:
+            raise UnsupportedPlan(
+                f"edge {s}->{t} has {len(crossing)} tensors ({names}): export={engine} hands one tensor from stage to stage. "
+                "Fix: export.nearest=true, or export=torch"
+            )
+    for s in range(len(plan.stages) - 1):
+        if not tensors.get((s, s + 1)):
+            raise UnsupportedPlan(
+                f"stage {s} hands nothing to stage {s + 1}: they are branches, and export={engine} runs chains. "
+                "Fix: export.nearest=true, or export=torch"
+            )
+
+
+def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
+    """Refuse a loss before the last stage: engines of chains begin their backward there.
+
+    Raises:
+        UnsupportedPlan: another stage makes a loss; names both.
+    """
+    last = len(plan.stages) - 1
+    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    for name, op in sorted(task.losses.items()):
+        if owner[op] != last:
+            raise UnsupportedPlan(
+                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last, and export={engine} takes the loss from "
+                "there. Fix: export.nearest=true, or engine=distributed"
+            )
+
+
+def check_export(mode: str, exporter: AbstractExporter | None) -> None:
+    """Refuse mode=export without an engine to write for, and one without the mode.
+
+    Raises:
+        InvalidConfig: names the setting.
+    """
+    if mode == "export" and exporter is None:
+        raise InvalidConfig("export", None, "mode=export writes for one engine", "set export=torch, or another of --help")
+    if mode != "export" and exporter is not None:
+        raise InvalidConfig("export", exporter.name, f"mode={mode} writes no files for it", "set mode=export, or leave export out")

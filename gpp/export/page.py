@@ -1,0 +1,149 @@
+"""PLAN.md: what a plan is, what it is predicted to take, and what its engine does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpp.errors import counted
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import dtype_bytes
+from gpp.report.draw import text
+from gpp.report.draw.stage_graph import device_words, module_names, operator_words
+from gpp.report.run.key_figures import certificate
+from gpp.timeline import StageMemory, Timeline
+
+
+def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Exported, why: str | None) -> str:
+    """The text of PLAN.md.
+
+    Args:
+        asked: the plan that the strategy made.
+        e: the plan that was written.
+        why: why it is another one; None where it is not.
+    """
+    ran = made.ran
+    predicted = ran.strategy.predict(ran.plan, ran.problem)
+    step_s, samples = predicted.metrics.iteration_s, e.plan.minibatch_size
+    lines = [
+        f"# {e.model} for {exporter.engine}",
+        "",
+        f"    {made.command}",
+        "",
+        f"{counted(len(e.plan.stages), 'stage')} on {counted(len(e.plan.devices), 'device')} of {e.problem.cluster.name}, "
+        f"{counted(samples // e.plan.stages[0].microbatch_size, 'micro-batch')} of {e.plan.stages[0].microbatch_size} samples, "
+        f"schedule {e.strategy.schedule.name}, planned by {e.plan.planner}.",
+        "",
+        *_nearest(asked, e, step_s, why),
+        "## Predicted",
+        "",
+        *_table(("", ""), _figures(e, predicted)),
+        "",
+        "## Stages",
+        "",
+        *_table(("stage", "modules", "devices", "in flight", "next"), _stages(e)),
+        "",
+        "## Memory of each rank, predicted",
+        "",
+        *_table(("rank", "device", *(name for name, _ in FILLS), "peak", "of"), _memory(ran, predicted)),
+        "",
+        "## What the engine does otherwise",
+        "",
+        *([f"* {_lost(each, step_s)}" for each in made.lost] or ["Nothing: it runs this plan as it is."]),
+        *["", *made.notes][: 2 * len(made.notes)],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+FILLS = (
+    ("weights, gradients, optimizer", lambda memory, held: memory.static_bytes),
+    ("activations in flight", lambda memory, held: held * memory.microbatch_bytes + memory.late_bytes),
+    ("at work", lambda memory, held: memory.transient_bytes),
+)
+"""Names of what fills a device, with bytes from the bill of a stage and the micro-batches that it holds."""
+
+
+def _figures(e: ToExport, predicted: Timeline) -> list[tuple[str, str]]:
+    metrics = predicted.metrics
+    out = [("step", text.seconds(metrics.iteration_s)), ("samples a second", text.significant(metrics.throughput_samples_per_s))]
+    if (tokens := tokens_of(e.captured)) is not None:
+        out.append(("tokens a second", text.significant(tokens * metrics.throughput_samples_per_s)))
+    if (share := flops_used(e, metrics.iteration_s)) is not None:
+        out.append(("FLOP/s of the devices' peak (MFU)", text.percent(share)))
+    out.append(("idle", text.percent(metrics.bubble_fraction)))
+    words = certificate(e.plan, metrics, e.bound)
+    return [*out, ("distance from the best plan", words or "not known")]
+
+
+def tokens_of(captured: Captured) -> int | None:
+    """Tokens of a sample: the length of the model's only input of integers; None where there is none."""
+    rows = [n for n in captured.nodes if n.kind == "input" and not n.target.startswith(("target:", "items:"))]
+    whole = [n for n in rows if n.shape is not None and len(n.shape) == 2 and (n.dtype or "").startswith("int")]
+    lengths = {int(size) for n in whole for i, size in enumerate(n.shape or ()) if i != n.batch_dim and isinstance(size, int)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def flops_used(e: ToExport, step_s: float) -> float | None:
+    """The model's own floating-point operations a second over the peak of the devices used; None where no peak is known."""
+    graph, dtype = e.problem.graph, e.problem.graph.dtype
+    peaks = [e.problem.cluster.devices[d].peak_flop_per_s.get(dtype) for d in e.plan.devices]
+    if not all(peaks) or step_s <= 0 or dtype_bytes(dtype) == 0 or any(peak and peak <= 1.0 for peak in peaks):
+        return None
+    work = e.plan.minibatch_size * sum(op.forward_flops + op.backward_flops for op in graph.ops)
+    return work / step_s / sum(peak for peak in peaks if peak) if work else None
+
+
+def _stages(e: ToExport) -> list[tuple[str, ...]]:
+    out = []
+    for s, stage in enumerate(e.plan.stages):
+        names = ", ".join(module_names(e.plan, e.problem.graph, s))
+        said = operator_words(stage)
+        after = text.ranges(e.plan.successors[s], "s") or "–"
+        out.append((f"s{s}", f"{names} ({said})" if said else names, device_words(stage), str(stage.in_flight), after))
+    return out
+
+
+def _memory(ran: ToExport, predicted: Timeline) -> list[tuple[str, ...]]:
+    """A row for each device: what fills it, its peak, and its size."""
+    plan, peaks, held = ran.plan, predicted.metrics.peak_memory_bytes, predicted.metrics.max_in_flight_samples
+    bills: Sequence[StageMemory] = predicted.memory or [_bill(bill) for bill in plan.bills(ran.strategy.posed(ran.problem))]
+    out = []
+    for rank, device in enumerate(plan.devices):
+        cells = []
+        for _, fill in FILLS:
+            own = plan.stages_of_device[device]
+            full = [-(-held.get(s, plan.stages[s].in_flight) // plan.stages[s].unit) for s in own]
+            cells.append(text.num_bytes(sum(fill(bills[s], count) for s, count in zip(own, full, strict=True))))
+        size = ran.problem.cluster.devices[device].memory_bytes
+        out.append((str(rank), f"d{device}", *cells, text.num_bytes(peaks.get(device)), text.num_bytes(size)))
+    return out
+
+
+def _bill(bill: object) -> StageMemory:
+    names = ("static_bytes", "microbatch_bytes", "moved_bytes", "transient_bytes", "late_bytes")
+    return StageMemory(**{name: getattr(bill, name) for name in names})
+
+
+def _nearest(asked: ToExport, e: ToExport, step_s: float, why: str | None) -> list[str]:
+    if why is None:
+        return []
+    before = asked.step_s()
+    more = text.percent(step_s / before - 1) if before > 0 else "–"
+    return [
+        f"This is the nearest plan that the engine can run. The one of {asked.plan.planner} takes {text.seconds(before)} a step, "
+        f"this one {text.seconds(step_s)}: {more} more. {why}",
+        "",
+    ]
+
+
+def _lost(each: Lost, step_s: float) -> str:
+    if each.seconds is None:
+        return f"{each.what}."
+    before = step_s - each.seconds
+    share = f", {text.percent(each.seconds / before)} of it" if before > 0 else ""
+    return f"{each.what}: {text.seconds(each.seconds)} more a step{share}."
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -1,0 +1,257 @@
+"""What is written for engines of chains of modules, and layouts read back from it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpp.analysis.explain.single import single_changes
+from gpp.app.exporting import settled
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.export.base import AbstractExporter, ToExport
+from gpp.export.deepspeed import DeepSpeed
+from gpp.export.imports import layout_of, shipped
+from gpp.export.megatron import Megatron, shortened
+from gpp.export.modules import Modules
+from gpp.export.nearest import by_modules
+from gpp.export.page import plan_page
+from gpp.export.torchtitan import TorchTitan
+from gpp.graph.captured import Captured
+from gpp.mechanisms.marks.stage import Marks
+from gpp.mechanisms.serving.exporter import Vllm
+from gpp.mechanisms.tensor_parallel.stage import TensorParallel
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.support.inprocess import captured_named, problem_of
+
+HAND = "Ett|ttt|tt|tL"
+STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+
+
+@cache
+def gpt() -> Captured:
+    return captured_named("gpt_small", "model.num_layers=8")[1]
+
+
+def posed(devices: int = 4) -> tuple[Problem, Modules]:
+    modules = Modules.of(gpt())
+    return replace(problem_of(gpt(), devices, 32), graph=modules.graph), modules
+
+
+def laid_out(text: str = HAND, devices: int = 4) -> ToExport:
+    problem, modules = posed(devices)
+    layout = layout_of(text)
+    assert layout is not None
+    return ToExport(model="gpt_small", captured=gpt(), problem=problem, strategy=STRATEGY, plan=layout.plan(problem, modules))
+
+
+def test_the_modules_of_a_model_are_its_ends_and_its_layers() -> None:
+    modules = Modules.of(gpt())
+    assert (modules.opening, modules.closing) == (("embed",), ("norm", "head"))
+    assert modules.layers == tuple(f"layers.{i}" for i in range(8)) and modules.prefix == "layers"
+    named = [op.name for op in modules.graph.ops if op.kind == "module"]
+    assert named == list(modules.names)
+    assert sum(op.forward_flops for op in modules.graph.ops) == pytest.approx(sum(op.forward_flops for op in gpt().graph.ops))
+
+
+def test_megatron_gets_the_layout_that_was_read() -> None:
+    made = Megatron().exported(laid_out())
+    assert made.files["layout.txt"].strip() == HAND
+    flags = dict(line.split(" ", 1) for line in made.files["arguments.txt"].splitlines())
+    assert (flags["--pipeline-model-parallel-size"], flags["--num-layers"]) == ("4", "8")
+    assert int(flags["--global-batch-size"]) == 32 and 32 % int(flags["--micro-batch-size"]) == 0
+    assert shortened("Ettt|tttt|tL") == "Et*3|t*4|tL"
+
+
+def test_torchtitan_gets_its_own_names() -> None:
+    made = TorchTitan().exported(laid_out())
+    stages = tomllib.loads(made.files["torchtitan.toml"])["parallelism"]["module_fqns_per_model_part"]
+    assert stages[0] == ["tok_embeddings", "layers.0", "layers.1"] and stages[-1] == ["layers.7", "norm", "lm_head"]
+    assert len(made.files["schedule.csv"].splitlines()) == 4
+    scope: dict[str, Any] = {}
+    # Without torchtitan: what the module says of the stages, and that it is Python.
+    source = made.files["planned.py"]
+    compile(source, "planned.py", "exec")
+    exec(source[source.index("STAGES") : source.index("def planned")], scope)
+    assert scope["STAGES"] == stages
+
+
+def test_deepspeed_gets_the_boundaries() -> None:
+    made = DeepSpeed().exported(laid_out())
+    assert json.loads(made.files["parts.json"])["parts"] == [0, 3, 6, 8, 11]
+    config = json.loads(made.files["ds_config.json"])
+    size = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    assert size == config["train_batch_size"] == 32
+
+
+def test_vllm_gets_the_layers_of_each_stage() -> None:
+    assert Vllm().exported(laid_out()).files["environment"].strip() == "VLLM_PP_LAYER_PARTITION=2,3,2,1"
+    with pytest.raises(UnsupportedPlan, match=r"stage 3 has no layer"):
+        Vllm().exported(laid_out("Ettt|ttt|tt|L"))
+
+
+@pytest.mark.parametrize("exporter", [TorchTitan(), Megatron(), DeepSpeed(), Vllm()], ids=lambda e: e.name)
+def test_what_is_written_is_read_as_the_same_plan(exporter: AbstractExporter, tmp_path: Path) -> None:
+    e = laid_out()
+    file = {"torchtitan": "torchtitan.toml", "megatron": "layout.txt", "deepspeed": "parts.json", "vllm": "environment"}
+    text = exporter.exported(e).files[file[exporter.name]]
+    if exporter.name == "vllm":
+        given = text.partition("=")[2].strip()
+    else:
+        (tmp_path / file[exporter.name]).write_text(text)
+        given = str(tmp_path / file[exporter.name])
+    own = {"tok_embeddings": "embed", "lm_head": "head"}
+    titan = TorchTitan(names={ours: theirs for theirs, ours in own.items()})
+    layout = layout_of(given, titan)
+    assert layout is not None and layout.source == exporter.name
+    problem, modules = posed()
+    assert [stage.ops for stage in layout.plan(problem, modules).stages] == [stage.ops for stage in e.plan.stages]
+
+
+# As Megatron's documentation, MCore's tests and papers write them, with the stages that they mean.
+WRITTEN = {
+    "Et*3|(tt|)*2,L": ["Ettt", "tt", "tt", "L"],
+    "E|t*3|t*3|tt|L": ["E", "ttt", "ttt", "tt", "L"],
+    "(Et|)*1(tt|)*3tL": ["Et", "tt", "tt", "tt", "tL"],
+}
+
+
+@pytest.mark.parametrize(("text", "stages"), WRITTEN.items())
+def test_layout_strings_mean_what_megatron_takes_them_for(text: str, stages: list[str]) -> None:
+    layout = Megatron().layout(text)
+    assert layout is not None
+    letters = {"opening": "E", "layer": "t", "closing": "L"}
+    assert ["".join(letters[kind] for kind in part.kinds) for part in layout.parts] == stages
+
+
+def test_a_layout_of_more_stages_than_ranks_goes_round_and_round() -> None:
+    layout = Megatron().layout("Et|tt|tt|ttL|")
+    assert layout is not None
+    problem, modules = posed(2)
+    with pytest.raises(InvalidConfig, match="has 7 layers, and the model has 8"):
+        layout.plan(problem, modules)
+    stages = [
+        ["embed", "layers.0", "layers.1"],
+        ["layers.2", "layers.3"],
+        ["layers.4", "layers.5"],
+        ["layers.6", "layers.7", "norm", "head"],
+    ]
+    text = f"[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = {json.dumps(stages)}\n"
+    found = TorchTitan().layout(text)
+    assert found is not None
+    assert [stage.devices for stage in found.plan(problem, modules).stages] == [(0,), (1,), (0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ett|ttt|tt|tt|tL", "has 10 layers, and the model has 8"),
+        ("Ett|ttt|tt|t", "leaves out norm, head"),
+        ("Et|tEt|tt|tttL", "has embed twice"),
+    ],
+)
+def test_a_layout_that_is_none_for_the_model_says_why(text: str, words: str) -> None:
+    problem, modules = posed()
+    layout = Megatron().layout(text)
+    assert layout is not None
+    with pytest.raises(InvalidConfig, match=words):
+        layout.plan(problem, modules)
+
+
+def test_paths_of_plans_and_files_that_are_not_there_are_no_layouts() -> None:
+    assert layout_of("outputs/latest/job/plan.json") is None and layout_of("nowhere.toml") is None
+    assert {exporter.name for exporter in shipped()} == {"torch", "torchtitan", "megatron", "deepspeed", "vllm"}
+
+
+def _marked(plan: Plan) -> Plan:
+    first = plan.stages[0]
+    return replace(plan, stages=(first.having(Marks(recompute=first.ops)), *plan.stages[1:]))
+
+
+def _split(plan: Plan, degrees: tuple[int, ...]) -> Plan:
+    stages = [
+        replace(stage, devices=(2 * s, 2 * s + 1)).having(TensorParallel(degree=degree))
+        for s, (stage, degree) in enumerate(zip(plan.stages, degrees, strict=True))
+    ]
+    return replace(plan, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("exporter", "change", "words"),
+    [
+        (TorchTitan(), lambda p: _split(p, (2, 1, 1, 1)), "stage 1 splits its operators over 1 devices and stage 0 over 2"),
+        (DeepSpeed(), lambda p: _split(p, (2, 2, 2, 2)), "stage 0 has tensor_parallel .*export=deepspeed has no setting"),
+        (Megatron(), lambda p: replace(p, edges=p.edges), None),
+    ],
+)
+def test_mechanisms_reach_engines_that_have_them(
+    exporter: AbstractExporter, change: Callable[[Plan], Plan], words: str | None
+) -> None:
+    e = laid_out(devices=8)
+    changed = e.having(change(e.plan))
+    if words is None:
+        exporter.exported(changed)
+        return
+    with pytest.raises(UnsupportedPlan, match=words):
+        exporter.exported(changed)
+
+
+def test_one_degree_for_all_is_told_and_partial_recomputation_is_priced() -> None:
+    e = laid_out(devices=8)
+    flags = Megatron().exported(e.having(_split(e.plan, (2, 2, 2, 2)))).files["arguments.txt"]
+    assert "--tensor-model-parallel-size 2" in flags
+    marked = e.having(_marked(e.plan))
+    made = Megatron().exported(marked)
+    assert "--recompute-granularity full" in made.files["arguments.txt"]
+    (lost,) = made.lost
+    assert "computes every layer again" in lost.what and lost.seconds is not None and lost.seconds > 0
+    assert lost.seconds == pytest.approx(made.ran.step_s() - marked.step_s())
+
+
+def test_another_order_of_passes_is_priced() -> None:
+    e = laid_out()
+    made = Megatron().exported(e.having(e.plan, strategy=replace(STRATEGY, schedule=GPipe())))
+    (lost,) = made.lost
+    assert "gpipe" in lost.what and lost.seconds is not None
+
+
+def test_a_plan_that_cuts_a_module_is_refused_by_edge_and_the_nearest_one_is_priced() -> None:
+    problem = replace(problem_of(gpt(), 4, 32, max_ops=1000), microbatch_size=4)
+    plan = STRATEGY.plan(problem)
+    e = ToExport(model="gpt_small", captured=gpt(), problem=problem, strategy=STRATEGY, plan=plan)
+    with pytest.raises(
+        UnsupportedPlan, match=r"edge \d->\d .*nearest plan that it can run has \d stages? and is predicted to take .*%"
+    ):
+        settled(e, Megatron())
+    other, made, why = settled(e, Megatron(nearest=True))
+    assert why is not None and "edge" in why and made.files["layout.txt"].count("t") == 8
+    page = plan_page(Megatron(nearest=True), e, other, made, why)
+    assert "This is the nearest plan that the engine can run" in page and "| rank | device |" in page
+    # A module takes what its operators take.
+    known, modules = e.problem.op_times(4, 0), by_modules(e).problem.op_times(4, 0)
+    assert modules.forward_s.sum() == pytest.approx(known.forward_s.sum())
+
+
+def test_the_changes_that_help_most_are_what_the_simulator_says() -> None:
+    e = laid_out("E|tttttt|t|tL")
+    base = e.step_s()
+    predicted = STRATEGY.predict(e.plan, e.problem)
+    loads = [sum(x.end_s - x.start_s for x in predicted.events if x.stage == s and x.kind in "FB") for s in range(4)]
+    found = single_changes(e.plan, base, e.problem, STRATEGY, loads)
+    assert 1 <= len(found) <= 3
+    assert any("move" in what.change for what, _ in found)
+    for what, plan in found:
+        STRATEGY.check(plan, e.problem)
+        assert what.iteration_s == pytest.approx(STRATEGY.predict(plan, e.problem).metrics.iteration_s)
+        assert what.iteration_s is not None and what.iteration_s < base
