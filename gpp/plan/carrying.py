@@ -1,18 +1,18 @@
 """What messages carry: a tensor goes to a device once, however many of its stages read it.
 
-    d0   s0 --- T ---> s1   d1       s1 and s3 are on one device, and both read T. One message brings it to s1, which has it until
-                        |            its backward, and s3 gets it from s1 in memory. Backwards s3 gives s1 its gradient of T; s1 adds
-                        T            its own, and one message takes the sum to s0.
+    d0   s0 --- T ---> s1   d1       Stages s1 and s3 are on one device, and both read T. One message brings T to s1, which has
+                        |            it until its backward; s3 gets it from s1 in memory. Backwards, s3 gives its gradient of T
+                        T            to s1, which adds its own, and one message takes the sum to s0.
                         v
                        s3   d1
 
-So nobody needs to know of it but who asks what an edge carries: an edge from s1 to s3 stands in the place of one from s0 to s3.
+An edge from s1 to s3 thus stands in the place of one from s0 to s3, and only those who ask what an edge carries see a difference.
 
-A stage hands a tensor on to another where that waits for it anyway, forwards and backwards: no step is longer for it, and the tensor
-is there until its last reader has had it. Where neither stage waits for the other, as between branches, it does so in a plan of one
-micro-batch size, if the tensor's gradient comes back, from the stage that holds no fewer samples: stages whose orders can run
-(`gpp.plan.in_flight`) then still can. Replicas that cut samples in different ways, and stages of which only some devices are the
-same, each receive the tensor.
+A stage hands a tensor on to another stage that waits for it anyway, forwards and backwards: then no pass is later for it, and
+the tensor is there until its last reader has had it. Where neither stage waits for the other, as in two branches, one hands the
+tensor on if all stages have one micro-batch size, the gradient of the tensor comes back, and the giver holds as many samples as
+the other: stages whose orders can run (`gpp.plan.in_flight`) then still can. Stages on which the samples are dealt out in
+different ways, and stages that have only some of their devices in common, each receive the tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpp.stage import EdgeTensors, Stage
 def carried(
     stages: Sequence[Stage], distance: Sequence[int], read: EdgeTensors, returning: Iterable[tuple[int, int]]
 ) -> EdgeTensors:
-    """The tensors that messages carry over each edge: those that cross it, less those that a stage gets from another of its devices.
+    """The tensors that messages carry over each edge.
 
     Edges that carry nothing any more are left out; edges between stages of the same devices may be new.
 

@@ -3,7 +3,6 @@ device, and a step sends what the simulator says."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +12,10 @@ import torch
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.program.kinds import SENDS
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
-from tests.support.programs import lower
 from tests.support.staged import DATA, captured, parts_of, problem_of
 
 OPTIMIZER, STEPS = SGD(lr=0.2, momentum=0.9), 2
@@ -45,7 +42,7 @@ def test_training_equals_one_device_and_sends_each_tensor_once(case: str, tmp_pa
     job = inprocess.make_job(
         found, problem, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=STEPS, dtype="float64", held_out=8
     )
-    losses, state, workers = inprocess.run(job, tmp_path, weights)
+    losses, state, _ = inprocess.run(job, tmp_path, weights)
     expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=16, dtype="float64")
     assert losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():

@@ -149,7 +149,7 @@ class StageRunner:
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
         self._specs, self._casts = mailbox.boundary.specs(), bool(mailbox.boundary.wide)
         sent = {name for lay in mailbox.boundary.outgoing.values() for name in lay.names}
-        # What goes on to another stage of this device as it came: an output beside the module's, whose gradient is added to its own.
+        # What another stage of this device gets as it came: one output more, whose gradient is added to the stage's own.
         self._handed_on = tuple(name for name in module.receives if name in sent)
         self._differentiated = (
             frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
