@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baselines.reference.pipeline import run_reference
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
@@ -43,6 +44,7 @@ def test_training_equals_one_device_and_sends_each_tensor_once(case: str, tmp_pa
         found, problem, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=STEPS, dtype="float64", held_out=8
     )
     losses, state, _ = inprocess.run(job, tmp_path, weights)
+    assert losses == pytest.approx(run_reference(job, weights)[0], abs=1e-13)
     expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=16, dtype="float64")
     assert losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():
