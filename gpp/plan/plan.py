@@ -227,12 +227,8 @@ class Plan:
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
         """Edges of `carried` with messages backwards; an order-only edge has them too, if both of its ends run backwards."""
         read = self.edge_tensors(graph)
-        back = self._answered(read, graph)
-        return {
-            edge
-            for edge, tensors in self.carried(graph).items()
-            if any(tensor.differentiable for tensor in tensors) or (edge in back and not read[edge])
-        }
+        orders = {edge for edge in self._answered(read, graph) if not read[edge]}
+        return {e for e, own in self.carried(graph).items() if e in orders or any(tensor.differentiable for tensor in own)}
 
     def _answered(self, read: EdgeTensors, graph: OpGraph) -> set[tuple[int, int]]:
         """Edges over which the reader's backward hands something to the maker's, with the tensors that are read over each."""

@@ -347,20 +347,13 @@ class Assessor:
             known[second] = sum(self.problem.sent_bytes(t) for t in tensors), sum(back) if back or not tensors else -math.inf
         return known[second]
 
-    def _largest(self, first: int, second: int) -> tuple[float, float]:
-        """As `_crossing`, of the largest tensor alone."""
-        tensors = self.problem.crossing(first, second)
-        back = [t.bytes_per_sample for t in tensors if t.differentiable]
-        least = -math.inf if tensors else 0.0
-        return max((self.problem.sent_bytes(t) for t in tensors), default=0.0), max(back, default=least)
-
     def transfers_s(
         self, mask: int, senders: tuple[int, ...], readers: list[tuple[int, tuple[int, ...]]], microbatch_size: int
     ) -> list[tuple[float, float]]:
         """Shortest times of a micro-batch's largest message from a stage to others, forwards and backwards.
 
-        An edge of data without gradients has no way back: minus infinity. Readers on the same devices may get tensors from each
-        other (`gpp.plan.carrying`): for them the largest tensor counts alone.
+        An edge of data without gradients has no way back: minus infinity. Readers on the same devices may get all tensors from
+        each other (`gpp.plan.carrying`): for them no bytes count.
 
         Args:
             readers: operators and devices of each of the others.
@@ -374,7 +367,7 @@ class Assessor:
         for reader, receivers in readers:
             forward, backward = known.get(reader) or self._crossing(mask, reader)
             if len(places) > 1 and places.count(receivers) > 1:
-                forward, backward = self._largest(mask, reader)
+                forward, backward = 0.0, min(backward, 0.0)
             share, links = routes.get(receivers) or self._route(senders, receivers)
             samples = microbatch_size * share
             late, slow = links[0]
