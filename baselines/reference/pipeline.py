@@ -117,7 +117,6 @@ class Pipeline:
 
     def _boundaries(self) -> None:
         plan, graph = self.job.plan, self.job.graph
-        returning = plan.returning(graph)
         for (s, t), tensors in plan.edge_tensors(graph).items():
             names = [tensor.name for tensor in tensors]
             for name in names:
@@ -125,8 +124,7 @@ class Pipeline:
                 self.order[name] = spec.batch_dim, s
                 self.differentiable |= {name} if spec.differentiable else set()
             self.incoming[t] += names
-            if (s, t) in returning:
-                returned = [name for name in names if name in self.differentiable]
+            if returned := [name for name in names if name in self.differentiable]:
                 self.returning[s].append((t, returned))
                 self.stages[s].seeded.update(returned)
 

@@ -35,7 +35,7 @@ class Edge(NamedTuple):
     """
 
     ends: tuple[int, int]
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
     sizes: MessageBytes
     returns: bool
 

@@ -14,10 +14,11 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, beside_bytes, bills_of, messages_of
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.plan.carrying import carried
 from gpp.plan.handling import HANDLING, Edge, MessageBytes, handling_s, sending_s
 from gpp.plan.table import table
 from gpp.settings import Count, Natural, NotNegative
-from gpp.stage import Stage, neighbours, with_earlier
+from gpp.stage import EdgeTensors, Stage, neighbours, with_earlier
 from gpp.weights.base import PipelinePosition
 
 
@@ -159,9 +160,9 @@ class Plan:
         return any(value.codes for stage in self.stages for value in stage.mechanisms)
 
     def message_bytes(self, graph: OpGraph) -> dict[tuple[int, int], MessageBytes]:
-        """Bytes that go over every edge; an order-only edge has none."""
+        """Bytes that go over every edge of `carried`; an order-only edge has none."""
         coders, out = [messages_of(stage) for stage in self.stages], {}
-        for (s, t), tensors in self.edge_tensors(graph).items():
+        for (s, t), tensors in self.carried(graph).items():
             coder, value = coders[s]
             forward, beside = coder.message_bytes(graph, value, t, tensors)
             back = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
@@ -181,7 +182,7 @@ class Plan:
         return {device: stages[0] for device, stages in self.stages_of_device.items()}
 
     def edge_tensors(self, graph: OpGraph) -> dict[tuple[int, int], tuple[Tensor, ...]]:
-        """Tensors on every edge, in the graph's order; an order-only edge has none."""
+        """Tensors that each edge's second stage reads from its first one, in the graph's order; an order-only edge has none."""
         stage_of = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}
         out: dict[tuple[int, int], list[Tensor]] = {edge: [] for edge in self.edges}
         for tensor in graph.tensors:
@@ -189,6 +190,13 @@ class Plan:
             for dst in sorted({stage_of[c] for c in tensor.consumers} - {src}):
                 out[src, dst].append(tensor)
         return {edge: tuple(tensors) for edge, tensors in out.items()}
+
+    def carried(self, graph: OpGraph) -> EdgeTensors:
+        """Tensors that the messages of every edge carry: a tensor goes to a device once (`gpp.plan.carrying`)."""
+        read = self.edge_tensors(graph)
+        if not self.shares_devices or self.periodic or self.codes:
+            return read
+        return carried(self.stages, self.distance_to_sink, read, self._answered(read, graph))
 
     def shared_weights(self, graph: OpGraph) -> list[tuple[str, list[int]]]:
         """Trainable parameters that several stages read, and those stages."""
@@ -217,10 +225,16 @@ class Plan:
         return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
 
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
-        """Edges with messages backwards; an order-only edge has them too, if both of its ends run backwards."""
+        """Edges of `carried` with messages backwards; an order-only edge has them too, if both of its ends run backwards."""
+        read = self.edge_tensors(graph)
+        orders = {edge for edge in self._answered(read, graph) if not read[edge]}
+        return {e for e, own in self.carried(graph).items() if e in orders or any(tensor.differentiable for tensor in own)}
+
+    def _answered(self, read: EdgeTensors, graph: OpGraph) -> set[tuple[int, int]]:
+        """Edges over which the reader's backward hands something to the maker's, with the tensors that are read over each."""
         return {
             (s, t)
-            for (s, t), tensors in self.edge_tensors(graph).items()
+            for (s, t), tensors in read.items()
             if any(tensor.differentiable for tensor in tensors)
             or (not tensors and self.runs_backward(s, graph) and self.runs_backward(t, graph))
         }
@@ -363,7 +377,7 @@ class Plan:
 
     def _edges(self, graph: OpGraph) -> list[Edge]:
         sizes, returning = self.message_bytes(graph), self.returning(graph)
-        return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in self.edge_tensors(graph).items()]
+        return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in self.carried(graph).items()]
 
     def sending_s(self, problem: Problem) -> float:
         """The senders' seconds for all messages of a mini-batch."""

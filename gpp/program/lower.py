@@ -111,7 +111,7 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     forward, backward = FORWARD, BACKWARD
     send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
     new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
-    for s, t in plan.edges:
+    for s, t in plan.carried(graph):
         back = (s, t) in returning
         for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
             makers, readers = group_of[s][src_first], group_of[t][dst_first]

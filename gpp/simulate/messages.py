@@ -24,7 +24,7 @@ def device_messages(plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[tu
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     returning, forward, backward = plan.returning(graph), FORWARD, BACKWARD
-    for s, t in plan.edges:
+    for s, t in plan.carried(graph):
         back = (s, t) in returning
         for makes, made, reads, read, lo, hi in messages(cut[s], cut[t]):
             makers, readers = group_of[s][makes], group_of[t][reads]
@@ -36,7 +36,7 @@ def device_messages(plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[tu
 
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes of each sample and bytes of each message beside them."""
-    out, tensors = {}, plan.edge_tensors(graph)
+    out, tensors = {}, plan.carried(graph)
     for (s, t), (forward, backward, beside) in plan.message_bytes(graph).items():
         fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
         out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed + beside), (backward, fixed)

@@ -88,8 +88,12 @@ def candidate(assessor: Assessor, b: int, stage_of: tuple[int, ...], devices: tu
 @pytest.mark.parametrize("overheads", [Overheads(), OVERHEADS], ids=["free", "overheads"])
 @pytest.mark.parametrize("seed", thinned(range(8)))
 def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, schedule: OneFOneB | GPipe) -> None:
-    """Shared devices, replicas, chains with order-only edges, links that differ, norms over all devices: to the last digits."""
+    """Shared devices, replicas, chains with order-only edges, tensors without gradients, links that differ, norms over all devices:
+    to the last digits."""
     prob = random_problem(seed, max_ops=9, max_devices=4).with_endless_memory
+    if seed % 3 == 1:
+        tensors = tuple(replace(tensor, differentiable=tensor.producer % 2 == 1) for tensor in prob.graph.tensors)
+        prob = replace(prob, graph=replace(prob.graph, tensors=tensors))
     prob = replace(prob, overheads=overheads, global_norm=seed % 2 == 0)
     strategy = strategy_of(schedule)
     posed = strategy.posed(prob)

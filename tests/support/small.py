@@ -168,6 +168,31 @@ class FrozenSkip(nn.Module):
         return self.s3(h, self.s2(self.s1(h)))
 
 
+class Rereading(nn.Module):
+    """The first stage makes a tensor and a boolean one, which all later stages read; each also reads what the one before makes, and
+    the last two are branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3, self.s4 = Gate(), Gated(), Gated(), Gated(), Gated()
+        self.s5 = Join(2)
+
+    def forward(self, x: Tensor) -> Any:
+        h, gate = self.s0(x)
+        a = self.s1(h, h, gate)
+        b = self.s2(a, h, gate)
+        return self.s5(self.s3(b, h, gate), self.s4(b, h, gate))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.again = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, h: Tensor, first: Tensor, gate: Tensor) -> Tensor:
+        return torch.where(gate, self.mix(h), self.again(first)).tanh()
+
+
 class Integers(nn.Module):
     """Token ids in; the stage between hands ids on as well."""
 
@@ -309,7 +334,7 @@ NETWORKS = {
     kind.__name__: kind
     for kind in (
         *(Chain, Chain4, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, FrozenSkip, Integers, Masking, Dropping),
-        *(NormedBatch, Turned, ThreeOutputs, Springs, Halved4),
+        *(NormedBatch, Turned, ThreeOutputs, Springs, Halved4, Rereading),
     )
 } | {f"uses: {use}": partial(UsingStages, use) for use in CURRENT | DERIVED}
 INPUTS = {

@@ -352,7 +352,8 @@ class Assessor:
     ) -> list[tuple[float, float]]:
         """Shortest times of a micro-batch's largest message from a stage to others, forwards and backwards.
 
-        An edge of data without gradients has no way back: minus infinity.
+        An edge of data without gradients has no way back: minus infinity. Readers on the same devices may get all tensors from
+        each other (`gpp.plan.carrying`): for them no bytes count.
 
         Args:
             readers: operators and devices of each of the others.
@@ -362,8 +363,11 @@ class Assessor:
         if before is not None and before[0] == readers:
             return before[1]  # Most stages of a plan are those of the plan judged before it.
         known, routes, out = self._bytes.setdefault(mask, {}), self._routes.setdefault(senders, {}), []
+        places = [receivers for _, receivers in readers]
         for reader, receivers in readers:
             forward, backward = known.get(reader) or self._crossing(mask, reader)
+            if len(places) > 1 and places.count(receivers) > 1:
+                forward, backward = 0.0, min(backward, 0.0)
             share, links = routes.get(receivers) or self._route(senders, receivers)
             samples = microbatch_size * share
             late, slow = links[0]

@@ -18,19 +18,27 @@ cdef class StageShapes:
     cdef double[::1] backward_s, sum_ahead, sum_back, op_forward_s, op_backward_s, fixed, ahead, back
     cdef double[::1] ahead_bytes, back_bytes, pair_late, pair_ahead_s, pair_back_s, latency, bandwidth, over
     cdef double[::1] updates_s, pass_s, sum_s
-    cdef bint parts_updates
+    cdef long long[::1] reaches, group
+    cdef bint parts_updates, shares
     cdef object facts
     cdef double norm_bytes
     cdef dict rings
     @cython.locals(found=cython.longlong, d=cython.Py_ssize_t)
     cpdef long long busiest(self)
     cpdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
-    @cython.locals(s=cython.Py_ssize_t, d=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, took=cython.double, size=cython.Py_ssize_t, types=cython.Py_ssize_t)
+    @cython.locals(s=cython.Py_ssize_t, t=cython.Py_ssize_t, d=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, took=cython.double, size=cython.Py_ssize_t, types=cython.Py_ssize_t)
     cdef bint _priced(self, double below_s) noexcept
     @cython.locals(s=cython.Py_ssize_t, op=cython.Py_ssize_t, k=cython.Py_ssize_t, row=cython.Py_ssize_t, types=cython.Py_ssize_t)
     cdef void _pass_times(self) noexcept
     @cython.locals(s=cython.Py_ssize_t, t=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, best=cython.Py_ssize_t, size=cython.Py_ssize_t)
     cdef bint _arrange(self, bint chain) noexcept
+    @cython.locals(s=cython.Py_ssize_t, t=cython.Py_ssize_t, c=cython.Py_ssize_t, i=cython.Py_ssize_t, j=cython.Py_ssize_t, k=cython.Py_ssize_t, count=cython.Py_ssize_t, size=cython.Py_ssize_t)
+    cdef void _hand_on(self) noexcept
+    @cython.locals(further=cython.longlong)
+    cdef bint _farther(self, Py_ssize_t s, Py_ssize_t t) noexcept
+    @cython.locals(s=cython.Py_ssize_t, t=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, size=cython.Py_ssize_t)
+    cdef void _reach(self) noexcept
+    cdef void _move(self, Py_ssize_t tensor, Py_ssize_t old, Py_ssize_t new) noexcept
     @cython.locals(i=cython.Py_ssize_t, j=cython.Py_ssize_t, d=cython.Py_ssize_t, s=cython.Py_ssize_t, t=cython.Py_ssize_t, u=cython.Py_ssize_t, v=cython.Py_ssize_t, p=cython.Py_ssize_t, units=cython.Py_ssize_t, low=cython.longlong, high=cython.longlong, many=cython.longlong, size=cython.Py_ssize_t, between=cython.Py_ssize_t, only=cython.double)
     cdef bint _pairs(self) noexcept
     @cython.locals(p=cython.Py_ssize_t, u=cython.Py_ssize_t)

@@ -4,6 +4,7 @@
 
 * `_priced`     seconds of each stage's passes and update, and whether a device has too much to do;
 * `_arrange`    the stages' edges, their topological order, and how far each is from the sink;
+* `_hand_on`    what a stage gets from another of its devices, which has received it (`gpp.plan.carrying`);
 * `_pairs`      replicas, and which of them send to which;
 * `_find_sums`  who sums gradients.
 
@@ -56,7 +57,8 @@ class StageShapes:
         self.bandwidth, self.num_pairs, self.first_in = facts.bandwidth, 0, room.first_in
         self.head, self.in_pair, self.over = integers(facts.most_units), room.in_pair, facts.overheads
         self.updates_s, self.pass_s, self.sum_set, self.sum_s = room.update_s, room.pass_s, room.sum_set, room.sum_s
-        self.norm_bytes, self.rings = facts.norm_bytes, {}
+        self.norm_bytes, self.rings, self.shares = facts.norm_bytes, {}, False
+        self.reaches, self.group = integers(facts.most_stages**2), integers(facts.most_stages)
 
     def prepare(self, num_stages: int, below_s: float, chain: bool) -> bool:
         """Fill the arrays; False if the plan is none, or if its busiest device alone has `below_s` or more to do.
@@ -65,7 +67,11 @@ class StageShapes:
             chain: whether each stage also waits for the one before it, by number.
         """
         self.num_stages = num_stages
-        if not self._priced(below_s) or not self._arrange(chain) or not self._pairs():
+        if not self._priced(below_s) or not self._arrange(chain):
+            return False
+        if self.shares:
+            self._hand_on()
+        if not self._pairs():
             return False
         self._find_sums()
         return True
@@ -100,6 +106,11 @@ class StageShapes:
                     self.mark[s] = i
                     self.trainable[s] += self.param_bytes[i]
         self._pass_times()
+        self.shares = False
+        for s in range(1, size):
+            for t in range(s):
+                if self.sets[s] == self.sets[t]:
+                    self.shares = True
         for d in range(self.num_devices):
             self.load[d] = 0.0
         for s in range(size):
@@ -194,6 +205,63 @@ class StageShapes:
                     self.distance[s] = self.distance[t] + 1
         return True
 
+    def _hand_on(self) -> None:
+        """Let a stage get a tensor from the first one of its devices that receives it, and that it may have it from."""
+        size = self.num_stages
+        self._reach()
+        for i in range(self.num_tensors):
+            s = self.of[self.producer[i]]
+            count = 0
+            for k in range(self.first_reader[i], self.first_reader[i + 1]):
+                t = self.of[self.reader[k]]
+                j = count
+                while j > 0 and self._farther(t, self.group[j - 1]):
+                    j -= 1
+                if t == s or self.sets[t] == self.sets[s] or (j > 0 and self.group[j - 1] == t):
+                    continue
+                for c in range(count, j, -1):
+                    self.group[c] = self.group[c - 1]
+                self.group[j] = t
+                count += 1
+            for j in range(1, count):
+                t = self.group[j]
+                for k in range(j):
+                    c = self.group[k]
+                    if c < 0 or self.sets[c] != self.sets[t] or not (self.reaches[c * size + t] or self.back_bytes[i] >= 0.0):
+                        continue
+                    self.group[j] = -1
+                    self._move(i, s * size + t, c * size + t)
+                    break
+
+    def _farther(self, s: int, t: int) -> bool:
+        """Whether stage s is farther from the sink than stage t, or as far and the first of them."""
+        further = self.distance[s] - self.distance[t]
+        return further > 0 or (further == 0 and self.place[s] < self.place[t])
+
+    def _reach(self) -> None:
+        """Find which stages wait for which, forwards and backwards."""
+        size = self.num_stages
+        for i in range(size * size):
+            self.reaches[i] = 0
+        for i in range(size - 1, -1, -1):
+            s = self.order[i]
+            for t in range(size):
+                if self.back_edge[s * size + t]:
+                    self.reaches[s * size + t] = 1
+                    for k in range(size):
+                        if self.reaches[t * size + k]:
+                            self.reaches[s * size + k] = 1
+
+    def _move(self, tensor: int, old: int, new: int) -> None:
+        """Let a tensor go over another edge, between stages of the same devices, where its bytes do not count."""
+        self.edge[old] -= 1
+        self.edge[new] += 1
+        self.ahead[old] = self.ahead[old] - self.ahead_bytes[tensor] if self.edge[old] else 0.0
+        if self.back_bytes[tensor] >= 0.0:
+            self.back_edge[old] -= 1
+            self.back_edge[new] += 1
+            self.back[old] = self.back[old] - self.back_bytes[tensor] if self.back_edge[old] else 0.0
+
     def excess(self) -> float:
         """The memory that is missing, as a share of a device's, over all devices; 0 where the stages of each fit together."""
         size = self.num_stages
@@ -221,7 +289,7 @@ class StageShapes:
             low = self.samples // (self.first_unit[i + 1] - self.first_unit[i])
             for u in range(self.first_unit[i], self.first_unit[i + 1]):
                 self.first_out[u] = p
-                for j in range(i + 1, size):
+                for j in range(0 if self.shares else i + 1, size):
                     t = self.order[j]
                     if not self.edge[s * size + t]:
                         continue

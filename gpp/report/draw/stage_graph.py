@@ -52,10 +52,11 @@ def microbatch_words(plan: Plan) -> str:
 
 
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
-    """Bytes that one micro-batch of the producer puts on each edge, forwards; None on an order-only edge."""
+    """Bytes that one micro-batch of the producer puts on each edge, forwards; None on an order-only edge, and nothing on one whose
+    tensors the reader gets from another stage of its device."""
     sizes = plan.message_bytes(graph)
     return {
-        edge: sizes[edge][0] * plan.stages[edge[0]].microbatch_size if tensors else None
+        edge: (sizes[edge].forward if edge in sizes else 0.0) * plan.stages[edge[0]].microbatch_size if tensors else None
         for edge, tensors in plan.edge_tensors(graph).items()
     }
 

@@ -171,7 +171,7 @@ class Boundary:
 def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Boundary:
     """The boundary of `stage`, whose module is `module`."""
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
-    for (s, t), tensors in plan.edge_tensors(graph).items():
+    for (s, t), tensors in plan.carried(graph).items():
         if stage in (s, t):
             specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
             peer = t if stage == s else s

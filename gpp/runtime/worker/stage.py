@@ -147,6 +147,9 @@ class StageRunner:
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
         self._specs, self._casts = mailbox.boundary.specs(), bool(mailbox.boundary.wide)
+        sent = {name for lay in mailbox.boundary.outgoing.values() for name in lay.names}
+        # What another stage of this device gets as it came: one output more, whose gradient is added to the stage's own.
+        self._handed_on = tuple(name for name in module.receives if name in sent)
         self._differentiated = (
             frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
         )
@@ -196,6 +199,8 @@ class StageRunner:
             outputs = module.forward(hi - lo, values)
         empty = module.counts.empty(values) if module.counts else ()
         losses = self._take_results(microbatch, lo, hi, outputs, empty) if module.results else []
+        for name in self._handed_on:
+            outputs[name] = leaves[name]
         end = self.now()
         if self._casts:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
