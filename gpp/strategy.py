@@ -195,9 +195,17 @@ class Strategy:
         """
 
         predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
-        changed = self.replicas != SPLIT or self.memory.ways or self.choices or problem.minibatch_ops
+        rounded = self.edges is not None and self.edges.messages is not None
+        changed = self.replicas != SPLIT or self.memory.ways or self.mechanisms or rounded or problem.minibatch_ops
         plain = self.schedule.alternates and not changed and not problem.cluster.crowded(problem.cluster.num_devices)
-        chosen = self._as_run(planner.plan(asked, PlainPrediction(predict) if plain else predict), problem)
+
+        def can_run(plan: Plan) -> bool:
+            if (reason := problem.refuses(plan)) is not None:
+                judged.refused.append(reason)
+            return reason is None
+
+        chosen = planner.plan(asked, PlainPrediction(predict, can_run) if plain and not judged.first else predict)
+        chosen = self._as_run(chosen, problem)
         plan = self.memory.fastest(chosen, problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
