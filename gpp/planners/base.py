@@ -196,5 +196,11 @@ class JudgedCandidates:
             raise Fits(plan)
         self.note(predicted)
 
+    def can_run(self, reason: str | None) -> bool:
+        """Whether there is no reason why the engine cannot run a candidate; a reason is kept."""
+        if reason is not None:
+            self.refused.append(reason)
+        return reason is None
+
     def note(self, predicted: Timeline) -> None:
         self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)

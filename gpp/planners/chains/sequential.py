@@ -139,13 +139,13 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
     """Simulate chains whose stages are as long as the devices are fast that they are laid out on."""
     from gpp.planners.common.heterogeneous_chain import simulate_layouts
 
-    costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
+    costs = StageCosts(average(incumbent.assessor.problem), replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
     into = table.prefix_s[0]
     # In a long chain places that are equally far apart in time.
     places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
     at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
+    simulate_layouts(incumbent, costs, table, at)
 
 
 def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
@@ -186,7 +186,7 @@ FAR = 2.0
 """Stages of that table take at most so many times the least that any chain could."""
 
 
-class _Rows(NamedTuple):
+class _StageRows(NamedTuple):
     """The intervals [i, j) that may be a stage with r replicas, by ascending i, then r, then j.
 
     Args:
@@ -201,15 +201,15 @@ class _Rows(NamedTuple):
     through_s: np.ndarray
     depth: np.ndarray
 
-    def of(self, i: int) -> _Rows:
+    def of(self, i: int) -> _StageRows:
         """Those that begin at a place."""
         low, high = np.searchsorted(self.i, (i, i + 1))
-        return _Rows(*(values[low:high] for values in self))
+        return _StageRows(*(values[low:high] for values in self))
 
-    def by_replicas(self) -> list[_Rows]:
+    def by_replicas(self) -> list[_StageRows]:
         """Those that begin at one place, apart by their numbers of replicas."""
         ends = np.flatnonzero(np.diff(self.replicas, append=0)) + 1
-        return [_Rows(*(values[low:high] for values in self)) for low, high in pairwise((0, *ends.tolist()))]
+        return [_StageRows(*(values[low:high] for values in self)) for low, high in pairwise((0, *ends.tolist()))]
 
 
 class _ChainSearch:
@@ -248,7 +248,7 @@ class _ChainSearch:
         kept = min(WORTH * best, worth_s, np.inf if complete else cap)
         return [(end, self._trace(rows, tables, s)) for s, end in enumerate(ends) if s and end <= kept and np.isfinite(end)]
 
-    def _rows(self, cap_s: float, places: Sequence[int]) -> tuple[_Rows, bool]:
+    def _rows(self, cap_s: float, places: Sequence[int]) -> tuple[_StageRows, bool]:
         """Every interval between some places, with its numbers of replicas, that fits at least as the last stage (constraint 2) and
         takes at most `cap_s`; and whether these are all that fit.
         """
@@ -270,11 +270,11 @@ class _ChainSearch:
             quick = busy_s <= cap_s
             complete = complete and int(quick.sum()) == len(every_i)
             fits = quick & (depth >= 1)
-            own = _Rows(i, j, np.full(len(i), r), busy_s, stage_s + move, depth)
+            own = _StageRows(i, j, np.full(len(i), r), busy_s, stage_s + move, depth)
             out.append([values[fits] for values in own])
-        rows = _Rows(*(np.concatenate(values) for values in zip(*out, strict=True)))
+        rows = _StageRows(*(np.concatenate(values) for values in zip(*out, strict=True)))
         order = np.lexsort((rows.j, rows.replicas, rows.i))
-        return _Rows(*(values[order] for values in rows)), complete
+        return _StageRows(*(values[order] for values in rows)), complete
 
     def _solve_large(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
         """As `solve`, the best chain of any number of stages alone, between at most `MOST_PLACES` places equally far apart in time.
@@ -315,7 +315,7 @@ class _ChainSearch:
             d, i = d - r, j
         return [(estimate, parts)]
 
-    def _tables(self, rows: _Rows) -> list[np.ndarray]:
+    def _tables(self, rows: _StageRows) -> list[np.ndarray]:
         """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""
         # A table has rows of infinities before that of no devices: what stages find that have more replicas than there are devices.
         beyond, width = max(self.costs.replicas[self.b]), self.num_ops + 1
@@ -336,7 +336,7 @@ class _ChainSearch:
             tables.append(before[beyond:])
         return tables
 
-    def _trace(self, rows: _Rows, tables: list[np.ndarray], stages: int) -> list[tuple[int, int]]:
+    def _trace(self, rows: _StageRows, tables: list[np.ndarray], stages: int) -> list[tuple[int, int]]:
         """The chain behind g[stages][D, 0]; ties: fewest replicas, then the shortest first stage."""
         parts, d, i = [], self.num_devices, 0
         for s in range(stages, 0, -1):
