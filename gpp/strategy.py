@@ -196,8 +196,7 @@ class Strategy:
         predict: Predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
         if self._predicts_plain(problem) and not judged.first:
             predict = PlainPrediction(predict, lambda plan: judged.can_run(problem.refuses(plan)))
-        chosen = self._as_run(planner.plan(asked, predict), problem)
-        plan = self.memory.fastest(chosen, problem, self._step_s)
+        plan = self.memory.fastest(self._as_run(planner.plan(asked, predict), problem), problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
         if not judged.can_run(problem.refuses(plan)):
@@ -206,11 +205,10 @@ class Strategy:
         return plan
 
     def _predicts_plain(self, problem: Problem) -> bool:
-        """Whether what is predicted is a training step of a planner's own plan (`PlainPrediction`)."""
+        """Whether a step of a planner's own plan is predicted (`PlainPrediction`); messages of training are plain already."""
         changed = self.replicas != SPLIT or self.memory.ways or self.mechanisms or problem.minibatch_ops
-        rounded = self.edges is not None and self.edges.messages is not None
-        unlike = changed or rounded or problem.cluster.crowded(problem.cluster.num_devices)
-        return self.schedule.alternates and problem.regime.trains and not unlike
+        crowded = problem.cluster.crowded(problem.cluster.num_devices)
+        return self.schedule.alternates and problem.regime.trains and not (changed or crowded)
 
     def _within_limits(self, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Plan:
         """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
