@@ -25,7 +25,7 @@ from gpp.plan.choice import SPLIT, AbstractChoice, sharing
 from gpp.plan.copies import best_copies
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, continuous
+from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, Predict, continuous
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
@@ -194,19 +194,22 @@ class Strategy:
         Raises:
             Infeasible: nothing fits, or nothing that the engine can run.
         """
-
-        predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
-        changed = self.replicas != SPLIT or self.memory.ways or self.choices or problem.minibatch_ops
-        plain = self.schedule.alternates and not changed and not problem.cluster.crowded(problem.cluster.num_devices)
-        chosen = self._as_run(planner.plan(asked, PlainPrediction(predict) if plain else predict), problem)
-        plan = self.memory.fastest(chosen, problem, self._step_s)
+        predict: Predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
+        if self._predicts_plain(problem) and not judged.first:
+            predict = PlainPrediction(predict, lambda plan: judged.can_run(problem.refuses(plan)))
+        plan = self.memory.fastest(self._as_run(planner.plan(asked, predict), problem), problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
-        if (reason := problem.refuses(plan)) is not None:
-            judged.refused.append(reason)
+        if not judged.can_run(problem.refuses(plan)):
             return None
         self.check(plan, problem)
         return plan
+
+    def _predicts_plain(self, problem: Problem) -> bool:
+        """Whether a step of a planner's own plan is predicted (`PlainPrediction`); messages of training are plain already."""
+        changed = self.replicas != SPLIT or self.memory.ways or self.mechanisms or problem.minibatch_ops
+        crowded = problem.cluster.crowded(problem.cluster.num_devices)
+        return self.schedule.alternates and problem.regime.trains and not (changed or crowded)
 
     def _within_limits(self, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Plan:
         """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
@@ -400,9 +403,7 @@ class Strategy:
         plan = self.memory.fastest(chosen, problem, self._step_s, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))
-        if (reason := problem.refuses(plan) if plan else None) is not None:
-            judged.refused.append(reason)
-        if plan is None or reason is not None:
+        if plan is None or not judged.can_run(problem.refuses(plan)):
             return Timeline(source="predicted", metrics=ENDLESS)
         found, devices = self.predict(plan, problem, record=False), problem.cluster.devices
         if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):

@@ -23,11 +23,15 @@ Predict = Callable[[Plan], Timeline]
 @dataclass(frozen=True, slots=True)
 class PlainPrediction:
     """The prediction of plans as a planner makes them, with plain passes of which a stage runs one backward and one forward by
-    turns: of a plan of equal micro-batches it is what `gpp.planners.search` says. Whoever predicts something else than the plan, as
-    a mechanism that searches does, has another function.
+    turns: of a plan of equal micro-batches it is what `gpp.planners.search` says, which a search then need not ask for. Whoever
+    predicts something else than the plan, as a mechanism that searches does, has another function.
+
+    Args:
+        can_run: whether the engine can run a plan; of one that it cannot run the prediction is endless.
     """
 
     predict: Predict
+    can_run: Callable[[Plan], bool] = lambda plan: True
 
     def __call__(self, plan: Plan) -> Timeline:
         return self.predict(plan)
@@ -191,6 +195,12 @@ class JudgedCandidates:
         if self.first:
             raise Fits(plan)
         self.note(predicted)
+
+    def can_run(self, reason: str | None) -> bool:
+        """Whether there is no reason why the engine cannot run a candidate; a reason is kept."""
+        if reason is not None:
+            self.refused.append(reason)
+        return reason is None
 
     def note(self, predicted: Timeline) -> None:
         self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)

@@ -8,6 +8,7 @@ import random
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate import period
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
+from tests.support.conf import option
 from tests.support.graphs import cluster, problem, two_towers
 from tests.support.long import thinned
 from tests.support.problems import random_problem
@@ -232,3 +234,23 @@ def test_only_a_strategys_own_prediction_is_timed() -> None:
         counts.append(len(asked))
         assert found.stages == GraphPipe(colocate="never").plan(posed, predict).stages
     assert counts[0] > counts[1] > 0
+
+
+@pytest.mark.parametrize("name", ["sequential", "even", "data_parallel"])
+def test_what_a_shipped_strategy_tries_is_timed_and_not_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prob, strategy, asked = problem(two_towers(2), 2, 8), option("strategy", name), list[Plan]()
+    predict = Strategy.predict
+
+    def counting(self: Strategy, plan: Plan, *args: Any, **kwargs: Any) -> Timeline:
+        asked.append(plan)
+        return predict(self, plan, *args, **kwargs)
+
+    monkeypatch.setattr(Strategy, "predict", counting)
+    assert strategy.plan(prob).stages and not asked
+
+
+def test_a_timed_plan_that_the_engine_cannot_run_is_not_chosen() -> None:
+    prob, strategy = problem(two_towers(2), 2, 8), option("strategy", "sequential")
+    assert len(strategy.plan(prob).stages) > 1
+    one_stage = replace(prob, refuses=lambda plan: "one stage a plan. Fix: none" if len(plan.stages) > 1 else None)
+    assert len(strategy.plan(one_stage).stages) == 1

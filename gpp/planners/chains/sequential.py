@@ -32,7 +32,7 @@ devices (`rebalance`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, final
@@ -139,13 +139,13 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
     """Simulate chains whose stages are as long as the devices are fast that they are laid out on."""
     from gpp.planners.common.heterogeneous_chain import simulate_layouts
 
-    costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
+    costs = StageCosts(average(incumbent.assessor.problem), replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
     into = table.prefix_s[0]
     # In a long chain places that are equally far apart in time.
     places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
     at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
+    simulate_layouts(incumbent, costs, table, at)
 
 
 def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
@@ -186,37 +186,30 @@ FAR = 2.0
 """Stages of that table take at most so many times the least that any chain could."""
 
 
-class _Row(NamedTuple):
-    """The intervals [i, j) that may be a stage with r replicas, by ascending i.
+class _StageRows(NamedTuple):
+    """The intervals [i, j) that may be a stage with r replicas, by ascending i, then r, then j.
 
     Args:
-        starts: where each distinct i begins; firsts: these i.
         busy_s: M micro-batches and the update; through_s: one micro-batch and the transfers behind it.
         depth: longest pipeline from the stage on that fits.
     """
 
-    num_replicas: int
     i: np.ndarray
     j: np.ndarray
-    starts: np.ndarray
-    firsts: np.ndarray
+    replicas: np.ndarray
     busy_s: np.ndarray
     through_s: np.ndarray
     depth: np.ndarray
 
-    def at(self, stages: int) -> _Row:
-        """The rows that fit as the first of `stages` stages."""
-        keep = self.depth >= stages
-        return self if keep.all() else self.where(keep)
+    def of(self, i: int) -> _StageRows:
+        """Those that begin at a place."""
+        low, high = np.searchsorted(self.i, (i, i + 1))
+        return _StageRows(*(values[low:high] for values in self))
 
-    def where(self, keep: np.ndarray) -> _Row:
-        """The rows that the boolean array `keep` marks."""
-        return _row(self.num_replicas, *(a[keep] for a in (self.i, self.j, self.busy_s, self.through_s, self.depth)))
-
-
-def _row(r: int, i: np.ndarray, j: np.ndarray, busy_s: np.ndarray, through_s: np.ndarray, depth: np.ndarray) -> _Row:
-    starts = np.flatnonzero(np.diff(i, prepend=-1))  # i ascends
-    return _Row(r, i, j, starts, i[starts], busy_s, through_s, depth)
+    def by_replicas(self) -> list[_StageRows]:
+        """Those that begin at one place, apart by their numbers of replicas."""
+        ends = np.flatnonzero(np.diff(self.replicas, append=0)) + 1
+        return [_StageRows(*(values[low:high] for values in self)) for low, high in pairwise((0, *ends.tolist()))]
 
 
 class _ChainSearch:
@@ -244,7 +237,7 @@ class _ChainSearch:
         cap = min(1.5 * self.ideal_s, worth_s)
         while True:
             rows, complete = self._rows(cap, range(self.num_ops + 1))
-            if min(self.num_devices, self.num_ops) * self.num_devices * sum(len(row.i) for row in rows) > MOST_CELLS:
+            if min(self.num_devices, self.num_ops) * self.num_devices * len(rows.i) > MOST_CELLS:
                 return self._solve_large(worth_s)
             tables = self._tables(rows)
             ends = [float(table[-1, 0]) for table in tables]
@@ -255,7 +248,7 @@ class _ChainSearch:
         kept = min(WORTH * best, worth_s, np.inf if complete else cap)
         return [(end, self._trace(rows, tables, s)) for s, end in enumerate(ends) if s and end <= kept and np.isfinite(end)]
 
-    def _rows(self, cap_s: float, places: Sequence[int]) -> tuple[list[_Row], bool]:
+    def _rows(self, cap_s: float, places: Sequence[int]) -> tuple[_StageRows, bool]:
         """Every interval between some places, with its numbers of replicas, that fits at least as the last stage (constraint 2) and
         takes at most `cap_s`; and whether these are all that fit.
         """
@@ -274,10 +267,14 @@ class _ChainSearch:
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
             depth = table.held((i, j), samples).depth(costs.limit_bytes, m)
             depth = costs.problem.regime.holds.furthest(depth, m, n).astype(int)
-            row = _row(r, i, j, busy_s, stage_s + move, depth).where(busy_s <= cap_s)
-            complete = complete and len(row.i) == len(every_i)
-            out.append(row.at(1))
-        return out, complete
+            quick = busy_s <= cap_s
+            complete = complete and int(quick.sum()) == len(every_i)
+            fits = quick & (depth >= 1)
+            own = _StageRows(i, j, np.full(len(i), r), busy_s, stage_s + move, depth)
+            out.append([values[fits] for values in own])
+        rows = _StageRows(*(np.concatenate(values) for values in zip(*out, strict=True)))
+        order = np.lexsort((rows.j, rows.replicas, rows.i))
+        return _StageRows(*(values[order] for values in rows)), complete
 
     def _solve_large(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
         """As `solve`, the best chain of any number of stages alone, between at most `MOST_PLACES` places equally far apart in time.
@@ -295,19 +292,18 @@ class _ChainSearch:
         best_s = np.full((self.num_devices + 1, self.num_ops + 1), np.inf)
         best_s[:, self.num_ops] = 0.0
         stages, replicas, ends = (np.zeros(best_s.shape, dtype=np.int32) for _ in range(3))
-        ranges = [dict(zip(row.firsts.tolist(), pairwise((*row.starts.tolist(), len(row.i))), strict=True)) for row in rows]
         for i in reversed(places[:-1]):
-            for row, own in zip(rows, ranges, strict=True):
-                if i not in own:
-                    continue
-                at, left = slice(*own[i]), self.num_devices + 1 - row.num_replicas
-                value = np.maximum(row.busy_s[at], row.through_s[at] + best_s[:left, row.j[at]])
-                value[stages[:left, row.j[at]] >= row.depth[at]] = np.inf
+            for own in rows.of(i).by_replicas():
+                r = int(own.replicas[0])
+                left = self.num_devices + 1 - r
+                value = np.maximum(own.busy_s, own.through_s + best_s[:left, own.j])
+                if own.depth.min() <= min(self.num_devices, self.num_ops):
+                    value[stages[:left, own.j] >= own.depth] = np.inf
                 chosen = value.argmin(axis=1)
                 value = value[np.arange(left), chosen]
-                better = np.flatnonzero(value < best_s[row.num_replicas :, i])
-                here, end = row.num_replicas + better, row.j[at][chosen[better]]
-                best_s[here, i], replicas[here, i], ends[here, i] = value[better], row.num_replicas, end
+                better = np.flatnonzero(value < best_s[r:, i])
+                here, end = r + better, own.j[chosen[better]]
+                best_s[here, i], replicas[here, i], ends[here, i] = value[better], r, end
                 stages[here, i] = stages[better, end] + 1
         estimate = float(best_s[-1, 0])
         if not np.isfinite(estimate):
@@ -319,37 +315,36 @@ class _ChainSearch:
             d, i = d - r, j
         return [(estimate, parts)]
 
-    def _tables(self, rows: list[_Row]) -> list[np.ndarray]:
+    def _tables(self, rows: _StageRows) -> list[np.ndarray]:
         """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""
-        shape = (self.num_devices + 1, self.num_ops + 1)
-        last = np.full(shape, np.inf)
-        last[:, self.num_ops] = 0.0
-        tables = [last]
+        # A table has rows of infinities before that of no devices: what stages find that have more replicas than there are devices.
+        beyond, width = max(self.costs.replicas[self.b]), self.num_ops + 1
+        shape = (beyond + self.num_devices + 1, width)
+        before = np.full(shape, np.inf)
+        before[beyond:, self.num_ops] = 0.0
+        tables = [before[beyond:]]
+        behind = (beyond - rows.replicas) * width + rows.j + width * np.arange(self.num_devices + 1)[:, None]
+        starts = np.flatnonzero(np.diff(rows.i, prepend=-1))
         for s in range(1, min(self.num_devices, self.num_ops) + 1):
-            table = np.full(shape, np.inf)
-            for row in (r.at(s) for r in rows):
-                if len(row.i):
-                    rest = tables[-1][: shape[0] - row.num_replicas, row.j]
-                    value = np.minimum.reduceat(np.maximum(row.busy_s, row.through_s + rest), row.starts, axis=1)
-                    table[row.num_replicas :, row.firsts] = np.minimum(table[row.num_replicas :, row.firsts], value)
-            if not np.isfinite(table).any():
+            value = before.take(behind)
+            value += np.where(rows.depth >= s, rows.through_s, np.inf)
+            np.maximum(value, rows.busy_s, out=value)
+            before = np.full(shape, np.inf)
+            before[beyond:, rows.i[starts]] = np.minimum.reduceat(value, starts, axis=1)
+            if not np.isfinite(before).any():
                 break
-            tables.append(table)
+            tables.append(before[beyond:])
         return tables
 
-    def _trace(self, rows: list[_Row], tables: list[np.ndarray], stages: int) -> list[tuple[int, int]]:
+    def _trace(self, rows: _StageRows, tables: list[np.ndarray], stages: int) -> list[tuple[int, int]]:
         """The chain behind g[stages][D, 0]; ties: fewest replicas, then the shortest first stage."""
         parts, d, i = [], self.num_devices, 0
         for s in range(stages, 0, -1):
-            r, j = next(choice for row in rows for choice in self._hits(row.at(s), tables[s - 1], tables[s][d, i], d, i))
-            parts.append((self.intervals.mask(i, j), r))
-            d, i = d - r, j
+            own = rows.of(i)
+            left = d - own.replicas
+            value = np.maximum(own.busy_s, own.through_s + tables[s - 1][np.maximum(left, 0), own.j])
+            hits = (value <= tables[s][d, i]) & (left >= 0) & (own.depth >= s)
+            at = int(hits.argmax())
+            parts.append((self.intervals.mask(i, int(own.j[at])), int(own.replicas[at])))
+            d, i = int(left[at]), int(own.j[at])
         return parts
-
-    @staticmethod
-    def _hits(row: _Row, rest: np.ndarray, value_s: float, d: int, i: int) -> Iterator[tuple[int, int]]:
-        """(replicas, end) of the stages from i on that reach a table's value with d devices."""
-        if row.num_replicas <= d:
-            here = np.flatnonzero(row.i == i)
-            value = np.maximum(row.busy_s[here], row.through_s[here] + rest[d - row.num_replicas, row.j[here]])
-            yield from ((row.num_replicas, int(row.j[k])) for k in here[value <= value_s])

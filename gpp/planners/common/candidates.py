@@ -47,21 +47,11 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The stage of a candidate that lacks most memory, in units of its device's memory.
-
-    Args:
-        lacking: masks of all stages that lack memory; total: what they lack together, in these units.
-    """
+    """The stage of a candidate that lacks most memory, in units of its device's memory."""
 
     mask: int
     need_bytes: float
     have_bytes: float
-    lacking: tuple[int, ...] = ()
-    total: float = 0.0
-
-    @property
-    def scale(self) -> float:
-        return self.need_bytes / self.have_bytes
 
 
 class Assessor:
@@ -189,11 +179,6 @@ class Assessor:
         known = dict(zip(ordered, depth, strict=True))
         return [known[part] for part in parts]
 
-    def stage_bounds_s(self, parts: Sequence[Part], microbatch_size: int) -> list[float] | None:
-        """Lower bounds on the iteration by each stage alone, in stage order; None if there is a cycle or a lack of devices."""
-        walked = self._walk_parts(parts, microbatch_size, False)
-        return walked and walked[1][0]
-
     def _walk_parts(self, parts: Sequence[Part], b: int, chain: bool) -> tuple[Parts, tuple[list[float], list[int]]] | None:
         arranged = self.arranged(parts, chain)
         if arranged is None:
@@ -300,10 +285,7 @@ class Assessor:
                 have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
                 if need > have:
                     short.append((need / have, need, have, mask))
-        if not short:
-            return None
-        _, need, have, mask = max(short)
-        return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
+        return _worst(short)
 
     def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         """The bytes missing on the device that misses most, where devices hold several stages; its largest stage stands for all."""
@@ -312,19 +294,15 @@ class Assessor:
             need, passing = self.needs(mask, count, b, d, max(depth))
             for device in devices:
                 needs.setdefault(device, []).append((need, passing, mask))
-        short: list[tuple[float, float, float, tuple[int, ...]]] = []
+        short: list[tuple[float, float, float, int]] = []
         for device, own in needs.items():
             need, have = (
                 together((n, passing) for n, passing, _ in own),
                 self.cluster.devices[device].memory_bytes * self.costs.memory_scale,
             )
             if need > have:
-                short.append((need / have, need, have, tuple(mask for *_, mask in sorted(own, reverse=True))))
-        if not short:
-            return None
-        _, need, have, masks = max(short)
-        lacking = tuple({mask for *_, own in short for mask in own})
-        return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
+                short.append((need / have, need, have, max(own)[-1]))
+        return _worst(short)
 
     def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         """Seconds of a forward and of a backward of a stage."""
@@ -413,6 +391,14 @@ class Assessor:
         if found is None:
             found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
+
+
+def _worst(short: Sequence[tuple[float, float, float, int]]) -> Shortage | None:
+    """The largest of some shortages: bytes needed in units of those there, both, and the operators of a stage."""
+    if not short:
+        return None
+    _, need, have, mask = max(short)
+    return Shortage(mask, need, have)
 
 
 def _shared(parts: Sequence[Part], placement: Sequence[tuple[int, ...]]) -> bool:

@@ -40,7 +40,7 @@ class Incumbent:
     def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> float | None:
         """A candidate's predicted seconds; None if it cannot win, or was tried before.
 
-        Where compiled code says what the simulator would, only what it finds to be the best is simulated.
+        Where compiled code says what the simulator would (`gpp.planners.search.timers`), nothing is simulated.
 
         Args:
             below_s: the seconds to beat; None for those of the best plan.
@@ -52,12 +52,13 @@ class Incumbent:
         self._seen.add(key)
         self.num_simulated += 1
         b, found = candidate.microbatch_size, candidate
-        seconds = None
-        if self._timers.exact:
-            seconds = self._timers.step_s(candidate.parts, candidate.placement, b, candidate.chain)
+        seconds = self._timers.step_s(candidate.parts, candidate.placement, b, candidate.chain)
         if seconds is None or self.worth(seconds):
             found = self._plan(candidate)
-            seconds = self.predict(found).metrics.iteration_s
+            if seconds is None:
+                seconds = self.predict(found).metrics.iteration_s
+            elif isinstance(self.predict, PlainPrediction) and not self.predict.can_run(found):
+                seconds = math.inf
             if seconds < self.best_s * MARGIN:
                 self.best, self.best_s = found, seconds
         if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:

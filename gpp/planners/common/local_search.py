@@ -7,8 +7,6 @@ the best one and starts again there. What is searched differs by hill alone:
 * `EqualMicrobatches`: plans of one micro-batch size, judged by `Assessor`, with any set of moves (`moves`);
 * `vary` (a size and k for each stage) and `colocate` (several stages on a device) have hills of their own.
 
-`repair` takes the same moves from a partition that does not fit in memory to one that does.
-
 Complexity: a step bounds every neighbour, of which a plan of S stages has O(S (replicas + operators)), and simulates
 `patience` of them in a row that gain nothing; `steps` of them in a row that gain nothing end the search.
 Deterministic: ties go to the neighbour that was named first.
@@ -26,7 +24,7 @@ from typing import Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
-from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
+from gpp.planners.common.candidates import Assessor, Candidate, Shortage
 from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.moves import ANY_STAGES, Around, Move, Point
 
@@ -43,13 +41,6 @@ MANY_STAGES, MOST_HOT = 100, 12
 
 HOT = 0.9
 """Share of a plan's bound from which on a stage that keeps it up alone counts as slow."""
-
-MAX_REPAIRS = 6
-"""Changes of a partition that lacks memory."""
-
-HOPELESS = 1.5
-"""A partition that needs that many times the memory is left alone."""
-
 
 LARGE = 100_000
 """Operators times devices from which on every simulation takes a second."""
@@ -209,32 +200,3 @@ def climb_best(
     found = [(hill.start(plan), seconds) for plan, seconds in incumbent.best_by_size()[:starts]]
     if found:
         climb(hill, found, patience=patience, steps=steps, least_gain=ENOUGH)
-
-
-def repair(incumbent: Incumbent, parts: Parts, microbatch_size: int, moves: tuple[Move, ...] = ANY_STAGES) -> None:
-    """Change a partition that lacks memory until it fits or no change lessens the lack; simulate it then.
-
-    Each step goes to the neighbour that lacks least, without a prediction: there is none for what does not fit.
-    """
-    assessor, b = incumbent.assessor, microbatch_size
-    seen = assessor.assess(parts, b)
-    for _ in range(MAX_REPAIRS):
-        if not isinstance(seen, Shortage) or seen.scale > HOPELESS:
-            return
-        short = frozenset(s for s, (mask, _) in enumerate(parts) if mask in seen.lacking or len(parts) <= ALL_STAGES)
-        point = Point(parts=parts, sizes=(b,) * len(parts), ks=(1,) * len(parts), chain=False)
-        around = Around(assessor=assessor, hot=short)
-        best: tuple[float, Parts, Shortage] | None = None
-        fitting: list[Candidate] = []
-        for other in (other for move in moves for other in move(around, point)):
-            found = assess(assessor, other)
-            if isinstance(found, Candidate):
-                fitting.append(found)
-            elif found is not None and other.sizes[0] == b and found.total < min(seen.total, best[0] if best else seen.total):
-                best = found.total, other.parts, found
-        if fitting:
-            incumbent.simulate_all(fitting, 2)
-            return
-        if best is None:
-            return
-        _, parts, seen = best

@@ -9,6 +9,7 @@ size; then the most promising sizes get the bottlenecks that are attainable: the
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -133,10 +134,10 @@ class _SolvedLanes:
 
 
 class CandidatePartitions(NamedTuple):
-    """The results of the most promising rows: candidates, and (estimate, parts, micro-batch size) of those that lack memory."""
+    """The candidates of the most promising rows, and the least estimate of those that lack memory; infinity where all fit."""
 
     fitting: list[Candidate]
-    lacking: list[tuple[float, Parts, int]]
+    lacking_s: float
 
 
 def candidate_partitions(search: PartitionSearch, assessor: Assessor, best_s: float = float("inf")) -> CandidatePartitions:
@@ -152,7 +153,7 @@ def candidate_partitions(search: PartitionSearch, assessor: Assessor, best_s: fl
     likely = [b for b, t in floor.items() if minibatch_size // b * t <= 3 * least or len(floor) < 4]
     tables.solve({b: [floor[b] * f for f in SCAN] for b in likely})
     out: dict[tuple, Candidate] = {}
-    lacking: list[tuple[float, Parts, int]] = []
+    lacking_s = math.inf
     tried: set[int] = set()
     while True:
         chosen = _narrowed(tables, floor, tried, FAR * best_s)
@@ -161,13 +162,13 @@ def candidate_partitions(search: PartitionSearch, assessor: Assessor, best_s: fl
         for estimate_s, parts, b in _laid_out(tables, chosen, FAR * best_s):
             candidate = assessor.assess(parts, b)
             if isinstance(candidate, Shortage):
-                lacking.append((estimate_s, parts, b))
+                lacking_s = min(lacking_s, estimate_s)
             elif candidate is not None:
                 out.setdefault((b, candidate.parts), candidate)
                 short.discard(b)
         # Sizes at which nothing fits must not stand in the way of smaller ones.
         if not short or not any(b < max(short) and b not in tried for b in floor):
-            return CandidatePartitions(list(out.values()), lacking)
+            return CandidatePartitions(list(out.values()), lacking_s)
         tables.solve({b: [floor[b] * f for f in SCAN] for b in floor if b < max(short) and b not in (*tried, *likely)})
         likely += [b for b in floor if b < max(short)]
 

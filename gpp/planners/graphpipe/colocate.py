@@ -16,8 +16,8 @@ micro-batch size for all stages; weights that drain, since programs that go on o
 
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
 round of each promising micro-batch size begins at its best plan so far, or at the first layout that fits. Then come those of the
-best sizes: by turns from the best plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. The
-simulator has the last word on what the rounds find. Nothing is searched where the best plan leaves no device idle.
+best sizes: by turns from the best plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. What
+the rounds find is judged like any candidate. Nothing is searched where the best plan leaves no device idle.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).

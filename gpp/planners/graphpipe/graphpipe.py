@@ -19,21 +19,20 @@ Steps of `GraphPipe.plan`:
 1. the best chains of `sequential`, and in small problems (operators times devices) those of `pipedream` and `piper`, as they are
    and with the data's edges only. Whatever follows, the plan is never predicted slower than `sequential`'s, nor than the whole
    model on one device or on all of them. Larger problems on equal devices are searched without chains first, which may lead to
-   a worse hill, and step 4 climbs from the best chain as well where that is better than what was found;
+   a worse hill, and step 3 climbs from the best chain as well where that is better than what was found;
 2. candidate partitions (`candidate_partitions`, `partition_search`): a dynamic program finds the fewest devices for each depth
    below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
    linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
-   on their iteration time until none can win. A partition that lacks memory is changed until it fits (`local_search.repair`);
-3. the best plans get their idle devices dealt out and their boundaries cut again finely (`improve`);
-4. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
-5. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`);
-6. with `colocate`, plans whose devices hold several stages (`colocate`): from the best plans and from layouts made for sharing.
-On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
-step 4 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
+   on their iteration time until none can win;
+3. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
+4. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`);
+5. with `colocate`, plans whose devices hold several stages (`colocate`): from the best plans and from layouts made for sharing.
+On devices of unequal speed or memory the partitions are made as if all were the slowest and smallest; chains are laid out type by
+type (`heterogeneous_chain`), and after step 3 the local search moves devices and boundaries of the best plans (`rebalance`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
-branches of equal signature count once, and P is at most 256 however many operators there are. Step 4 see `local_search`;
-step 5 judges at most a twentieth of `max_candidates`, those that their first stages do not rule out.
+branches of equal signature count once, and P is at most 256 however many operators there are. Step 3 see `local_search`;
+step 4 judges at most a twentieth of `max_candidates`, those that their first stages do not rule out.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
@@ -67,14 +66,13 @@ from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.planners.common.local_search import EqualMicrobatches, climb_best, in_vain, is_large, repair
+from gpp.planners.common.local_search import EqualMicrobatches, climb_best, in_vain, is_large
 from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
 from gpp.planners.graphpipe.colocate import Colocate, colocate
 from gpp.planners.graphpipe.complete import complete
-from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
 from gpp.settings import Count, Natural, settings
@@ -84,12 +82,6 @@ SMALL = 1000
 
 CUTS_OF_A_LINE = (4.0, 2.0)
 """Places to cut a line, for each device: without depths, which is a quick search, and with them."""
-
-REPAIRS = 8
-"""Candidate partitions of each micro-batch size that lack memory and are changed until they fit."""
-
-IMPROVED = 3
-"""Micro-batch sizes whose best plans get their idle devices dealt out and their boundaries cut again."""
 
 FEW_DEVICES = 16
 """Devices up to which small problems get more moves and steps: with more, there are too many ways to deal them out."""
@@ -177,9 +169,6 @@ class GraphPipe(AbstractPlanner):
             for own, _ in searched:
                 incumbent.absorb(own)
         self._partitions(incumbent, shape)
-        for improve in (spread, recut):
-            for best, _ in incumbent.best_by_size()[: 1 if large else IMPROVED]:
-                improve(incumbent, best)
         moves, patience, steps = ANY_STAGES, in_vain(problem, self.patience), STEPS
         if small and problem.cluster.num_devices <= FEW_DEVICES:
             moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
@@ -204,25 +193,13 @@ class GraphPipe(AbstractPlanner):
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed, shared))
 
     def _partitions(self, incumbent: Incumbent, shape: _GraphShape) -> None:
-        """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
-        lacking = []
+        """Simulate the candidate partitions of the dynamic program."""
         for searches in _searches(incumbent.assessor.costs, shape):
             for search in searches:
                 found = candidate_partitions(search, incumbent.assessor, incumbent.best_s)
                 incumbent.simulate_all(found.fitting, in_vain(incumbent.assessor.problem, self.patience))
-                promising = [each for each in found.lacking if each[0] < incumbent.best_s]
-                lacking += promising
-                if not promising:
+                if found.lacking_s >= incumbent.best_s:
                     break
-        taken: dict[int, int] = {}
-        for estimate_s, parts, b in sorted(lacking):
-            taken[b] = taken.get(b, 0) + 1
-            if taken[b] <= REPAIRS and incumbent.worth(estimate_s):
-                repair(incumbent, parts, b)
-        if not incumbent.assessor.cluster.homogeneous:
-            from gpp.planners.graphpipe.unequal import simulate_unequal
-
-            simulate_unequal(incumbent, shape.orders, shape.lines)
 
     def _start_from_chains(self, incumbent: Incumbent, searched: Sequence[tuple[Incumbent, list[Candidate]]]) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
 from gpp.cost.amounts import together
+from gpp.cost.holding import Held
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.memory import fits_whole
@@ -88,7 +89,8 @@ class ProblemNumbers:
         self.work = array("q", [0])
         self.fixed, self.parts_updates = array("d", [over.forward_s, over.backward_s]), problem.updates is not None
         self.scarce = not fits_whole(problem)
-        self._needs: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+        self._needs: dict[tuple[int, int, tuple[Held, ...]], tuple[float, float]] = {}
+        self._members, self._states = dict[int, tuple[int, ...]](), dict[tuple[int, int], tuple[Held, ...]]()
         types = sorted(set(problem.type_of_device))
         self.num_types = len(types)
         self.type_of = array("q", [types.index(of) for of in problem.type_of_device])
@@ -122,13 +124,23 @@ class ProblemNumbers:
         for op, s in enumerate(stage_of):
             masks[s] |= 1 << op
         for mask, own, distance in zip(masks, devices, distances, strict=True):
-            key = (mask, own.bit_count(), distance, deepest)
+            members, states = self._members.get(own), self._states.get((distance, deepest))
+            if members is None:
+                members = self._members[own] = tuple(bits(own))
+            if states is None:
+                states = self._states[distance, deepest] = self._in_flight(distance, deepest)
+            key = (mask, len(members), states)
             need = self._needs.get(key)
             if need is None:
                 need = self._needs[key] = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
-            for device in bits(own):
+            for device in members:
                 held[device].append(need)
         return sum(max(0.0, together(needs) / have - 1.0) for needs, have in zip(held, self.memory, strict=True) if needs)
+
+    def _in_flight(self, distance: int, deepest: int) -> tuple[Held, ...]:
+        """The states of a stage that decide what it holds."""
+        holds = self.posed.problem.regime.holds
+        return holds.states(holds.full(distance, self.count), holds.late(distance, deepest, self.count))
 
     def ring(self, devices: int) -> tuple[float, float]:
         """A sum over a set of devices: its fixed seconds, and those for each byte."""

@@ -53,6 +53,8 @@ class StepTimer:
         self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
         self.sum_set, self.sum_s, self.last = room.sum_set, room.sum_s, integers(facts.most_stages)
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
+        self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
+        self.ready, self.listed, self.num_listed = integers(facts.most_units), integers(facts.num_devices), 0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
         """Seconds of a step of the plan that the room holds; infinity if it is none, or takes `below_s` or more.
@@ -118,56 +120,75 @@ class StepTimer:
 
     def _order(self) -> bool:
         """Find an order in which all passes can run: they are listed as they begin; False if there is none."""
-        total = 0
         m = self.count
         done = 0
-        for u in range(self.num_units):
-            back = 0
-            for k in range(self.first_out[u], self.first_out[u + 1]):
-                back += 1 if self.pair_back[k] else 0
-            for k in range(m):
-                self.missing[2 * u * m + k] = self.first_in[u + 1] - self.first_in[u]
-                self.missing[(2 * u + 1) * m + k] = back
-            self.head[u] = 0
-            total += m if self.pass_s[2 * self.unit_stage[u] + 1] < 0.0 else 2 * m
-        self.heap_size = 0
-        for d in range(self.num_devices):
-            self.running[d] = -1
-            self.awake[d] = 0
-            self._push(0.0, d)
+        total = self._begin()
         while self.heap_size:
             now = self.heap_s[0]
             while self.heap_size and self.heap_s[0] <= now * ROUNDING:
                 d = self._pop()
-                self.awake[d] = 1
+                self._wake(d)
                 node = self.running[d]
                 self.running[d] = -1
                 if node >= 0:
                     self._ended(node, self.running_mb[d])
-            for d in range(self.num_devices):
-                if not self.awake[d] or self.running[d] >= 0:
-                    self.awake[d] = 0
-                    continue
+            for at in range(self.num_listed):
+                d = self.listed[at]
                 self.awake[d] = 0
-                chosen, best, node = -1, 0, -1
-                for u in range(self.num_units):
-                    if self.unit_device[u] != d:
-                        continue
-                    what = self._node_at(u, self.head[u])
-                    if what < 0 or self.missing[(2 * u + (what & 1)) * m + (what >> 1)]:
-                        continue
-                    urgency = self.distance[self.order[self.unit_stage[u]]] + (0 if what & 1 else self.most + 1)
-                    if chosen < 0 or urgency < best:
-                        chosen, best, node = u, urgency, what
+                if self.running[d] >= 0:
+                    continue
+                chosen, best = -1, 0
+                u = self.of_device[d]
+                while u >= 0:
+                    what = self.ready[u]
+                    if what >= 0 and not self.missing[(2 * u + (what & 1)) * m + (what >> 1)]:
+                        urgency = self.distance[self.order[self.unit_stage[u]]] + (0 if what & 1 else self.most + 1)
+                        if chosen < 0 or urgency < best:
+                            chosen, best = u, urgency
+                    u = self.next_unit[u]
                 if chosen >= 0:
+                    node = self.ready[chosen]
                     self.head[chosen] += 1
+                    self.ready[chosen] = self._node_at(chosen, self.head[chosen])
                     self.running[d] = self.sequence[done] = 2 * chosen + (node & 1)
                     self.running_mb[d] = self.sequence_mb[done] = node >> 1
                     done += 1
                     self._push(now + self.pass_s[2 * self.unit_stage[chosen] + (node & 1)], d)
+            self.num_listed = 0
         self.num_nodes = done
         self.work[0] += done
         return done == total
+
+    def _begin(self) -> int:
+        """Put all devices at their start; returns how many passes there are."""
+        total = 0
+        m = self.count
+        self.heap_size = self.num_listed = 0
+        for d in range(self.num_devices):
+            self.running[d] = self.of_device[d] = -1
+            self.awake[d] = 0
+            self._push(0.0, d)
+        for u in range(self.num_units - 1, -1, -1):
+            d = self.unit_device[u]
+            self.next_unit[u] = self.of_device[d]
+            self.of_device[d] = u
+            self.head[u] = 0
+            self.ready[u] = self._node_at(u, 0)
+            back = 0
+            for k in range(self.first_out[u], self.first_out[u + 1]):
+                back += 1 if self.pair_back[k] else 0
+            for k in range(2 * u * m, (2 * u + 1) * m):
+                self.missing[k] = self.first_in[u + 1] - self.first_in[u]
+                self.missing[k + m] = back
+            total += m if self.pass_s[2 * self.unit_stage[u] + 1] < 0.0 else 2 * m
+        return total
+
+    def _wake(self, d: int) -> None:
+        """Let a device look for its next pass."""
+        if not self.awake[d]:
+            self.awake[d] = 1
+            self.listed[self.num_listed] = d
+            self.num_listed += 1
 
     def _ended(self, what: int, b: int) -> None:
         """Tell those that wait for a pass that it is over: of a replica and direction, on micro-batch b."""
@@ -179,7 +200,7 @@ class StepTimer:
                 at = 2 * other * m + b
                 self.missing[at] -= 1
                 if not self.missing[at]:
-                    self.awake[self.unit_device[other]] = 1
+                    self._wake(self.unit_device[other])
         else:
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 p = self.in_pair[k]
@@ -188,7 +209,7 @@ class StepTimer:
                     at = (2 * other + 1) * m + b
                     self.missing[at] -= 1
                     if not self.missing[at]:
-                        self.awake[self.unit_device[other]] = 1
+                        self._wake(self.unit_device[other])
 
     def _walk(self, below_s: float) -> float:
         """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
@@ -281,12 +302,11 @@ class StepTimer:
             self.last[i] = 0
         for d in range(self.num_devices):
             # The last stage of a device bears what a step costs it.
-            s = -1
-            for u in range(self.num_units):
-                if self.unit_device[u] == d:
-                    s = self.unit_stage[u]
+            u = s = self.of_device[d]
+            while u >= 0:
+                s, u = u, self.next_unit[u]
             if s >= 0:
-                self.last[s] = 1
+                self.last[self.unit_stage[s]] = 1
         for i in range(self.num_stages):
             took = self.update_s[i]
             if self.last[i]:

@@ -44,8 +44,10 @@ class Timers:
             parts: operators and number of devices of each stage, in stage order; placement: these devices.
             chain: whether each stage also waits for the one before it.
         """
+        if not self.exact or len(parts) > self.most_stages:
+            return None
         facts, room, timer = self.of(b)
-        if not self.exact or len(parts) > self.most_stages or sum(count for _, count in parts) > facts.most_units:
+        if sum(count for _, count in parts) > facts.most_units:
             return None
         for s, ((mask, _), devices) in enumerate(zip(parts, placement, strict=True)):
             room.devices[s] = mask_of(devices)
