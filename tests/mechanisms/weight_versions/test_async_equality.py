@@ -172,7 +172,9 @@ def _others() -> dict[str, Callable[[], Case]]:
         )
         out[f"corrected, {name}"] = partial(make_job, "Chain", policy, optimizer, replicas=(1, 2, 1), **drained)
         if name != "gap-aware":
-            out[f"corrected and predicted, {name}"] = partial(make_job, "Fork", PipeOptim(correction=correction), optimizer, **plain)
+            out[f"corrected and predicted, {name}"] = partial(
+                make_job, "Fork", PipeOptim(correction=correction), optimizer, **plain
+            )
     for name in SIDE_BY_SIDE:
         # Stages that run side by side are late by twice the stages behind them, and by one more where their W comes later.
         out[f"late, {name}"] = partial(make_job, "Chain4", POLICIES[name], sgd, ahead=(7, 6, 3, 1), **drained)
