@@ -97,9 +97,9 @@ def _matrix(shape: str, policy: str, optimizer: str) -> Callable[[], Case]:
     )
 
 
-# A chain under every optimizer where they decide what is computed; elsewhere, where what differs is who holds and sends what, each
-# policy has one optimizer in turn, and the forms of one policy are alike; of a policy's optimizers two are no long test. `test_policies_differ` reads every policy's chain under
-# AdamW.
+# A chain under every optimizer where they decide what is computed; elsewhere, where what differs is who holds and sends
+# what, each policy has one optimizer in turn, and the forms of one policy are alike. `test_policies_differ` reads every
+# policy's chain under AdamW; each other optimizer has one policy that is no long test.
 EVERY_OPTIMIZER = ("stash", "spectrain 2", "pipeoptim")
 MATRIX = {
     f"{shape}, {policy}, {optimizer}": (shape, policy, optimizer)
