@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from scipy.stats import kendalltau
-
 Cells = dict[str, str]
 
 
@@ -179,6 +177,8 @@ def speeds(section: str) -> list[tuple[str, int, float, float, bool]]:
 def card(text: str, name: str, words: str) -> Number:
     """The error of the speeds of a card, with their rank correlation, and on P40s, where each model has a row that was fitted to,
     a guess that scales that row with the devices."""
+    from scipy.stats import kendalltau
+
     found = speeds(sections(text)[name])
     judged = [row for row in found if not row[4]]
     ours, published = [row[3] for row in judged], [row[2] for row in judged]

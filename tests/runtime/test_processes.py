@@ -99,8 +99,12 @@ def test_imported_towers_run_at_the_same_time(tmp_path: Path) -> None:
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans[0] for b in spans[1])
 
 
+@pytest.mark.long
 def test_a_contrastive_loss_on_whole_minibatches(tmp_path: Path) -> None:
-    """Its stage shares a device and waits for six micro-batches of each tower, in the evaluation too."""
+    """Its stage shares a device and waits for six micro-batches of each tower, in the evaluation too.
+
+    In threads: tests/runtime/test_coupled_losses.py.
+    """
     overrides = ["model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1"]
     done = run(tmp_path, *COMMON, "model=clip_small", *overrides, "loss.scope=minibatch", "cluster.num_devices=2")
     check_against_one_device(done, "clip_small", *overrides)

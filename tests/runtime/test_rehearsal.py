@@ -283,26 +283,39 @@ def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> 
     assert plan.stages == STRATEGY.plan(problem).stages
 
 
+WORDS = [
+    "model=mlp",
+    "model.width=32",
+    "model.num_blocks=2",
+    "cost.budget_s=0.3",
+    "cluster.num_devices=2",
+    "microbatch_size=16",
+    "logger=none",
+    "final_weights=false",
+    "baselines_s=0",
+]
+
+
+def profiled(folder: Path, rehearsals: int) -> tuple[cli.Finished, dict[str, str], Path]:
+    """A profile by real workers, the environment that it was made in, and its file."""
+    env = {"GPP_REHEARSALS": str(rehearsals), "GPP_CACHE": str(folder / "cache")}
+    done = cli.run(folder / "profile", *WORDS, "mode=profile", **env)
+    assert done.code == 0, done.out
+    return done, env, next((folder / "cache" / "profiles").glob("*.json"))
+
+
 @pytest.mark.dist
 def test_real_workers_rehearse(tmp_path: Path) -> None:
-    words = [
-        "model=mlp",
-        "model.width=32",
-        "model.num_blocks=2",
-        "cost.budget_s=0.3",
-        "cluster.num_devices=2",
-        "microbatch_size=16",
-        "logger=none",
-        "final_weights=false",
-        "baselines_s=0",
-    ]
-    env = {"GPP_REHEARSALS": "2", "GPP_CACHE": str(tmp_path / "cache")}
-    profiled = cli.run(tmp_path / "profile", *words, "mode=profile", **env)
-    assert profiled.code == 0, profiled.out
-    assert "in place inside" in profiled.out and "until it is there" in profiled.out
-    stored = next(path for path in (tmp_path / "cache" / "profiles").glob("*.json"))
+    done, _, stored = profiled(tmp_path, 1)
+    assert "in place inside" in done.out and "until it is there" in done.out
+    assert '"in_place": []' not in stored.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.dist
+def test_a_training_takes_what_real_workers_have_rehearsed(tmp_path: Path) -> None:
+    done, env, stored = profiled(tmp_path, 2)
     before = stored.read_text()
-    assert '"in_place": []' not in before
-    trained = cli.run(tmp_path / "train", *words, "steps=3", **env)
+    trained = cli.run(tmp_path / "train", *WORDS, "steps=3", **env)
     assert trained.code == 0 and stored.read_text() == before, trained.out
-    assert trained.result["predicted"]["iteration_s"] == profiled.result["predicted"]["iteration_s"]
+    assert trained.result["predicted"]["iteration_s"] == done.result["predicted"]["iteration_s"]

@@ -38,6 +38,7 @@ from gpp.strategy import Strategy
 from gpp.weights.flush import Flush
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, graph, problem, with_weights
+from tests.support.long import thinned
 from tests.support.problems import random_problem
 from tests.support.programs import lower
 
@@ -74,7 +75,7 @@ def program_of(plan: Plan, prob: Problem, schedule: AbstractSchedule) -> Program
     return lower(plan, prob.graph, schedule, minibatches=1 if schedule.drains else window(plan, POSTED_AHEAD))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", thinned(range(80)))
 def test_programs_run_to_their_end_and_a_micro_batch_stays_on_its_replica(seed: int) -> None:
     prob, plan, schedule = random_plan(seed)
     program = program_of(plan, prob, schedule)
@@ -146,7 +147,7 @@ def balanced(counts: list[int]) -> Problem:
     return problem(replace(base, ops=tuple(ops)), sum(counts), 12)
 
 
-@pytest.mark.parametrize("counts", [list(c) for n in (2, 3) for c in itertools.product((1, 2, 3, 4), repeat=n)])
+@pytest.mark.parametrize("counts", thinned([list(c) for n in (2, 3) for c in itertools.product((1, 2, 3, 4), repeat=n)]))
 def test_a_replicated_stage_keeps_the_pace_of_the_others(counts: list[int]) -> None:
     prob = balanced(counts)
     plan = endless(prob, counts)

@@ -97,9 +97,9 @@ def _matrix(shape: str, policy: str, optimizer: str) -> Callable[[], Case]:
     )
 
 
-# A chain under every optimizer where they decide what is computed; elsewhere, where what differs is who holds and sends what, each
-# policy has one optimizer in turn, and the forms of one policy are alike. `test_policies_differ` reads every policy's chain under
-# AdamW.
+# A chain under every optimizer where they decide what is computed; elsewhere, where what differs is who holds and sends
+# what, each policy has one optimizer in turn, and the forms of one policy are alike. `test_policies_differ` reads every
+# policy's chain under AdamW; each other optimizer has one policy that is no long test.
 EVERY_OPTIMIZER = ("stash", "spectrain 2", "pipeoptim")
 MATRIX = {
     f"{shape}, {policy}, {optimizer}": (shape, policy, optimizer)
@@ -113,12 +113,13 @@ MATRIX = {
         else list(OPTIMIZERS)[(at + turn) % 3 :][:1]
     )
 }
-ELSEWHERE = ("naive", "stash", "double buffer", "spectrain 2", "pipeoptim")
 SHORT = {
-    "fork": ELSEWHERE,
-    "replicas": ELSEWHERE,
-    "drains": ("stash", "pipeoptim", "pipeoptim constant"),
-    "cosine": ("spectrain 2", "pipeoptim"),
+    "fork": ("naive", "double buffer", "spectrain 2"),
+    "replicas": ("stash", "double buffer", "pipeoptim"),
+    "chain, sgd": ("spectrain 2",),
+    "chain, adam": ("pipeoptim",),
+    "drains": ("pipeoptim", "pipeoptim constant"),
+    "cosine": ("spectrain 2",),
     "dropout": ("stash",),
     "batch norm": ("pipeoptim",),
     "rmsprop": ("spectrain 2",),
@@ -126,6 +127,7 @@ SHORT = {
     "unequal": ("pipeoptim",),
     "clipped": ("spectrain 2",),
     "late": ("spectrain 2",),
+    "corrected and predicted": ("momentum",),
     "nadam": ("pipeoptim",),
     "muon": ("spectrain 2",),
 }
@@ -136,8 +138,9 @@ def params(names: Iterable[str]) -> list[object]:
     """Names of cases, as in `drains, stash`; the long ones are marked."""
     out: list[object] = []
     for name in names:
-        what, policy = [*name.split(", "), ""][:2]
-        out.append(name if policy in SHORT.get(what, (policy,)) else pytest.param(name, marks=pytest.mark.long))
+        what, policy, optimizer = [*name.split(", "), "", ""][:3]
+        short = SHORT.get(f"{what}, {optimizer}", SHORT.get(what, (policy,)))
+        out.append(name if policy in short else pytest.param(name, marks=pytest.mark.long))
     return out
 
 
@@ -169,7 +172,9 @@ def _others() -> dict[str, Callable[[], Case]]:
         )
         out[f"corrected, {name}"] = partial(make_job, "Chain", policy, optimizer, replicas=(1, 2, 1), **drained)
         if name != "gap-aware":
-            out[f"corrected, {name}, predicted"] = partial(make_job, "Fork", PipeOptim(correction=correction), optimizer, **plain)
+            out[f"corrected and predicted, {name}"] = partial(
+                make_job, "Fork", PipeOptim(correction=correction), optimizer, **plain
+            )
     for name in SIDE_BY_SIDE:
         # Stages that run side by side are late by twice the stages behind them, and by one more where their W comes later.
         out[f"late, {name}"] = partial(make_job, "Chain4", POLICIES[name], sgd, ahead=(7, 6, 3, 1), **drained)

@@ -39,7 +39,7 @@ def both(network: str, policy: AbstractVersionPolicy, folder: Path) -> tuple[boo
     return losses == expected, [name for name, tensor in state.items() if not torch.equal(tensor, theirs[name])]
 
 
-@pytest.mark.parametrize("use", thinned(CURRENT))
+@pytest.mark.parametrize("use", thinned(CURRENT, 3))
 def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_themselves(use: str, tmp_path: Path) -> None:
     _, found, _ = captured(f"uses: {use}")
     assert found.derived == ()
@@ -47,7 +47,7 @@ def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_th
     assert both(f"uses: {use}", Naive(), tmp_path) == (True, [])
 
 
-@pytest.mark.parametrize("use", thinned(DERIVED))
+@pytest.mark.parametrize("use", thinned(DERIVED, 3))
 def test_what_is_refused_would_be_another_training(use: str, tmp_path: Path) -> None:
     network = f"uses: {use}"
     with pytest.raises(InvalidConfig, match="stage 1") as caught:

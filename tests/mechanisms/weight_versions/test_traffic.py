@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
     return found
 
 
-@pytest.mark.parametrize("accumulation", [1, 8])
-@pytest.mark.parametrize("name", thinned(CASES))
+@pytest.mark.parametrize(("name", "accumulation"), thinned(product(CASES, (1, 8)), 3))
 def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
     name: str, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,7 +221,7 @@ def check_split(case: str, machine: Machine, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "rule"), thinned([("mlp, 4", "one_queue"), ("a chain, replicas", "one_queue"), ("towers, replicas", "streams")])
+    ("case", "rule"), thinned([("mlp, 4", "one_queue"), ("a chain, replicas", "one_queue"), ("towers, replicas", "streams")], 3)
 )
 def test_split_stages_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
     check_split(case, Machine(rule=rule), tmp_path)

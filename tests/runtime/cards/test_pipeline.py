@@ -15,6 +15,7 @@ from torch import nn
 from tests.support.cards.card import ModelCard, run
 from tests.support.cards.faults import Deadlock, EarlyReuse, Fault, Mismatch, Race
 from tests.support.cards.machine import Machine, Policy, Rule
+from tests.support.long import thinned
 
 WORKERS, MICROBATCHES, STEPS = 3, 4, 2
 WIDTH, SAMPLES = 6, 2
@@ -217,7 +218,7 @@ WRONG: list[tuple[str, Path, type[Fault], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "policy", "seed"), RUNS)
+@pytest.mark.parametrize(("rule", "policy", "seed"), thinned(RUNS, 3))
 @pytest.mark.parametrize(("path", "fault", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_each_mutation_is_found(path: Path, fault: type[Fault], words: str, rule: Rule, policy: Policy, seed: int) -> None:
     with pytest.raises(fault, match=words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from tests.support.cards.card import ModelCard, run
 from tests.support.cards.faults import Misuse, Race
 from tests.support.cards.machine import Machine, Policy
+from tests.support.long import thinned
 
 CPU = torch.device("cpu")
 
@@ -124,8 +126,7 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         np.testing.assert_array_equal(one.float().numpy(), other.float().numpy())
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "model"), thinned(product(OPTIMIZERS, MODELS)))
 def test_a_training_gives_the_same_bits(model: str, optimizer: str) -> None:
     wanted = train(model, optimizer, CPU)
     policies = get_args(Policy)
