@@ -100,7 +100,7 @@ WINGS: dict[str, list[set[str]]] = {
             "stopping",
             "streams",
         },
-        {"judging", "launch", "measuring", "recording", "replanning", "tracked", "tracking"},
+        {"judging", "launch", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
