@@ -64,10 +64,10 @@ class Strategy:
     """A bundle of choices that a user names in one word and an expert swaps one by one.
 
     Args:
-        replicas: what those of a stage do with its micro-batches: `split` all of them, or as the mechanism of that name shares them
-            out. Planners cut as if they split; their candidates are judged, and the plan is made, with the mechanism.
-        ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective, edges, replan: what planners minimise and how values travel where nothing is trained; when a plan is replaced.
+        replicas: what those of a stage do with its micro-batches: `split` all, or as the mechanism of that name shares them out.
+            Planners cut as if they split; their candidates are judged, and the plan is made, with the mechanism.
+        ceiling: whether it says how far others are from perfect; a comparison then never names it the best.
+        objective, edges, replan: what planners minimise and how values travel where nothing trains; when a plan is replaced.
         mechanisms: what stages do beyond plain passes, in the order in which they are asked, `edges` last.
     """
 
@@ -96,8 +96,8 @@ class Strategy:
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
         if self.planner.keeps and self.memory.ways:
-            rule = f"is not for plans of strategy.planner={self.planner.name}, which keep all"
-            raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
+            who = f"is not for plans of strategy.planner={self.planner.name}, which keep all"
+            raise InvalidConfig("strategy.memory", self.memory.name, who, "set strategy/memory=keep")
 
     def plan(self, problem: Problem, *, first: bool = False) -> Plan:
         """The planner's plan, validated, with the time that the search took.
@@ -223,8 +223,7 @@ class Strategy:
         for planner, b in [*((self.planner, b) for b in sizes), (Single(), asked.microbatch_size)]:
             if not found or planner is self.planner:
                 with suppress(Infeasible):
-                    plan = self._ask(planner, replace(asked, microbatch_size=b), problem, judged)
-                    found += [plan] if plan is not None else []
+                    found += filter(None, [self._ask(planner, replace(asked, microbatch_size=b), problem, judged)])
         if found:
             return min(found, key=lambda plan: self._step_s(plan, problem))
         why, _, fix = judged.refused[0].partition(" Fix: ")

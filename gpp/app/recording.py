@@ -91,7 +91,8 @@ class Recorder:
     ) -> None:
         self.experiment, self.directory, self.console, self.group, self.on_start = experiment, directory, console, group, on_start
         self.config, self.exit_code = masked_value(config or {}), 0
-        self._stack, self._tracking = ExitStack(), Tracking(self)
+        self._stack = ExitStack()
+        self._tracking = Tracking(experiment, directory, config=self.config, group=group, warn=self.warn)
         self._log = MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1)
         self._losses, self._evaluations = list[float](), list[dict[str, Any]]()
         e, boundaries = experiment, () if experiment.mode == "max_batch" else None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.several import SEVERAL
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo, start
+from gpp.runtime.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from gpp.app.recording import Recorder
+    from gpp.app.experiment import Experiment
     from gpp.report.run.record import RunRecord
 
 
@@ -24,11 +25,20 @@ class Tracking:
     """The records of one run: metrics.jsonl where it has steps, and those of the loggers that the user has chosen.
 
     Args:
-        recorder: of the run; its user is told that a back end has failed.
+        config, group: see `gpp.app.recording.Recorder`.
+        warn: tells the user that a back end has failed.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDir,
+        *,
+        config: Mapping[str, Any],
+        group: str | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.experiment, self._directory, self._config, self._group, self._warn = experiment, directory, config, group, warn
         self._records: list[AbstractRecord] = []
         self._opened = False
         self._early, self._said = list[str](), set[str]()
@@ -47,21 +57,21 @@ class Tracking:
             from gpp.loggers.jsonl import Jsonl
 
             loggers.append(Jsonl())
-        loggers += self._recorder.experiment.logger.values()
+        loggers += self.experiment.logger.values()
         if not loggers:
             return
-        e = self._recorder.experiment
+        e = self.experiment
         strategies = ", ".join(strategy.name for strategy in e.strategies) if e.mode in SEVERAL else e.strategy.name
         names = {"model": e.model.name, "strategy": strategies, "cluster": e.cluster.name, "engine": e.engine.name}
         simulates = e.mode == "train" and not e.engine.runs
         info = RunInfo(
-            run_dir=self._recorder.run_dir,
+            run_dir=self._directory.path,
             first_step=first_step,
             name=e.name,
             kind="simulate" if simulates else e.mode,
-            config=self._recorder.config,
-            facts={**{f"{name}_name": value for name, value in names.items()}, "command": self._recorder.directory.command},
-            group=self._recorder.group,
+            config=self._config,
+            facts={**{f"{name}_name": value for name, value in names.items()}, "command": self._directory.command},
+            group=self._group,
             tags=tuple(dict.fromkeys((e.model.name, e.mode if e.mode in SEVERAL else e.strategy.name, e.cluster.name))),
             commit=commit_of(Path.cwd()) if e.logger else None,
         )
@@ -77,7 +87,7 @@ class Tracking:
             for warning in record.warnings:
                 if warning not in self._said:
                     self._said.add(warning)
-                    self._recorder.warn(warning)
+                    self._warn(warning)
 
     def heard(self, words: str) -> None:
         """Tell what the run prints."""
@@ -92,7 +102,7 @@ class Tracking:
         Args:
             values: None where one is not known.
         """
-        e = self._recorder.experiment
+        e = self.experiment
         rate = {"learning_rate": e.optimizer.lr * e.optimizer.learning_rate.factor(step, e.num_steps)} if e.trains else {}
         known = {name: value for name, value in {**values, **rate}.items() if value is not None}
         for record in self._records:

@@ -23,8 +23,8 @@ def copied(plan: Plan, copies: int, apart: int) -> Plan:
     >>> print(copied(make_plan(problem, "mine", [(0b01, 1), (0b10, 1)], microbatch_size=1), copies=2, apart=2))
     mine: depth 2, mini-batch 8
     stage  operators  devices  micro-batch  in flight  next
-    s0     1          d0,2     2            4          s1
-    s1     1          d1,3     2            2
+    s0     1          d0 d2    2            4          s1
+    s1     1          d1 d3    2            2
     """
     stages = tuple(
         replace(

@@ -142,7 +142,7 @@ def test_steps_have_a_learning_rate_and_whatever_workers_say(tmp_path: Path) -> 
 
     optimizer = SGD(lr=0.1, momentum=0.9, learning_rate=LearningRate(shape="linear"))
     recording = recorder(tmp_path / "run", engine=Distributed())
-    recording.experiment = replace(recording.experiment, optimizer=optimizer)
+    recording.experiment = recording._tracking.experiment = replace(recording.experiment, optimizer=optimizer)
     with recording:
         recording.claim()
         recording.begin()

@@ -249,7 +249,6 @@ def simulate_layouts(incumbent: Incumbent, costs: StageCosts, table: Intervals, 
     if math.prod(count + 1 for count in assessor.placer.counts) > MOST_STATES:
         return
     layouts = HeterogeneousChain(costs, assessor.problem, assessor.placer, table, at).layouts()[:LAYOUTS]
-    found = (
-        assessor.assess(each.parts, each.microbatch_size, types=types, chain=True) for each in layouts for types in (each.types, None)
-    )
+    asked = ((each, types) for each in layouts for types in (each.types, None))
+    found = (assessor.assess(each.parts, each.microbatch_size, types=types, chain=True) for each, types in asked)
     incumbent.simulate_all([candidate for candidate in found if isinstance(candidate, Candidate)], PATIENCE)
