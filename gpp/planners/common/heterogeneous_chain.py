@@ -84,9 +84,7 @@ class HeterogeneousChain:
         table: the line; at: the places where it may be cut, both ends included.
     """
 
-    def __init__(
-        self, costs: StageCosts, problem: Problem, placer: Placer, table: Intervals, at: Sequence[int]
-    ) -> None:
+    def __init__(self, costs: StageCosts, problem: Problem, placer: Placer, table: Intervals, at: Sequence[int]) -> None:
         self.costs, self.problem, self.placer, self.table, self.at = costs, problem, placer, table, np.array(at)
         counts = placer.counts
         self.states = np.array(list(itertools.product(*(range(count + 1) for count in counts))))
