@@ -11,7 +11,7 @@ from gpp.graph.op_graph import dtype_bytes
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import device_words, module_names, operator_words
 from gpp.report.run.key_figures import certificate
-from gpp.timeline import StageMemory, Timeline
+from gpp.timeline import Timeline
 
 
 def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Exported, why: str | None) -> str:
@@ -45,7 +45,7 @@ def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Ex
         "",
         "## Memory of each rank, predicted",
         "",
-        *_table(("rank", "device", *(name for name, _ in FILLS), "peak", "of"), _memory(ran, predicted)),
+        *_table(("rank", "device", *FILLS, "peak", "of"), _memory(ran, predicted)),
         "",
         "## What the engine does otherwise",
         "",
@@ -56,12 +56,8 @@ def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Ex
     return "\n".join(lines)
 
 
-FILLS = (
-    ("weights, gradients, optimizer", lambda memory, held: memory.static_bytes),
-    ("activations in flight", lambda memory, held: held * memory.microbatch_bytes + memory.late_bytes),
-    ("at work", lambda memory, held: memory.transient_bytes),
-)
-"""Names of what fills a device, with bytes from the bill of a stage and the micro-batches that it holds."""
+FILLS = ("weights, gradients, optimizer", "activations in flight", "at work")
+"""What fills a device; the peak is less where not all of it is there at once."""
 
 
 def _figures(e: ToExport, predicted: Timeline) -> list[tuple[str, str]]:
@@ -106,23 +102,18 @@ def _stages(e: ToExport) -> list[tuple[str, ...]]:
 
 def _memory(ran: ToExport, predicted: Timeline) -> list[tuple[str, ...]]:
     """A row for each device: what fills it, its peak, and its size."""
-    plan, peaks, held = ran.plan, predicted.metrics.peak_memory_bytes, predicted.metrics.max_in_flight_samples
-    bills: Sequence[StageMemory] = predicted.memory or [_bill(bill) for bill in plan.bills(ran.strategy.posed(ran.problem))]
-    out = []
+    plan, posed, out = ran.plan, ran.strategy.posed(ran.problem), []
+    bills, holds, held = plan.bills(posed), posed.regime.holds, predicted.metrics.max_in_flight_samples
     for rank, device in enumerate(plan.devices):
-        cells = []
-        for _, fill in FILLS:
-            own = plan.stages_of_device[device]
-            full = [-(-held.get(s, plan.stages[s].in_flight) // plan.stages[s].unit) for s in own]
-            cells.append(text.num_bytes(sum(fill(bills[s], count) for s, count in zip(own, full, strict=True))))
-        size = ran.problem.cluster.devices[device].memory_bytes
-        out.append((str(rank), f"d{device}", *cells, text.num_bytes(peaks.get(device)), text.num_bytes(size)))
+        fills = [0.0, 0.0, 0.0]
+        for s in plan.stages_of_device.get(device, ()):
+            memory, full = bills[s].memory, -(-held.get(s, plan.stages[s].in_flight) // plan.stages[s].unit)
+            fills[0] += memory.static + memory.versions
+            fills[1] += memory.microbatch * full + memory.late * plan.late(s, holds)
+            fills[2] += memory.transient
+        peak, size = predicted.metrics.peak_memory_bytes.get(device), ran.problem.cluster.devices[device].memory_bytes
+        out.append((str(rank), f"d{device}", *map(text.num_bytes, fills), text.num_bytes(peak), text.num_bytes(size)))
     return out
-
-
-def _bill(bill: object) -> StageMemory:
-    names = ("static_bytes", "microbatch_bytes", "moved_bytes", "transient_bytes", "late_bytes")
-    return StageMemory(**{name: getattr(bill, name) for name in names})
 
 
 def _nearest(asked: ToExport, e: ToExport, step_s: float, why: str | None) -> list[str]:
