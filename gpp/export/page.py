@@ -31,7 +31,7 @@ def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Ex
         f"    {made.command}",
         "",
         f"{counted(len(e.plan.stages), 'stage')} on {counted(len(e.plan.devices), 'device')} of {e.problem.cluster.name}, "
-        f"{counted(samples // e.plan.stages[0].microbatch_size, 'micro-batch')} of {e.plan.stages[0].microbatch_size} samples, "
+        f"micro-batches of {e.plan.stages[0].microbatch_size} of {samples} samples, "
         f"schedule {e.strategy.schedule.name}, planned by {e.plan.planner}.",
         "",
         *_nearest(asked, e, step_s, why),
@@ -123,7 +123,7 @@ def _nearest(asked: ToExport, e: ToExport, step_s: float, why: str | None) -> li
     more = text.percent(step_s / before - 1) if before > 0 else "–"
     return [
         f"This is the nearest plan that the engine can run. The one of {asked.plan.planner} takes {text.seconds(before)} a step, "
-        f"this one {text.seconds(step_s)}: {more} more. {why}",
+        f"this one {text.seconds(step_s)}: {more} more. Of the other: {why.partition(' Fix: ')[0]}",
         "",
     ]
 
