@@ -39,7 +39,7 @@ class GivenLayout:
     Args:
         source: the exporter whose form it has.
         text: as the user wrote it.
-        degree: ranks; None: one for each stage. More stages go round and round.
+        degree: ranks, around which stages go; None: one for each stage, or all devices where there are fewer of them.
         microbatch_size: samples on each replica; None: not said.
     """
 
@@ -63,7 +63,9 @@ class GivenLayout:
             raise self._wrong(f"has {twice} twice", "name each module once")
         graph = problem.graph
         number = {op.name: i for i, op in enumerate(graph.ops)}
-        masks = [mask_of(number[name] for name in names) for names in chosen if names]
+        # An empty stage has a place among the ranks, and no work.
+        kept = [s for s, names in enumerate(chosen) if names]
+        masks = [mask_of(number[name] for name in chosen[s]) for s in kept]
         # An operator of no module, as the loss, stands where what it reads is made.
         owner = {op: s for s, mask in enumerate(masks) for op in range(graph.num_ops) if mask >> op & 1}
         for op in range(graph.num_ops):
@@ -71,9 +73,10 @@ class GivenLayout:
                 before = [owner[p] for p in range(op) if graph.predecessors[op] >> p & 1]
                 owner[op] = max(before, default=0)
                 masks[owner[op]] |= 1 << op
-        ranks = min(self.degree or len(masks), len(masks))
-        if ranks > problem.cluster.num_devices:
-            rule = f"needs {ranks} devices, and cluster={problem.cluster.name} has {problem.cluster.num_devices}"
+        count, devices = len(self.parts), problem.cluster.num_devices
+        ranks = self.degree or (count if count <= devices or count % devices else devices)
+        if ranks > devices:
+            rule = f"needs {ranks} devices, or a divisor of its {count} stages, and cluster={problem.cluster.name} has {devices}"
             raise self._wrong(rule, f"set cluster.num_devices={ranks}")
         size = problem.microbatch_size or self.microbatch_size or max(1, problem.minibatch_size // (4 * len(masks)))
         while problem.minibatch_size % size:
@@ -86,7 +89,7 @@ class GivenLayout:
                 size,
                 chain=True,
                 ordered=True,
-                placement=[(s % ranks,) for s in range(len(masks))],
+                placement=[(s % ranks,) for s in kept],
             )
         except ValueError as error:
             raise self._wrong(f"is no chain of this model: {error}", "order its stages as the model runs") from None

@@ -136,11 +136,15 @@ def test_layout_strings_mean_what_megatron_takes_them_for(text: str, stages: lis
 
 
 def test_a_layout_of_more_stages_than_ranks_goes_round_and_round() -> None:
-    layout = Megatron().layout("Et|tt|tt|ttL|")
-    assert layout is not None
     problem, modules = posed(2)
-    with pytest.raises(InvalidConfig, match="has 7 layers, and the model has 8"):
-        layout.plan(problem, modules)
+    layout = Megatron().layout("Ett|tt||ttttL")
+    assert layout is not None
+    # The empty stage has its turn, and no work.
+    assert [stage.devices for stage in layout.plan(problem, modules).stages] == [(0,), (1,), (1,)]
+    odd = Megatron().layout("Ett|ttt|tttL")
+    assert odd is not None
+    with pytest.raises(InvalidConfig, match="needs 3 devices, or a divisor of its 3 stages"):
+        odd.plan(problem, modules)
     stages = [
         ["embed", "layers.0", "layers.1"],
         ["layers.2", "layers.3"],
