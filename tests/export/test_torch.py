@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute, _validate_schedule
 
-from gpp.errors import UnsupportedPlan
+from gpp.app.exporting import of_pipeline
+from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import Exported, ToExport
+from gpp.export.deepspeed import DeepSpeed
 from gpp.export.torch import Torch
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.v_half import VHalf
@@ -182,3 +184,13 @@ def test_replicas_are_refused_by_stage() -> None:
     stages[1] = replace(stages[1], devices=(2, 3))
     with pytest.raises(UnsupportedPlan, match=r"stage 1 has 2 devices, and export=torch gives a stage one"):
         Torch().exported(e.having(replace(e.plan, stages=tuple(stages))))
+
+
+def test_a_pipeline_of_ones_own_loop_is_written_but_for_engines_that_read_its_data(tmp_path: Path) -> None:
+    e, job, _ = asked(("Chain4", (0, 0, 1, 1), OneFOneB(), "torch"))
+    page = of_pipeline(job, e.problem, e.strategy, DeepSpeed(nearest=True), tmp_path / "parts")
+    assert "nearest plan that the engine can run" in page.read_text()
+    found = json.loads((tmp_path / "parts" / "parts.json").read_text())
+    assert found["layers"][-3:] == ["s1", "s2", "s3"] and found["parts"][-1] == len(found["layers"])
+    with pytest.raises(InvalidConfig, match="reads the model's data by its settings"):
+        of_pipeline(job, e.problem, e.strategy, Torch(), tmp_path / "torch")
