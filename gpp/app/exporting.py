@@ -25,16 +25,26 @@ if TYPE_CHECKING:
 
 
 def settled(e: ToExport, exporter: AbstractExporter) -> tuple[ToExport, Exported, str | None]:
-    """The plan to write and its files: the plan itself, or the nearest one where the user asked for it; and why.
+    """The plan to write and its files, and why it is another one: the nearest one where the user asked for it, and where the engine
+    cannot run the plan, or runs that one faster.
 
     Raises:
         UnsupportedPlan: the engine cannot run it; says which can be run, and what that costs.
     """
+    own, why = None, ""
     try:
-        return e, exporter.exported(e), None
+        own = exporter.exported(e)
+        lost = next((each for each in own.lost if each.seconds), None)
+        if lost is None or not exporter.nearest:
+            return e, own, None
+        why = f"the engine runs it otherwise ({lost.what})"
     except UnsupportedPlan as error:
         why = str(error)
     other = nearest(e, exporter)
+    if own is not None:  # it can be run, and another plan may be faster there
+        better = exporter.exported(other) if other else None
+        faster = better is not None and better.ran.step_s() < own.ran.step_s()
+        return (other, better, why) if faster and other and better else (e, own, None)
     if other is None:
         raise UnsupportedPlan(f"{why} (no plan was found that export={exporter.name} could run)")
     made = exporter.exported(other)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute, _validate_schedule
 
-from gpp.app.exporting import of_pipeline
+from gpp.app.exporting import of_pipeline, settled
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import Exported, ToExport
 from gpp.export.deepspeed import DeepSpeed
@@ -194,3 +194,13 @@ def test_a_pipeline_of_ones_own_loop_is_written_but_for_engines_that_read_its_da
     assert found["layers"][-3:] == ["s1", "s2", "s3"] and found["parts"][-1] == len(found["layers"])
     with pytest.raises(InvalidConfig, match="reads the model's data by its settings"):
         of_pipeline(job, e.problem, e.strategy, Torch(), tmp_path / "torch")
+
+
+def test_a_chain_that_carries_nothing_is_written_where_it_is_faster() -> None:
+    e, _, _ = asked(("Fork", (0, 1, 0, 1), OneFOneB(), "torch"))
+    own = Torch().exported(e)
+    assert own.lost and settled(e, Torch())[0] is e
+    other, made, why = settled(e, Torch(nearest=True))
+    assert made.ran.step_s() <= own.ran.step_s()
+    assert (other is e) == (why is None)
+    assert why is None or "edges that pass stages" in why
