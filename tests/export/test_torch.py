@@ -201,6 +201,5 @@ def test_a_chain_that_carries_nothing_is_written_where_it_is_faster() -> None:
     own = Torch().exported(e)
     assert own.lost and settled(e, Torch())[0] is e
     other, made, why = settled(e, Torch(nearest=True))
-    assert made.ran.step_s() <= own.ran.step_s()
-    assert (other is e) == (why is None)
-    assert why is None or "edges that pass stages" in why
+    assert why is not None and "edges that pass stages" in why and not made.lost
+    assert made.ran.step_s() < own.ran.step_s() and other is not e
