@@ -176,12 +176,7 @@ class Problem:
         return self._times[key]
 
     def stage_times(
-        self,
-        ops: tuple[int, ...],
-        microbatch_size: int,
-        devices: tuple[int, ...],
-        stride: int = 1,
-        repeats: Repeats | None = None,
+        self, ops: tuple[int, ...], microbatch_size: int, devices: tuple[int, ...], stride: int = 1
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
 
@@ -189,9 +184,8 @@ class Problem:
 
         Args:
             stride: micro-batches in a row of which a replica has a part in one; the time is that of its part.
-            repeats: what is done again; None: nothing.
         """
-        return self.split_times(ops, microbatch_size, devices, stride, repeats)[:2]
+        return self.split_times(ops, microbatch_size, devices, stride)[:2]
 
     def split_times(
         self,
@@ -206,6 +200,7 @@ class Problem:
         """As `stage_times`, with the backward's seconds for the gradients of the weights as the last value.
 
         Args:
+            repeats: what is done again; None: nothing.
             degree: devices of each replica.
             exchange: seconds that these exchange tensors in a forward and in a backward.
         """

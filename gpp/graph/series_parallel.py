@@ -149,15 +149,6 @@ class Order:
         return None
 
 
-def decompose(graph: OpGraph) -> SPTree | None:
-    """The series-parallel tree of a graph, or None for a graph that is not series-parallel.
-
-    Example: `a -> (b, c) -> d` gives `Series(Leaf(a), Parallel(Leaf(b), Leaf(c)), Leaf(d))`;
-    the N `a -> c, b -> c, b -> d` gives None.
-    """
-    return Order.of(graph).tree(graph.all_mask)
-
-
 def critical_path(order: Order, mask: int, weights: Sequence[float]) -> float:
     """The heaviest path inside a set (operators weighted, edges not)."""
     return max((start + weights[op] for op, start in _earliest(order, mask, weights).items()), default=0.0)

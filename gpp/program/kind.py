@@ -72,7 +72,7 @@ class Kind:
         text: the letters of the kind, in programs and in events.
         meaning: words for readers of traces and reports.
         role: the way in which such an action is carried out.
-        occupies: the resource that such an action occupies.
+        copies: of a copy, the channel that it goes over.
         needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
             not the one of its direction.
         needed_by: kinds of the core that wait for it, where it is a mechanism's: each as in `needs`, told from the other end.
@@ -92,7 +92,7 @@ class Kind:
     text: str
     meaning: str
     role: Role
-    occupies: Resource
+    copies: Resource | None = None
     needs: tuple[Need, ...] = ()
     needed_by: tuple[Need, ...] = ()
     direction: Direction = ""
@@ -106,6 +106,11 @@ class Kind:
     of_minibatch: bool = False
 
     @property
+    def occupies(self) -> Resource:
+        """The resource that such an action occupies."""
+        return self.copies or _OCCUPIED[self.role]
+
+    @property
     def computes(self) -> bool:
         return self.role is Role.COMPUTE
 
@@ -113,3 +118,12 @@ class Kind:
     def transfers(self) -> bool:
         """Whether an action of this kind sends or receives, and so names a peer and samples."""
         return self.role in (Role.SEND, Role.RECEIVE)
+
+
+_OCCUPIED: Final = {
+    Role.COMPUTE: Resource.DEVICE,
+    Role.SEND: Resource.CHANNEL,
+    Role.RECEIVE: Resource.NOTHING,
+    Role.SUM: Resource.MEMBERS,
+    Role.UPDATE: Resource.DEVICE,
+}

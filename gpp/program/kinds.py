@@ -40,32 +40,24 @@ class _Table(dict[str, Kind]):
 
 
 _CORE: Final = (
-    Kind(
-        text="F",
-        meaning="forward",
-        role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
-        direction=FORWARD,
-        holds=True,
-    ),
+    Kind(text="F", meaning="forward", role=Role.COMPUTE, direction=FORWARD, holds=True),
     Kind(
         text="B",
         meaning="backward",
         role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
         needs=(Need("F"),),
         direction=BACKWARD,
         frees=True,
         returns=True,
         finishes=True,
     ),
-    Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
-    Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
-    Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
-    Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
-    Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
-    Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
-    Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE, of_minibatch=True),
+    Kind(text="SF", meaning="send outputs", role=Role.SEND, direction=FORWARD),
+    Kind(text="SB", meaning="send gradients", role=Role.SEND, direction=BACKWARD),
+    Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, direction=FORWARD),
+    Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, direction=BACKWARD),
+    Kind(text="R", meaning="reduce gradients", role=Role.SUM),
+    Kind(text="N", meaning="sum the norm", role=Role.SUM, everyone=True),
+    Kind(text="U", meaning="update", role=Role.UPDATE, of_minibatch=True),
 )
 
 KINDS: Final = _Table()

@@ -10,12 +10,16 @@ from gpp.graph.series_parallel import (
     Series,
     branches,
     critical_path,
-    decompose,
     series_parallel_order,
     signature,
     to_series_parallel,
 )
 from tests.support.operations import calls
+
+
+def decompose(of: OpGraph) -> Leaf | Series | Parallel | None:
+    """The series-parallel tree of a graph; None if it is not series-parallel."""
+    return Order.of(of).tree(of.all_mask)
 
 
 def graph(num_ops, edges, seconds=None):

@@ -21,7 +21,7 @@ from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.cards import OVERLAPPED, STRICTEST, check_cards
+from gpp.program.cards import check_cards
 from gpp.program.communicators import Communicator, communicators
 from gpp.program.global_order import in_global_order
 from gpp.program.program import Program, check_program
@@ -72,20 +72,20 @@ def one_for_all(program: Program) -> tuple[Communicator, ...]:
     return (Communicator("all", everyone, tuple(pair for c in made for pair in c.pairs)), *(c for c in made if c.groups))
 
 
-def runs(program: Program, plan: Plan, path=STRICTEST, made: tuple[Communicator, ...] | None = None) -> bool:
-    """What the proof says, and the model of cards."""
-    made = communicators((), program) if made is None else made
+def runs(program: Program, plan: Plan) -> bool:
+    """What the proof says, and the model of cards that do one operation at a time."""
     try:
-        check_cards(program, plan, paths=[path], made=made)
+        check_cards(program, plan)
         proved = True
     except MalformedProgram:
         proved = False
-    modelled = outcome([program], made, one_queue=path is STRICTEST, pending=path.pending)
-    assert proved == (modelled == "runs")
+    assert proved == overlaps(program, one_queue=True)
     return proved
 
 
-FREE = replace(OVERLAPPED, pending=None)
+def overlaps(program: Program, made: tuple[Communicator, ...] | None = None, **rules) -> bool:
+    """Whether a program runs on the model of cards, with a queue for each communicator unless the rules say otherwise."""
+    return outcome([program], communicators((), program) if made is None else made, **rules) == "runs"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -93,9 +93,9 @@ def test_skip_connections_over_several_peers(schedule: AbstractSchedule) -> None
     """The last rank receives from all before it. In one batch they wait for the one whose sender waits for another rank."""
     prob = problem(graph(4, [(0, 1), (1, 2), (2, 3), (0, 2), (0, 3), (1, 3)]), 4, 6)
     plan, program = lowered(prob, schedule)
-    assert not runs(program, plan, FREE, one_for_all(program))
+    assert not overlaps(program, one_for_all(program))
     good = ordered(program, plan, prob)
-    assert runs(good, plan) and runs(good, plan, OVERLAPPED) and runs(good, plan, FREE, one_for_all(good))
+    assert runs(good, plan) and overlaps(good, pending=0) and overlaps(good, one_for_all(good))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -106,17 +106,17 @@ def test_two_ranks_that_hold_stages_in_turn(schedule: AbstractSchedule) -> None:
     late = put_off(program)
     check_program(late)
     assert not runs(late, plan)
-    assert not runs(late, plan, FREE, one_for_all(late))
+    assert not overlaps(late, one_for_all(late))
     good = ordered(program, plan, prob)
-    assert runs(good, plan) and runs(good, plan, OVERLAPPED) and runs(good, plan, FREE, one_for_all(good))
+    assert runs(good, plan) and overlaps(good, pending=0) and overlaps(good, one_for_all(good))
 
 
 def test_neighbours_that_are_one_rank() -> None:
     """A rank's messages of several edges meet those of another in the order of issue alone: without tags they must agree."""
     prob = problem(chain(6), 2, 6)
     plan, program = lowered(prob, OneFOneB(), [(0,), (1,)] * 3)
-    assert not runs(program, plan, FREE)
-    assert runs(ordered(program, plan, prob), plan, FREE)
+    assert not overlaps(program)
+    assert overlaps(ordered(program, plan, prob))
 
 
 def test_ranks_that_take_turns_in_sending() -> None:
@@ -124,11 +124,11 @@ def test_ranks_that_take_turns_in_sending() -> None:
     prob = problem(chain(2), 2, 8)
     plan, program = lowered(prob, OneFOneB())
     shared = (Communicator("lazy", (0, 1), ((0, 1), (1, 0))),)
-    assert not runs(program, plan, FREE, shared)
+    assert not overlaps(program, shared)
     good = ordered(program, plan, prob)
-    assert runs(good, plan, FREE, shared)
+    assert overlaps(good, shared)
     # Put off: rank 0 sends its next output before it takes a gradient, rank 1 that gradient before it takes the output.
-    assert not runs(put_off(program), plan, FREE, shared)
+    assert not overlaps(put_off(program), shared)
     assert not runs(put_off(program), plan)
 
 

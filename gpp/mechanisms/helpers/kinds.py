@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, input_s, weight_s
-from gpp.program.kind import BACKWARD, Direction, Kind, Need, Resource, Role
+from gpp.program.kind import BACKWARD, Direction, Kind, Need, Role
 
 HELPING: Final[Direction] = "W"
 HELPING_INPUTS: Final[Direction] = "I"
@@ -31,7 +31,6 @@ KINDS: Final = (
         text=HELPED_WEIGHTS,
         meaning="weight gradients for another device",
         role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
         direction=HELPING,
         finishes=True,
         seconds=weight_s,
@@ -40,24 +39,15 @@ KINDS: Final = (
         text=HELPED_INPUTS,
         meaning="input gradients for another device",
         role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
         direction=HELPING_INPUTS,
         returns=True,
         seconds=input_s,
     ),
-    Kind(
-        text="SW",
-        meaning="send to a helper",
-        role=Role.SEND,
-        occupies=Resource.CHANNEL,
-        needs=(Need(INPUT_GRADIENTS),),
-        direction=HELPING,
-    ),
+    Kind(text="SW", meaning="send to a helper", role=Role.SEND, needs=(Need(INPUT_GRADIENTS),), direction=HELPING),
     Kind(
         text="SI",
         meaning="send to a helper for input gradients",
         role=Role.SEND,
-        occupies=Resource.CHANNEL,
         needs=(Need(INPUT_GRADIENTS),),
         direction=HELPING_INPUTS,
     ),
@@ -65,16 +55,9 @@ KINDS: Final = (
         text=SEND_PART,
         meaning="send a part of gradients",
         role=Role.SEND,
-        occupies=Resource.CHANNEL,
         needs=(Need(HELPED_INPUTS),),
         direction=BACKWARD,
     ),
-    Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
-    Kind(
-        text="RI",
-        meaning="receive as a helper for input gradients",
-        role=Role.RECEIVE,
-        occupies=Resource.NOTHING,
-        direction=HELPING_INPUTS,
-    ),
+    Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, direction=HELPING),
+    Kind(text="RI", meaning="receive as a helper for input gradients", role=Role.RECEIVE, direction=HELPING_INPUTS),
 )

@@ -269,12 +269,11 @@ def _shown(stream: Stream, times_s: Sequence[float], iteration_s: float) -> list
     return [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in stream.events if low <= e.start_s < high]
 
 
-def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
+def serve(program: Program, plan: Plan, problem: Problem) -> Timeline:
     """The timeline of a stream of requests; `iteration_s` is the seconds of a request at saturation, or at the arrival rate.
 
     Args:
         program: the program of one request.
-        record: keep the events of some requests in the steady state.
     """
     arrivals, slower = requests_of(problem).arrivals, _slower(program, plan, problem)
     stream = Stream(program, plan, problem, slower=slower)
@@ -283,7 +282,7 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
     if arrivals.rate:
         # From an idle pipeline on, as the stream begins.
         iteration_s, stream = 1.0 / serving.requests_per_s, Stream(program, plan, problem, slower=slower)
-    events = _shown(stream, arrivals.times_s(), iteration_s) if record else []
+    events = _shown(stream, arrivals.times_s(), iteration_s)
     beside = plan.beside_s(problem)
     busy = sum(one.seconds - beside[one.action.stage][0] for one in stream.passes)
     bills = plan.bills(problem)
@@ -301,4 +300,4 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
         StageMemory(static_bytes=b.static_bytes, microbatch_bytes=0.0, moved_bytes=0.0, transient_bytes=b.transient_bytes)
         for b in bills
     )
-    return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN, memory=memory if record else ())
+    return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN, memory=memory)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.cost.stage import StageCost
-from gpp.program.kind import BACKWARD, Kind, Need, Resource, Role
+from gpp.program.kind import BACKWARD, Kind, Need, Role
 
 INPUT_GRADIENTS: Final = "I"
 WEIGHT_GRADIENTS: Final = "W"
@@ -31,7 +31,6 @@ KINDS: Final = (
         text=INPUT_GRADIENTS,
         meaning="input gradients",
         role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
         needs=(Need("F"),),
         direction=BACKWARD,
         returns=True,
@@ -42,7 +41,6 @@ KINDS: Final = (
         text=WEIGHT_GRADIENTS,
         meaning="weight gradients",
         role=Role.COMPUTE,
-        occupies=Resource.DEVICE,
         needs=(Need(INPUT_GRADIENTS),),
         frees=True,
         finishes=True,

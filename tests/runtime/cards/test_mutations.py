@@ -21,7 +21,6 @@ from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.gradients import Gradients
 from gpp.weights.flush import Flush
-from tests.checks.cards import TODAY
 from tests.support import asynchronous, on_cards
 from tests.support.cards.faults import Deadlock, EarlyReuse, Mismatch, Race
 from tests.support.cards.machine import Machine, Policy, Rule
@@ -51,7 +50,7 @@ def test_the_path_of_before_deadlocks_in_the_model_and_in_the_proof(tmp_path: Pa
     job, weights = job_of(device_kind="cpu")
     assert job.program.actions != job_of()[0].program.actions
     with pytest.raises(MalformedProgram):
-        check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph), paths=(TODAY,))
+        check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph))
     job = replace(job, settings=replace(job.settings, backend="nccl", device_kind="cuda"))
     with pytest.raises(Deadlock):
         on_cards.train(
