@@ -146,6 +146,7 @@ class Wanted:
             InvalidConfig: the engine cannot run it; there are not as many ranks as devices.
         """
         engine = self.engine
+        own: dict[str, Any] = engine.worker_settings | {"launch": "local" if self.place is None else "external"}
         made = assemble(
             captured,
             problem,
@@ -160,7 +161,7 @@ class Wanted:
             evaluation_samples=self.size,
             on_nonfinite="warn",
             overwrites=engine.overwrites,
-            **engine.worker_settings | {"launch": "local" if self.place is None else "external"},
+            **own,
         )
         replace(engine, launch="local").refuse(made)
         if self.place and plan.num_devices != self.place.world:

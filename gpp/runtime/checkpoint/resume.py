@@ -148,8 +148,8 @@ class FoundCheckpoint:
                 "train_samples": "use the same data",
                 "optimizer": f"set optimizer={_last(str(theirs)).lower()}",
             }
-            said = known.get(setting.name, (setting.name, mine, f"must be {theirs}, {where}"))
-            raise InvalidConfig(*said, f"{fixes.get(setting.name, f'set {setting.name}={theirs}')}, or {ANEW}")
+            field, value, rule = known.get(setting.name, (setting.name, mine, f"must be {theirs}, {where}"))
+            raise InvalidConfig(field, value, rule, f"{fixes.get(setting.name, f'set {setting.name}={theirs}')}, or {ANEW}")
 
 
 def training_of(settings: Settings, captured: Captured) -> Training:
