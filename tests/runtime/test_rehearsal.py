@@ -28,8 +28,9 @@ from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, fit, known
-from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, _others, _times, message_factor, stage_times
+from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, _job, fit, known
+from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, Rehearsals, _others, _times, message_factor, short, stage_times
+from gpp.runtime.worker.parent import worker_environment
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support import cli
@@ -283,39 +284,43 @@ def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> 
     assert plan.stages == STRATEGY.plan(problem).stages
 
 
-WORDS = [
-    "model=mlp",
-    "model.width=32",
-    "model.num_blocks=2",
-    "cost.budget_s=0.3",
-    "cluster.num_devices=2",
-    "microbatch_size=16",
-    "logger=none",
-    "final_weights=false",
-    "baselines_s=0",
-]
-
-
-def profiled(folder: Path, rehearsals: int) -> tuple[cli.Finished, dict[str, str], Path]:
-    """A profile by real workers, the environment that it was made in, and its file."""
-    env = {"GPP_REHEARSALS": str(rehearsals), "GPP_CACHE": str(folder / "cache")}
-    done = cli.run(folder / "profile", *WORDS, "mode=profile", **env)
-    assert done.code == 0, done.out
-    return done, env, next((folder / "cache" / "profiles").glob("*.json"))
-
-
 @pytest.mark.dist
-def test_real_workers_rehearse(tmp_path: Path) -> None:
-    done, _, stored = profiled(tmp_path, 1)
-    assert "in place inside" in done.out and "until it is there" in done.out
-    assert '"in_place": []' not in stored.read_text()
+def test_real_workers_rehearse() -> None:
+    """Two jobs, one after the other in the same process: what a worker writes down is read as seconds of its own stage."""
+    chain = TwoStageChain(16, 8, 2)
+    job, weights = _job(chain, replicas=1, shared_memory=True)
+    with Rehearsals(worker_environment(1)) as rehearsals:
+        for steps in (4, 6):
+            devices = rehearsals.run(short(job, steps), weights, predicted_s=0.05)
+            assert [times.device for times in devices] == [0, 1]
+            for times in devices:
+                assert times.forward_s.keys() == times.backward_s.keys() == {times.device}
+                assert times.passes == 2 * chain.microbatches and times.update_s > 0
+                assert [num_bytes for num_bytes, _ in times.sends] == [chain.num_bytes]
+                assert 0 < times.forward_s[times.device] < times.step_s and 0 <= times.waited_s < times.step_s
 
 
 @pytest.mark.long
 @pytest.mark.dist
 def test_a_training_takes_what_real_workers_have_rehearsed(tmp_path: Path) -> None:
-    done, env, stored = profiled(tmp_path, 2)
+    words = [
+        "model=mlp",
+        "model.width=32",
+        "model.num_blocks=2",
+        "cost.budget_s=0.3",
+        "cluster.num_devices=2",
+        "microbatch_size=16",
+        "logger=none",
+        "final_weights=false",
+        "baselines_s=0",
+    ]
+    env = {"GPP_REHEARSALS": "2", "GPP_CACHE": str(tmp_path / "cache")}
+    profiled = cli.run(tmp_path / "profile", *words, "mode=profile", **env)
+    assert profiled.code == 0, profiled.out
+    assert "in place inside" in profiled.out and "until it is there" in profiled.out
+    stored = next(path for path in (tmp_path / "cache" / "profiles").glob("*.json"))
     before = stored.read_text()
-    trained = cli.run(tmp_path / "train", *WORDS, "steps=3", **env)
+    assert '"in_place": []' not in before
+    trained = cli.run(tmp_path / "train", *words, "steps=3", **env)
     assert trained.code == 0 and stored.read_text() == before, trained.out
-    assert trained.result["predicted"]["iteration_s"] == done.result["predicted"]["iteration_s"]
+    assert trained.result["predicted"]["iteration_s"] == profiled.result["predicted"]["iteration_s"]

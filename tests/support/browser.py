@@ -103,11 +103,6 @@ class Browser:
             f"location.href === {json.dumps(page.as_uri())} ? window.gpp.ready.then(() => {FRAMES}) : Promise.reject('not there')"
         )
 
-    def resize(self, width: int, height: int = 900) -> None:
-        """Change the window's size; drawings follow."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.run(FRAMES)
-
     def scheme(self, dark: bool) -> None:
         """The reader's system asks for a dark or a light page."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])

@@ -134,20 +134,6 @@ def test_a_resumed_run_is_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, again.weights[key]) for key, tensor in out.weights.items())
 
 
-def job_of_replicas(steps: int = STEPS, **settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
-    """A fork and a join with replicas, clipped by the norm of all stages."""
-    return asynchronous.make_job(
-        "Fork",
-        Flush(),
-        SGD(lr=0.1, momentum=0.9, clip_norm=0.2),
-        replicas=(1, 2, 1, 2),
-        sizes=2,
-        steps=steps,
-        device_kind="cuda",
-        **settings,
-    )
-
-
 def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
     """From the first action of a step to the last one that is issued; then one number is read, however many passes there were."""
     inside: list[int] = []
