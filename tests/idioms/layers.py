@@ -219,17 +219,17 @@ def by_name() -> Made:
     return Made(Fusion(), batches(lambda: {"y": rows(D), "x": rows(D)}))
 
 
-@on("an input that is None", "refused", "'y' must be a tensor", "leave it out, so that the default counts")
+@on("an input that is None", "equal")
 def none_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": None}))
 
 
-@on("a number as an input", "refused", "'scale' must be a tensor", "`torch.full((samples,), number)`")
+@on("a number as an input", "equal")
 def number_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": 3.0}))
 
 
-@on("a dict within the inputs", "refused", "'x' must be a tensor", "a name for each tensor")
+@on("a dict within the inputs", "equal")
 def nested() -> Made:
     class Nested(Between):
         def forward(self, x: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
