@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -303,9 +304,8 @@ def show_times() -> None:
         q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
         seed, seconds = torch.randn(1, 4, length, 64), []
         for causal in (False, True):
-            attend = lambda causal=causal: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)  # noqa: E731
-            out = attend()
-            back = lambda out=out: torch.autograd.grad(out, (q, k, v), seed, retain_graph=True)  # noqa: E731
+            attend = partial(nn.functional.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            back = partial(torch.autograd.grad, attend(), (q, k, v), seed, retain_graph=True)
             seconds.append((least_s(attend), least_s(back)))
         (whole, whole_back), (half, half_back) = seconds
         print(
