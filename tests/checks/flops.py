@@ -111,7 +111,7 @@ def clip() -> Case:
 def llava() -> Case:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    config = LlavaConfig(
+    config = LlavaConfig(  # pyright: ignore[reportCallIssue]
         vision_config=CLIPVisionConfig(**PICTURE, patch_size=8),
         text_config=LlamaConfig(**DECODER),
         image_token_id=127,
@@ -144,7 +144,8 @@ def flex() -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     found = ids()
-    return LlamaForCausalLM(LlamaConfig(**DECODER, attn_implementation="flex_attention")), {"input_ids": found, "labels": found}
+    own: Sizes = {"attn_implementation": "flex_attention"}
+    return LlamaForCausalLM(LlamaConfig(**DECODER, **own)), {"input_ids": found, "labels": found}
 
 
 EXPERTS: Sizes = DECODER | {"num_experts_per_tok": 2}
@@ -210,7 +211,7 @@ def counted(model: nn.Module, batch: Batch) -> tuple[float, float]:
     }
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
-    if model.config._attn_implementation == "flex_attention":  # torch does not train it on a CPU
+    if getattr(model.config, "_attn_implementation", "") == "flex_attention":  # torch does not train it on a CPU
         model.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     with FlopCounterMode(display=False, custom_mapping=lent) as forward:
         value = loss(model(**batch))
@@ -264,9 +265,9 @@ def check(name: str) -> bool:
 def attended(length: int, width: int, dtype: torch.dtype, **told: Any) -> list[Tensor]:
     """The result of attention, and the gradients of query, key and value; the same at every call."""
     torch.manual_seed(length)
-    leaves = [torch.randn(2, 3, length, width, dtype=dtype, requires_grad=True) for _ in range(3)]
-    out = nn.functional.scaled_dot_product_attention(*leaves, **told)
-    return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+    q, k, v = (torch.randn(2, 3, length, width, dtype=dtype, requires_grad=True) for _ in range(3))
+    out = nn.functional.scaled_dot_product_attention(q, k, v, **told)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.randn_like(out))]
 
 
 def check_masks() -> bool:
