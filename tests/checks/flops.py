@@ -111,10 +111,10 @@ def clip() -> Case:
 def llava() -> Case:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    config = LlavaConfig(  # pyright: ignore[reportCallIssue]
+    config = LlavaConfig(
         vision_config=CLIPVisionConfig(**PICTURE, patch_size=8),
         text_config=LlamaConfig(**DECODER),
-        image_token_id=127,
+        image_token_id=127,  # pyright: ignore[reportCallIssue]
         image_seq_length=16,
         vision_feature_select_strategy="default",
         vision_feature_layer=-1,
