@@ -92,9 +92,8 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts, notes = with_causal(with_items(read(traced, model, module_of(loss)), traced.batch), traced.batch)
-    notes = (*traced.warnings, *notes)
-    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=notes)
+    drafts = with_causal(with_items(read(traced, model, module_of(loss)), traced.batch), traced.batch)
+    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
     captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 

@@ -27,31 +27,24 @@ _MOST = 1 << 22
 """Elements of a mask that is computed for many samples, to see that their number does not change it."""
 
 
-def with_causal(drafts: Drafts, batch: int | None) -> tuple[Drafts, tuple[str, ...]]:
-    """The drafts with attention told what its masks say; and a note on masks that follow from the user's inputs.
+def with_causal(drafts: Drafts, batch: int | None) -> Drafts:
+    """The drafts with attention told what its masks say.
 
     Args:
         batch: the only size that the model runs at; None for any.
     """
     named = {draft.name: draft for draft in drafts.drafts}
     known: dict[str, bool | None] = {}
-    given: list[Draft] = []
     for draft in drafts.drafts:
         if draft.target != _ATTENTION or (name := _mask(draft)) is None:
             continue
         if name not in known:
             known[name] = _causal(named, name, batch)
-        if known[name] is None:
-            given += [draft] if any(named[other].kind == "input" for other in _above(named, name)) else []
-            continue
-        draft.kwargs.pop("attn_mask", None)
-        draft.kwargs.pop("is_causal", None)
-        draft.args = [*draft.args[:_MASK], None, *(draft.args[_MASK + 1 : _IS_CAUSAL] or [0.0]), known[name]]
-    note = (
-        f"{len(given)} attentions, the first at {given[0].where if given else ''}, have masks that follow from inputs: they count "
-    )
-    note += "whole, and a card takes no flash attention for them. A batch without padding needs no mask"
-    return drafts, (note,) if given else ()
+        if known[name] is not None:
+            draft.kwargs.pop("attn_mask", None)
+            draft.kwargs.pop("is_causal", None)
+            draft.args = [*draft.args[:_MASK], None, *(draft.args[_MASK + 1 : _IS_CAUSAL] or [0.0]), known[name]]
+    return drafts
 
 
 def _mask(draft: Draft) -> str | None:

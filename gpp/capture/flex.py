@@ -87,7 +87,7 @@ def _attend(
     if _leaves_alone(score_mod):
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=repeats > 1)
     else:
-        out = torch._safe_softmax(scores, dim=-1).to(query.dtype) @ values
+        out = torch.ops.aten._safe_softmax(scores, -1).to(query.dtype) @ values
     return out, scores.logsumexp(-1) / math.log(2), scores.amax(-1) / math.log(2)
 
 

@@ -37,6 +37,9 @@ from gpp.models.losses import Loss, Measure, loss_terms, module_of
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+OUTSIDE = (
+    "take what follows from values out of forward, and hand its result in: a tensor, batch first, or a number, which is a constant"
+)
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
 
@@ -367,16 +370,17 @@ def _explain(error: BaseException, whole: Whole) -> str:
     what, fix = f"{type(error).__name__}: {first}", REWRITE
     if "data-dependent" in first:
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
-        fix = _captured_otherwise(whole) or fix
+        fix = _captured_otherwise(whole, frames) or f"{OUTSIDE}; or {fix}"
     return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"
 
 
-def _captured_otherwise(whole: Whole) -> str | None:
+def _captured_otherwise(whole: Whole, frames: traceback.StackSummary) -> str | None:
     """The setting by which a model's own code leaves out control flow that depends on values; None where there is none.
 
     The experts of Transformers are a loop over those that have tokens (eager), or products that need none.
     """
     chosen = {getattr(getattr(module, "config", None), "_experts_implementation", None) for module in whole.modules()}
-    if "eager" not in chosen:
+    experts = any("expert" in frame.name or "expert" in (frame.line or "") for frame in frames if is_users(frame.filename))
+    if "eager" not in chosen or not experts:
         return None
     return "choose experts without a loop: model.set_experts_implementation('grouped_mm'), or 'batched_mm'"

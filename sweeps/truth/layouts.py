@@ -155,6 +155,17 @@ def flops_of_a_byte(graph: OpGraph, device: Device) -> float:
     return device.flop_per_s(graph.dtype) / device.memory_bandwidth_bytes_per_s
 
 
+def with_whole_products(row: Row, graph: OpGraph) -> OpGraph:
+    """The graph of a GPT whose causal attention multiplies all queries with all keys: two products forwards and four backwards."""
+    length = int(row.words["model.sequence"])
+
+    def whole(op: Op) -> Op:
+        forward = op.forward_flops * 2 * length / (length + 1)
+        return replace(op, forward_flops=forward, backward_flops=2 * forward)
+
+    return replace(graph, ops=tuple(whole(op) if op.name.endswith("scaled_dot_product_attention") else op for op in graph.ops))
+
+
 def with_scores(row: Row, graph: OpGraph, device: Device) -> OpGraph:
     """The graph of a GPT whose attention goes through its scores: both products, softmax and dropout have kernels of their own.
 

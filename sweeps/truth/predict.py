@@ -33,6 +33,7 @@ from sweeps.truth.layouts import (
     with_recomputed_shards,
     with_scores,
     with_split_head,
+    with_whole_products,
 )
 from sweeps.truth.rows import MEMORY, STEP, Row
 
@@ -126,7 +127,7 @@ def problem_of(row: Row, constants: Constants) -> Problem:
     )
     mixed = "dtype=bfloat16" in row.settings
     return Problem(
-        graph=captured.graph,
+        graph=with_whole_products(row, captured.graph) if row.attention == "scores" else captured.graph,
         cluster=replace(
             one.cluster,
             devices=(device,) * row.devices,

@@ -31,6 +31,9 @@ FULL = {
             python run.py -cd sweeps -cn $sweep hydra.sweep.dir=$DIR/$sweep
             python -m tests.checks.equivalence $DIR/$sweep
         done""",
+    "flops": """
+        python -m tests.checks.flops
+        python -m tests.checks.flops --masks --times""",
     "fuzz": "python -m tests.checks.fuzz --count 5000",
     "idioms": "python -m tests.checks.idioms",
     "kills": "python -m tests.checks.kills --count 30",

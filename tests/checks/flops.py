@@ -1,5 +1,7 @@
 """FLOPs of networks of Hugging Face against torch's own counter: `python -m tests.checks.flops [NAMES]`.
 
+`--masks` compares causal attention with masks that say the same, `--times` times a CPU's attention beside its FLOPs.
+
 Small configurations with random weights, captured without a setting and run by torch's counter as they are. The counter has no
 formula for the attention that a CPU runs (`_scaled_dot_product_flash_attention_for_cpu`), so it is lent the one that it has for
 the same kernel on a card, and it counts causal attention as if it were whole: the table has our count with and without the half.
@@ -14,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +114,7 @@ def llava() -> Case:
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(**PICTURE, patch_size=8),
         text_config=LlamaConfig(**DECODER),
-        image_token_id=127,
+        image_token_id=127,  # pyright: ignore[reportCallIssue]
         image_seq_length=16,
         vision_feature_select_strategy="default",
         vision_feature_layer=-1,
@@ -141,7 +144,8 @@ def flex() -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     found = ids()
-    return LlamaForCausalLM(LlamaConfig(**DECODER, attn_implementation="flex_attention")), {"input_ids": found, "labels": found}
+    own: Sizes = {"attn_implementation": "flex_attention"}
+    return LlamaForCausalLM(LlamaConfig(**DECODER, **own)), {"input_ids": found, "labels": found}
 
 
 EXPERTS: Sizes = DECODER | {"num_experts_per_tok": 2}
@@ -207,7 +211,7 @@ def counted(model: nn.Module, batch: Batch) -> tuple[float, float]:
     }
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
-    if model.config._attn_implementation == "flex_attention":  # torch does not train it on a CPU
+    if getattr(model.config, "_attn_implementation", "") == "flex_attention":  # torch does not train it on a CPU
         model.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     with FlopCounterMode(display=False, custom_mapping=lent) as forward:
         value = loss(model(**batch))
@@ -258,12 +262,73 @@ def check(name: str) -> bool:
     return ok
 
 
+def attended(length: int, width: int, dtype: torch.dtype, **told: Any) -> list[Tensor]:
+    """The result of attention, and the gradients of query, key and value; the same at every call."""
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(2, 3, length, width, dtype=dtype, requires_grad=True) for _ in range(3))
+    out = nn.functional.scaled_dot_product_attention(q, k, v, **told)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.randn_like(out))]
+
+
+def check_masks() -> bool:
+    """Causal attention by `is_causal`, and by a mask of booleans or of minus infinity: how far results and gradients are apart."""
+    worst: dict[str, float] = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for length in (1, 2, 7, 32, 129, 513, 1100):
+            for width in (8, 64):
+                allowed = torch.ones(length, length, dtype=torch.bool).tril()
+                added = torch.zeros(length, length, dtype=dtype).masked_fill(~allowed, -torch.inf)
+                told = attended(length, width, dtype, is_causal=True)
+                for mask in (allowed, added):
+                    found = attended(length, width, dtype, attn_mask=mask)
+                    apart = max(float((a - b).abs().max()) for a, b in zip(told, found, strict=True))
+                    worst[str(dtype)] = max(worst.get(str(dtype), 0.0), apart)
+    print("is_causal beside masks of 7 lengths and 2 widths, forward and gradients, apart at most:", worst)
+    return not any(worst.values())
+
+
+def least_s(work: Callable[[], object]) -> float:
+    """The least CPU seconds of five runs."""
+    work()
+    found = []
+    for _ in range(5):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def show_times() -> None:
+    """Seconds of a CPU's attention beside its FLOPs by the table: backwards over forwards, and causal over whole."""
+    torch.set_num_threads(1)
+    for length in (512, 1024, 2048):
+        q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
+        seed, seconds = torch.randn(1, 4, length, 64), []
+        for causal in (False, True):
+            attend = partial(nn.functional.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            back = partial(torch.autograd.grad, attend(), (q, k, v), seed, retain_graph=True)
+            seconds.append((least_s(attend), least_s(back)))
+        (whole, whole_back), (half, half_back) = seconds
+        print(
+            f"{length} tokens: backward / forward {whole_back / whole:.2f} (2.5 by the table), causal / whole {half / whole:.2f} "
+            f"forwards, {half_back / whole_back:.2f} backwards ({(length + 1) / (2 * length):.2f})",
+            flush=True,
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(CASES))
+    parser.add_argument("--masks", action="store_true", help=check_masks.__doc__)
+    parser.add_argument("--times", action="store_true", help=show_times.__doc__)
+    asked = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if asked.times:
+        show_times()
+    if asked.masks or asked.times:
+        return 0 if not asked.masks or check_masks() else 1
     print("MFLOP of a batch   ours     torch    apart   as whole | backward, likewise")
-    found = [check(name) for name in parser.parse_args().names]
+    found = [check(name) for name in asked.names]
     return 0 if all(found) else 1
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.flop_counter
 from torch import Tensor, nn
 
 from tests.idioms.case import SIZE, D, Made, batches, idiom, rows
@@ -191,6 +193,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 doubled.register_fake(torch.empty_like)
+torch.utils.flop_counter.register_flop_formula(torch.ops.idioms.doubled)(lambda shape, **_: math.prod(shape))
 doubled.register_autograd(lambda ctx, gradient: gradient * 2)
 
 
@@ -229,7 +232,7 @@ def number_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": 3.0}))
 
 
-@on("a dict within the inputs", "refused", "'x' must be a tensor", "a name for each tensor")
+@on("a dict within the inputs", "equal")
 def nested() -> Made:
     class Nested(Between):
         def forward(self, x: dict[str, Tensor]) -> Tensor:  # type: ignore[override]

@@ -61,6 +61,6 @@ def test_a_copied_plan_has_each_copy_on_devices_of_its_own(captured: Captured) -
 
 
 def test_sizes_that_do_not_fit_are_refused(captured: Captured) -> None:
-    for sizes in ({"minibatch_size": 8}, {"minibatch_size": 12, "microbatch_size": 4}):
+    for minibatch_size, microbatch_size in ((8, None), (12, 4)):
         with pytest.raises(InvalidConfig, match=r"microbatch_size=.*: must be 3, the only size that OnlyThree runs at"):
-            gpp.problem(captured, gpp.local(num_devices=2), **sizes)
+            gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=minibatch_size, microbatch_size=microbatch_size)
