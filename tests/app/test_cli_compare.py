@@ -151,6 +151,7 @@ UNUSED = [
     "gpp.mechanisms.marks.fit",
     "gpp.mechanisms.tensor_parallel.searching",
     "gpp.planners.common.heterogeneous_chain",
+    "gpp.planners.graphpipe.unequal",
     "gpp.planners.graphpipe.vary",
     "gpp.report.compare.page",
     "gpp.report.explore.page",

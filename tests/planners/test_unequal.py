@@ -97,9 +97,9 @@ def test_replicas_are_equal_devices():
 def test_average_devices_get_as_much_done():
     problem = mixed_problem(3)
     times = [problem.op_times(4, d).forward_s for d in range(problem.cluster.num_devices)]
-    view = average(problem)
-    assert view.cluster.homogeneous
-    assert len(times) / view.op_times(4, 0).forward_s == pytest.approx(sum(1 / t for t in times))
+    for view in average(problem):
+        assert view.cluster.homogeneous
+        assert len(times) / view.op_times(4, 0).forward_s == pytest.approx(sum(1 / t for t in times))
 
 
 def test_everywhere_lists_placements_that_differ_once():
@@ -184,8 +184,8 @@ def test_two_unequal_towers_serve_requests_faster_than_a_chain(objective, second
 def test_lines_are_laid_out_by_device_type():
     """The limit is the least: ten operators on speeds 1 and 1/4 take as long as eight on the first."""
     problem = Problem(graph=chain(10), cluster=with_devices(cluster(2), FAST, SLOW), cost=Constant(), minibatch_size=64)
-    costs, placer = StageCosts(average(problem)), Placer(problem.cluster)
-    layouts = HeterogeneousChain(costs, problem, placer, intervals(costs, tuple(range(10))), range(11)).layouts()
+    costs, placer = StageCosts(average(problem)[0]), Placer(problem.cluster)
+    layouts = HeterogeneousChain(costs, problem, placer, intervals(costs, tuple(range(10))), range(11), depth_scale=1.0).layouts()
     least = min(layouts)
     sizes = {
         mask.bit_count(): placer.cluster.devices[placer.types[types[0]]].speed_factor

@@ -139,13 +139,13 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
     """Simulate chains whose stages are as long as the devices are fast that they are laid out on."""
     from gpp.planners.common.heterogeneous_chain import simulate_layouts
 
-    costs = StageCosts(average(incumbent.assessor.problem), replication=incumbent.assessor.costs.replication)
+    costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
     into = table.prefix_s[0]
     # In a long chain places that are equally far apart in time.
     places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
     at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at)
+    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
 
 
 def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:

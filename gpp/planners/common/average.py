@@ -49,9 +49,12 @@ def _mean(each: list[float]) -> float:
     return len(each) / sum(1 / s for s in each) if all(each) else 0.0
 
 
-def average(problem: Problem) -> Problem:
-    """The problem on equal, average devices and links, with the least memory."""
+def average(problem: Problem) -> list[Problem]:
+    """The problem on equal, average devices and links, with the least, the median and the largest memory."""
     cluster = problem.cluster.evened()
-    least = min(device.memory_bytes for device in cluster.devices)
-    devices = (replace(cluster.devices[0], memory_bytes=least),) * len(cluster.devices)
-    return replace(problem, cluster=replace(cluster, devices=devices), cost=_Average(problem))
+    memory = sorted(device.memory_bytes for device in cluster.devices)
+    out = []
+    for level in sorted({memory[0], memory[len(memory) // 2], memory[-1]}):
+        devices = (replace(cluster.devices[0], memory_bytes=level),) * len(memory)
+        out.append(replace(problem, cluster=replace(cluster, devices=devices), cost=_Average(problem)))
+    return out

@@ -27,8 +27,8 @@ Steps of `GraphPipe.plan`:
 3. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
 4. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`);
 5. with `colocate`, plans whose devices hold several stages (`colocate`): from the best plans and from layouts made for sharing.
-On devices of unequal speed or memory the partitions are made as if all were the slowest and smallest; chains are laid out type by
-type (`heterogeneous_chain`), and after step 3 the local search moves devices and boundaries of the best plans (`rebalance`).
+On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
+step 3 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
 branches of equal signature count once, and P is at most 256 however many operators there are. Step 3 see `local_search`;
@@ -200,6 +200,10 @@ class GraphPipe(AbstractPlanner):
                 incumbent.simulate_all(found.fitting, in_vain(incumbent.assessor.problem, self.patience))
                 if found.lacking_s >= incumbent.best_s:
                     break
+        if not incumbent.assessor.cluster.homogeneous:
+            from gpp.planners.graphpipe.unequal import simulate_unequal
+
+            simulate_unequal(incumbent, shape.orders, shape.lines)
 
     def _start_from_chains(self, incumbent: Incumbent, searched: Sequence[tuple[Incumbent, list[Candidate]]]) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""
