@@ -105,7 +105,7 @@ class Tables:
             size = param.num_bytes * (readers[start] > readers[end])
             trainable, frozen = trainable + size * param.trainable, frozen + size * (not param.trainable)
         kept = self._saved[start] - self._saved[end]
-        once, fixed, boundary = np.zeros((3, len(start)))
+        once, fixed, waiting, boundary = np.zeros((4, len(start)))
         for begin in range(0, len(start), CHUNK):
             part = slice(begin, begin + CHUNK)
             a, b = start[part], end[part]
@@ -114,14 +114,15 @@ class Tables:
             across = leaves | enters
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
             inside = self._transients.of(self._members[a] & ~self._members[b])
-            transient = inside.within(enters @ self._back, leaves @ self._back)
+            waiting[part] = leaves @ self._back
+            transient = inside.within(enters @ self._back, waiting[part])
             once[part], fixed[part] = transient.slope, transient.fixed
             boundary[part] = across @ (self._sent + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
         rows = np.zeros(len(start))
         for size, readers in self._rows:
             rows = rows + size * (readers[start] > readers[end])
-        return Pairs(self.problem.with_rows(Amounts(trainable, static, kept, once, fixed), rows), boundary)
+        return Pairs(self.problem.with_rows(Amounts(trainable, static, kept, once, fixed, waiting=waiting), rows), boundary)
 
 
 class Seconds:

@@ -98,7 +98,7 @@ class Intervals:
         self.moved = coming + going if graph.differentiated else self._one_way(graph, at)
         transient = Transients(graph).of_intervals(order).within(coming, going)
         static = static_bytes(trainable, frozen, problem.state_factor)
-        self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed), rows)
+        self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed, waiting=going), rows)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
