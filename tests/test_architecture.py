@@ -110,7 +110,7 @@ WINGS: dict[str, list[set[str]]] = {
             "stopping",
             "streams",
         },
-        {"exporting", "judging", "launch", "recording", "replanning", "tracked", "tracking"},
+        {"exporting", "judging", "launch", "measuring", "recording", "replanning", "tracked", "tracking"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},

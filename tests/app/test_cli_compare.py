@@ -141,7 +141,7 @@ UNUSED = [
     "gpp.analysis.max_batch",
     "gpp.analysis.one_stage",
     "gpp.app.in_place",
-    "gpp.app.judging",
+    "gpp.app.measuring",
     "gpp.app.replanning",
     "gpp.app.surveys",
     "gpp.app.tracked",

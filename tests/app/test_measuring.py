@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 from gpp.analysis.gains import CHAIN, ONE_DEVICE, Rival
-from gpp.app import judging
+from gpp.app import measuring
 from gpp.cluster import local
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
@@ -55,12 +55,12 @@ def gains(
         return strategy, strategy.plan(PROBLEM)
 
     clock, said = [0.0], list[str]()
-    monkeypatch.setattr(judging, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     settings = SimpleNamespace(device_kind="cpu", steps=0)
     plan = planned("graphpipe", GraphPipe(replication=False))[1]
     job: Any = SimpleNamespace(plan=plan, program=SimpleNamespace(actions={0: (), 1: ()}), settings=settings)
     monkeypatch.setattr(
-        judging, "short", lambda job, steps: SimpleNamespace(settings=SimpleNamespace(device_kind="cpu", steps=steps))
+        measuring, "short", lambda job, steps: SimpleNamespace(settings=SimpleNamespace(device_kind="cpu", steps=steps))
     )
     rivals = []
     for name, planner in ((CHAIN, Sequential()), (ONE_DEVICE, Single())):
@@ -76,7 +76,7 @@ def gains(
         weight_versions={},
     )
     fake: Any = Fake(step_s, clock)
-    found = judging.measured_gains(
+    found = measuring.measured_gains(
         tuple(rivals),
         job,
         metrics,

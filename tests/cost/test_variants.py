@@ -37,7 +37,7 @@ def test_recomputation_by_the_general_rule():
     """Nothing of a run is kept, the run is there once, and its forward passes run twice."""
     problem = Problem(graph=chain(3, saved=10.0), cluster=cluster(1), cost=Constant(), minibatch_size=8)
     assert problem.stage_times((0, 1, 2), 2, (0,)) == (6.0, 12.0)
-    assert problem.stage_times((0, 1, 2), 2, (0,), repeats=Repeats(again=(1, 2))) == (6.0, 16.0)
+    assert problem.split_times((0, 1, 2), 2, (0,), 1, Repeats(again=(1, 2)))[:2] == (6.0, 16.0)
     whole = peak_bytes(problem, (0, 1, 2), 2, 1, 8)
     # 10 bytes of two operators and 2 samples are there once instead of four times.
     assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 10 * 2 * 3

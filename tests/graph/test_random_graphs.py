@@ -5,7 +5,7 @@ import pytest
 
 from gpp.errors import InvalidConfig
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.graph.series_parallel import decompose
+from tests.support.series_parallel import decompose
 
 
 @pytest.mark.parametrize("make", [random_series_parallel, random_dag])

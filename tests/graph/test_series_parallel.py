@@ -15,11 +15,7 @@ from gpp.graph.series_parallel import (
     to_series_parallel,
 )
 from tests.support.operations import calls
-
-
-def decompose(of: OpGraph) -> Leaf | Series | Parallel | None:
-    """The series-parallel tree of a graph; None if it is not series-parallel."""
-    return Order.of(of).tree(of.all_mask)
+from tests.support.series_parallel import decompose
 
 
 def graph(num_ops, edges, seconds=None):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpp.graph.series_parallel import Parallel, Series, decompose
+from gpp.graph.series_parallel import Parallel, Series
 from gpp.models.networks.convnet import SMALLEST
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.series_parallel import decompose
 
 NAMES = {"alexnet": "alexnet", "vgg": "vgg_small", "resnet": "resnet_small", "googlenet": "googlenet"}
 

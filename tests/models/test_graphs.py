@@ -7,11 +7,12 @@ import torch
 
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph, mask_of
-from gpp.graph.series_parallel import Parallel, Series, decompose
+from gpp.graph.series_parallel import Parallel, Series
 from gpp.models.networks.clip import contrastive_loss, pair_loss
 from gpp.models.networks.inception import heads_loss
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.series_parallel import decompose
 
 
 def graph_of(name: str, *overrides: str) -> OpGraph:

@@ -6,9 +6,10 @@ import pytest
 from hydra.errors import InstantiationException
 
 from gpp.errors import InvalidConfig
-from gpp.graph.series_parallel import Parallel, Series, decompose
+from gpp.graph.series_parallel import Parallel, Series
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.series_parallel import decompose
 
 
 def test_blocks_are_equal_and_in_a_row() -> None:

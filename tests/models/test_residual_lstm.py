@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.series_parallel import decompose
 from gpp.optimizers import Adam
 from tests.support.conf import model_named, option
 from tests.support.inprocess import captured_named
+from tests.support.series_parallel import decompose
 from tests.support.training import trained
 
 TINY = ("model.hidden=8", "model.vocabulary=11", "model.sequence=5", "model.num_layers=2")

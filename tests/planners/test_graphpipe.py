@@ -13,7 +13,6 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
-from gpp.graph.series_parallel import decompose
 from gpp.plan.build import make_plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe import graphpipe
@@ -23,6 +22,7 @@ from gpp.strategy import Strategy
 from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, towers
+from tests.support.series_parallel import decompose
 
 
 def test_in_flight_samples_of_figure_5():

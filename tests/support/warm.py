@@ -44,7 +44,7 @@ IMPORTS = (
     "gpp.app.composing",
     "gpp.app.experiment",
     "gpp.app.judging",
-    "gpp.app.judging",
+    "gpp.app.measuring",
     "gpp.app.multirun",
     "gpp.app.recording",
     "gpp.app.replanning",

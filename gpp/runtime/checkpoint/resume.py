@@ -138,6 +138,7 @@ class FoundCheckpoint:
                 continue
             if setting.name == "model":
                 _refuse_model(mine, theirs, where)
+                continue  # names and metrics may differ
             known = {
                 "weights": ("model", mine, f"its parameters must have the names and shapes that they have in {self.folder}"),
                 "train_samples": ("data", f"{mine} training samples", f"must have {theirs}, {where}"),

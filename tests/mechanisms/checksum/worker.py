@@ -29,7 +29,7 @@ class Sums(Hooks):
         return {"K": self._add_up}
 
     def _add_up(self, stage: int, minibatch: int) -> Span:
-        start, mailbox = self.own.now(), self.mailboxes[stage]
+        start, mailbox = self.own.clock.now(), self.mailboxes[stage]
         own = torch.zeros(1, dtype=torch.float64)
         for param in self.own.params[stage].values():
             own += param.grad.double().sum() if param.grad is not None else 0.0
@@ -37,7 +37,7 @@ class Sums(Hooks):
             mailbox.put("K", minibatch, 0, {"sum": own})
         else:
             self.total = own.item() + sum(tensor.item() for _, tensor in mailbox.take("K", minibatch))
-        return start, self.own.now()
+        return start, self.own.clock.now()
 
     def told(self) -> Mapping[str, float]:
         return {"gradient_sum": self.total} if 0 in self.own.modules else {}
