@@ -1,4 +1,4 @@
-"""What messages carry: a tensor goes to a device once, however many of its stages read it.
+"""What messages carry: a tensor goes to a device once, as far as the stages there that read it can hand it on.
 
     d0   s0 --- T ---> s1   d1       Stages s1 and s3 are on one device, and both read T. One message brings T to s1, which has
                         |            it until its backward; s3 gets it from s1 in memory. Backwards, s3 gives its gradient of T
@@ -25,7 +25,7 @@ from gpp.stage import EdgeTensors, Stage
 
 
 def carried(
-    stages: Sequence[Stage], distance: Sequence[int], read: EdgeTensors, returning: Iterable[tuple[int, int]]
+    stages: Sequence[Stage], distance: Sequence[int], read: EdgeTensors, answered: Iterable[tuple[int, int]]
 ) -> EdgeTensors:
     """The tensors that messages carry over each edge.
 
@@ -34,13 +34,13 @@ def carried(
     Args:
         distance: of each stage to the sink.
         read: edge -> the tensors that its second stage reads from its first one; none over one that is an order only.
-        returning: edges over which the second stage's backward hands something to the first one's.
+        answered: edges over which the second stage's backward hands something to the first one's.
     """
     readers: dict[str, list[tuple[int, int, Tensor]]] = defaultdict(list)
     for (s, t), tensors in read.items():
         for tensor in tensors:
             readers[tensor.name].append((s, t, tensor))
-    behind = _behind(len(stages), returning)
+    behind = _behind(len(stages), answered)
     even = len({(stage.microbatch_size, stage.k) for stage in stages}) == 1
     out = {edge: list(tensors) for edge, tensors in read.items()}
     for found in readers.values():

@@ -35,7 +35,8 @@ class AbstractSchedule(ABC):
     overlaps_steps: ClassVar[bool] = False
     """Whether a device must begin a step before others have ended the last one, for the schedule to gain anything."""
     alternates: ClassVar[bool] = False
-    """Whether a stage runs one backward and one forward by turns once it holds as many micro-batches as `holds` says."""
+    """Whether the compiled search may time plans under this order: once a stage holds as many micro-batches as `holds` says, a
+    backward and a forward take turns, as in 1F1B; in GPipe, which holds all, no forward is left."""
     drains: ClassVar[bool] = True
     """Whether the pipeline is empty after each mini-batch, so that a program is one of them; else it may be any number."""
 

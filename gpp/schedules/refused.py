@@ -25,17 +25,17 @@ def check_schedule(
     """
     _check_losses(schedule, problem, weights)
     _check_norm(schedule, problem, weights)
-    alternates, name = schedule.holds.parts or schedule.per_device > 1, f"strategy.schedule={schedule.name}"
-    if alternates and planner.proves:
+    whole_devices, name = schedule.holds.parts or schedule.per_device > 1, f"strategy.schedule={schedule.name}"
+    if whole_devices and planner.proves:
         rule = f"what it proves is about whole backwards of one stage a device, and {name} has others"
         raise InvalidConfig("strategy.planner", planner.name, rule, WHOLE)
-    if alternates and planner.marks:
+    if whole_devices and planner.marks:
         rule = f"it counts on whole backwards and one stage a device to say what fits, and {name} has others"
         raise InvalidConfig("strategy.planner", planner.name, rule, WHOLE)
     if planner.marks and memory.ways:
         rule = f"strategy.planner={planner.name} decides itself which operators are kept"
         raise InvalidConfig("strategy.memory", memory.name, rule, "set strategy/memory=keep, and the planner's own settings")
-    if planner.varies_k and (alternates or not schedule.drains):
+    if planner.varies_k and (whole_devices or not schedule.drains):
         rule = f"stages may get a k above 1, and under {name} each runs one forward and one backward in turn"
         raise InvalidConfig("strategy.planner.per_stage", True, rule, f"set it to false, or {DRAINING}")
 

@@ -4,7 +4,7 @@ Every device walks its static list. A pass starts when the device is free and it
 its own first-in first-out channel and overlaps with compute; a copy to the host or back goes on a channel of its device, one for
 each way; a reduction starts when all its devices have reached it. Channels do not contend with each other.
 The order of every device is static, so the times are a longest path (`gpp.simulate.longest_path`) in the graph of waits
-(`gpp.program.waits`): no event queue is needed, unless devices share processors (`gpp.simulate.sharing`). This is the exact
+(`gpp.program.waits`): no event queue is needed, unless devices share processors (`gpp.simulate.crowded`). This is the exact
 prediction; searches take the fast one where it holds (`gpp.simulate.recurrence`).
 """
 
@@ -32,9 +32,9 @@ from gpp.program.kinds import (
 )
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
+from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath, Times
 from gpp.simulate.messages import message_bytes, message_rates
-from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
 
 SHOWN = 3

@@ -16,9 +16,9 @@ from gpp.program.program import Program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score
-from gpp.simulate.sharing import shared_times
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle import events
 from tests.program.test_waits import random_case
