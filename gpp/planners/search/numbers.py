@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, final
 
-from gpp.cost.amounts import together
 from gpp.cost.holding import Held
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits
@@ -18,6 +18,9 @@ MOST_DEVICES = 62
 
 KEPT = 6
 """The best plans of a walk, which the simulator judges."""
+
+ROUNDING = 1 + 1e-12
+"""Bytes that are added up in another order may differ so much: the assessor has the last word on what fits."""
 
 MANY = 12
 """Stages beyond which a walk has too few changes to lose any: it looks where most is to do, and begins by going down alone."""
@@ -120,7 +123,8 @@ class ProblemNumbers:
             stage_of: by operator; devices, distances: of each stage, its devices as bits, and the stages from it to the sink.
         """
         masks, deepest = [0] * len(devices), max(distances)
-        held: list[list[tuple[float, float]]] = [[] for _ in self.memory]
+        # As `gpp.cost.amounts.together`, without a list for each device: this is asked for every plan.
+        stays, passes = [0.0] * len(self.memory), [-inf] * len(self.memory)
         for op, s in enumerate(stage_of):
             masks[s] |= 1 << op
         for mask, own, distance in zip(masks, devices, distances, strict=True):
@@ -132,10 +136,18 @@ class ProblemNumbers:
             key = (mask, len(members), states)
             need = self._needs.get(key)
             if need is None:
-                need = self._needs[key] = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
+                whole, passing = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
+                need = self._needs[key] = whole - passing, passing
+            stay, passing = need
             for device in members:
-                held[device].append(need)
-        return sum(max(0.0, together(needs) / have - 1.0) for needs, have in zip(held, self.memory, strict=True) if needs)
+                stays[device] += stay
+                if passing > passes[device]:
+                    passes[device] = passing
+        out = 0.0
+        for stay, passing, have in zip(stays, passes, self.memory, strict=True):
+            if stay + passing > have * ROUNDING:
+                out += (stay + passing) / have - 1.0
+        return out
 
     def _in_flight(self, distance: int, deepest: int) -> tuple[Held, ...]:
         """The states of a stage that decide what it holds."""
