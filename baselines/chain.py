@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
+from gpp.plan.chain import early_loss
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.runtime.engine import EngineTask, refuse_policies, refuse_split_operators
@@ -69,14 +70,12 @@ def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
     Raises:
         UnsupportedPlan: another stage makes a loss; the message names both.
     """
-    last = len(plan.stages) - 1
-    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    for name, op in sorted(task.losses.items()):
-        if owner[op] != last:
-            raise UnsupportedPlan(
-                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
-                "last stage only. Fix: engine=distributed"
-            )
+    if (early := early_loss(plan, task.losses)) is not None:
+        (s, name), last = early, len(plan.stages) - 1
+        raise UnsupportedPlan(
+            f"stage {s} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
+            "last stage only. Fix: engine=distributed"
+        )
 
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:

@@ -16,6 +16,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.layout import GivenLayout
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
+from gpp.plan.chain import early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.runtime.engine import EngineTask
@@ -254,14 +255,12 @@ def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
     Raises:
         UnsupportedPlan: another stage makes a loss; names both.
     """
-    last = len(plan.stages) - 1
-    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    for name, op in sorted(task.losses.items()):
-        if owner[op] != last:
-            raise UnsupportedPlan(
-                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last, and export={engine} takes the loss from "
-                "there. Fix: export.nearest=true, or engine=distributed"
-            )
+    if (early := early_loss(plan, task.losses)) is not None:
+        (s, name), last = early, len(plan.stages) - 1
+        raise UnsupportedPlan(
+            f"stage {s} makes {name}, but stage {last} is the chain's last, and export={engine} takes the loss from "
+            "there. Fix: export.nearest=true, or engine=distributed"
+        )
 
 
 def check_export(mode: str, exporter: AbstractExporter | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import groupby
 from typing import ClassVar, Final, final
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
@@ -105,12 +104,6 @@ def layout_text(chain: ModuleChain) -> str:
     if not out[-1].endswith("L"):
         out[-1] += "L"
     return "|".join(out)
-
-
-def shortened(text: str) -> str:
-    """A layout with runs of letters counted, as `Et*3|t*4|t*3L`."""
-    runs = ((letter, len(list(run))) for letter, run in groupby(text))
-    return "".join(letter if count == 1 or letter == "|" else f"{letter}*{count}" for letter, count in runs)
 
 
 def _whole_ends(chain: ModuleChain) -> tuple[Lost, ...]:

@@ -10,6 +10,7 @@ through the stages of the others. Stages in a DAG do not have this cost; `as_cha
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,6 +70,17 @@ class PlanChain:
     def outgoing(self, stage: int) -> tuple[str, ...]:
         """Tensors that stage `stage` hands to the next one."""
         return self.carried[stage] if stage + 1 < self.num_stages else ()
+
+
+def early_loss(plan: Plan, losses: Mapping[str, int]) -> tuple[int, str] | None:
+    """The first loss that a stage before the last one makes, which engines of chains do not look for there: (stage, name); or None.
+
+    Args:
+        losses: name -> the operator that makes it.
+    """
+    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    early = ((owner[op], name) for name, op in sorted(losses.items()) if owner[op] != len(plan.stages) - 1)
+    return next(early, None)
 
 
 def device_order(plan: Plan) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, ToExport
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.imports import layout_of, shipped
-from gpp.export.megatron import Megatron, shortened
+from gpp.export.megatron import Megatron
 from gpp.export.modules import Modules
 from gpp.export.nearest import by_modules
 from gpp.export.page import plan_page
@@ -71,7 +71,6 @@ def test_megatron_gets_the_layout_that_was_read() -> None:
     flags = dict(line.split(" ", 1) for line in made.files["arguments.txt"].splitlines())
     assert (flags["--pipeline-model-parallel-size"], flags["--num-layers"]) == ("4", "8")
     assert int(flags["--global-batch-size"]) == 32 and 32 % int(flags["--micro-batch-size"]) == 0
-    assert shortened("Ettt|tttt|tL") == "Et*3|t*4|tL"
 
 
 def test_torchtitan_gets_its_own_names() -> None:

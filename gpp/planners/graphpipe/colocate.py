@@ -15,9 +15,10 @@ Constraints: the stages of a device fit into its memory together, each with its 
 micro-batch size for all stages; weights that drain, since programs that go on over mini-batches have one stage a device.
 
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
-round of each promising micro-batch size begins at its best plan so far, or at the first layout that fits. Then come those of the
-best sizes: by turns from the best plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. What
-the rounds find is judged like any candidate. Nothing is searched where the best plan leaves no device idle.
+round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
+that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
+(`layouts`) and from data parallelism. What the rounds find is judged like any candidate. Nothing is searched where the best plan
+leaves no device idle.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -117,7 +118,7 @@ class _SharedSearch:
             for start in starts[b]:
                 self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0)
                 if b in self.found:
-                    break  # else the start does not fit
+                    break  # else the walk came to no plan that fits
         best = sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
         for number in range(rounds - len(sizes) if best else 0):
             b = best[number % len(best)]
