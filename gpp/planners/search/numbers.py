@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple, final
 
+from gpp.compiled import integers, reals
 from gpp.cost.holding import Held
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits
@@ -40,16 +41,6 @@ class Posed(NamedTuple):
     replicas: Mapping[int, Sequence[int]]
     memory_scale: float
     needs: Callable[[int, int, int, int, int], tuple[float, float]]
-
-
-def integers(count: int) -> array[int]:
-    """So many whole numbers."""
-    return array("q", bytes(8 * count))
-
-
-def reals(count: int) -> array[float]:
-    """So many floating-point numbers."""
-    return array("d", bytes(8 * count))
 
 
 @final

@@ -8,14 +8,14 @@
 * `_pairs`      replicas, and which of them send to which;
 * `_find_sums`  who sums gradients.
 
-This file is compiled (`gpp.planners.search`); as plain Python it does the same, slower. So it keeps to arrays and numbers.
+This file is compiled (`gpp.compiled`); as plain Python it does the same, slower. So it keeps to arrays and numbers.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gpp.planners.search.numbers import integers, reals
+from gpp.compiled import integers, reals
 
 INF: Final = float("inf")
 ORDER_ONLY: Final = 1 << 20
