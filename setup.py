@@ -6,6 +6,7 @@ A wheel carries conf/ and run.py inside the package, where the `gpp` command fin
 import json
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -15,7 +16,17 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 COMPILED = runpy.run_path(str(ROOT / "gpp" / "compiled.py"))
-FOLDERS = sorted({path.parent.relative_to(ROOT) for path in (ROOT / "gpp").rglob("*.pxd")})
+EXTENSIONS = [
+    # Without a compiler the build goes on. No fused products: they round differently.
+    Extension(
+        str(path.with_suffix("")).replace("/", "."),
+        [str(path.with_suffix(".py"))],
+        extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
+        extra_link_args=["-s"] if sys.platform == "linux" else [],  # no symbols: a tenth of the wheel
+        optional=True,
+    )
+    for path in sorted(found.relative_to(ROOT) for found in (ROOT / "gpp").rglob("*.pxd"))
+]
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -43,29 +54,16 @@ class WithDigests(build_ext):
 
     def run(self) -> None:
         super().run()
-        for folder in FOLDERS:
-            built = [Path(self.get_ext_fullpath(extension.name)) for extension in extensions_of(folder)]
-            if all(path.exists() for path in built):
-                (built[0].parent / "compiled.json").write_text(json.dumps(COMPILED["digests"](ROOT / folder)))
-
-
-def extensions_of(folder: Path) -> list[Extension]:
-    """Those of a folder. Without a compiler the build goes on. No fused products: they round differently."""
-    return [
-        Extension(
-            ".".join((*folder.parts, name)),
-            [str(folder / f"{name}.py")],
-            extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
-            optional=True,
-        )
-        for name in COMPILED["parts"](ROOT / folder)
-    ]
+        names = [extension.name for extension in EXTENSIONS]
+        if all(Path(self.get_ext_fullpath(name)).exists() for name in names):
+            digests = {name: COMPILED["digest"](name) for name in names}
+            Path(self.get_ext_fullpath("gpp.compiled")).with_name("compiled.json").write_text(json.dumps(digests))
 
 
 setup(
     cmdclass={"build_py": WithSettings, "build_ext": WithDigests},
     ext_modules=cythonize(
-        [extension for folder in FOLDERS for extension in extensions_of(folder)],
+        EXTENSIONS,
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
     ),

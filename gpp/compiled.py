@@ -1,7 +1,7 @@
 """Files that an install compiles: those with a .pxd file beside them, which says which of their numbers are a processor's own.
 
-Such a file is plain Python and is imported as any other. Where there was no compiler, or one of a folder's files has changed since,
-the folder's files run as they are: they do the same, some ten to a hundred times slower. So they keep to arrays and numbers.
+Such a file is plain Python and is imported as any other. Where there was no compiler, or where one of these files has changed
+since, all of them run as they are: they do the same, some ten to a hundred times slower. So they keep to arrays and numbers.
 """
 
 from __future__ import annotations
@@ -12,43 +12,49 @@ import sys
 from array import array
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Final
+
+GPP: Final = Path(__file__).parent
 
 
-def parts(folder: Path) -> list[str]:
-    """The names of a folder's files that are compiled."""
-    return sorted(path.stem for path in folder.glob("*.pxd"))
+def digest(name: str) -> str:
+    """What the two files of a module say: setup.py writes it down for each that it has compiled."""
+    path = GPP.parent.joinpath(*name.split("."))
+    return hashlib.sha256(path.with_suffix(".pxd").read_bytes() + path.with_suffix(".py").read_bytes()).hexdigest()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """What a folder's files say, by their names; setup.py writes it beside what it has compiled of them."""
-    return {
-        name: hashlib.sha256(b"".join((folder / f"{name}.{kind}").read_bytes() for kind in ("pxd", "py"))).hexdigest()
-        for name in parts(folder)
-    }
-
-
-def up_to_date(folder: Path) -> bool:
-    """Whether what was compiled is what the files say now."""
+def known() -> dict[str, str]:
+    """The modules that were compiled, and what their files said; none if one of them says something else now."""
     try:
-        return json.loads((folder / "compiled.json").read_bytes()) == digests(folder)
-    except (OSError, ValueError):
-        return False
+        found = json.loads((GPP / "compiled.json").read_bytes())
+        return found if all(digest(name) == said for name, said in found.items()) else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
-def from_source(folder: Path, package: str) -> None:
-    """Load a folder's files as plain Python, as modules of a package of that name."""
-    for name in parts(folder):
-        spec = spec_from_file_location(f"{package}.{name}", folder / f"{name}.py")
+KNOWN: Final = known()
+
+
+def parts(package: str) -> list[str]:
+    """The names of a package's files that are compiled."""
+    return sorted(path.stem for path in GPP.parent.joinpath(*package.split(".")).glob("*.pxd"))
+
+
+def from_source(package: str, name: str) -> None:
+    """Load those files of a package as plain Python, as modules of a package of that name."""
+    for part in parts(package):
+        path = GPP.parent.joinpath(*package.split("."), f"{part}.py")
+        spec = spec_from_file_location(f"{name}.{part}", path)
         assert spec is not None and spec.loader is not None
         module = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
-def chosen(folder: Path, package: str) -> bool:
-    """Whether a package's files run compiled; else they are loaded as plain Python."""
-    compiled = up_to_date(folder)
+def chosen(package: str) -> bool:
+    """Whether the files of a package run compiled; else they are loaded as plain Python."""
+    compiled = all(f"{package}.{part}" in KNOWN for part in parts(package))
     if not compiled:
-        from_source(folder, package)
+        from_source(package, package)
     return compiled
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple, final
 
 from gpp.cluster import Cluster
-from gpp.cost.amounts import together
+from gpp.cost.together import together
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan

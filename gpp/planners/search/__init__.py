@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from gpp.compiled import chosen
 
-COMPILED: Final = chosen(Path(__file__).parent, __name__)
+COMPILED: Final = chosen(__name__)
