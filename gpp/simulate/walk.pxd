@@ -15,5 +15,5 @@ cdef class Walk:
     @cython.locals(i=cython.Py_ssize_t, k=cython.Py_ssize_t, j=cython.Py_ssize_t, r=cython.Py_ssize_t, members=cython.Py_ssize_t, d=cython.longlong)
     cpdef openings(self, long long first, Py_ssize_t count)
 
-@cython.locals(i=cython.Py_ssize_t)
+@cython.locals(i=cython.Py_ssize_t, same=cython.bint)
 cpdef bint grown(double[::1] at, double[::1] before, double grew, double hair)

@@ -21,14 +21,19 @@ class Walk:
             for step in own:
                 steps += 1
                 needs += len(step[4]) + (len(step[1]) if step[0] < 0 else 0)
-        self.resource, self.node, self.first_need, self.need = integers(steps), integers(steps), integers(steps + 1), integers(needs)
+        self.resource, self.node, self.first_need, self.need = (
+            integers(steps),
+            integers(steps),
+            integers(steps + 1),
+            integers(needs),
+        )
         self.seconds, self.late = reals(steps), reals(steps)
         self.num_slots = self.num_nodes = 0
         self._pack(groups)
 
     def _pack(self, groups) -> None:
-        i = k = g = 0
-        for low, high, own in groups:
+        i = k = 0
+        for g, (low, high, own) in enumerate(groups):
             self.low[g], self.high[g] = low, high
             for resource, node, seconds, late, slots in own:
                 self.resource[i], self.seconds[i], self.late[i] = resource, seconds, late
@@ -45,8 +50,7 @@ class Walk:
                     self._read(resource)
                 i += 1
                 self.first_need[i] = k
-            g += 1
-            self.first[g] = i
+            self.first[g + 1] = i
 
     def _read(self, slot: int) -> int:
         if slot < 0:
@@ -127,7 +131,9 @@ class Walk:
 
 def grown(at, before, grew: float, hair: float) -> bool:
     """Whether all times of an earlier state have grown by the same since, but for a hair."""
+    same = 1
     for i in range(len(before)):
-        if not abs(at[i] - before[i] - grew) < hair:
-            return False
-    return True
+        if abs(at[i] - before[i] - grew) >= hair:
+            same = 0
+            break
+    return bool(same)
