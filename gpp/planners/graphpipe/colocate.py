@@ -36,6 +36,7 @@ from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.layouts import State, layouts, state_of
+from gpp.planners.search import COMPILED
 from gpp.planners.search.climb import Climber
 from gpp.planners.search.numbers import KEPT, MANY, MOST_DEVICES
 from gpp.planners.search.timers import Timers
@@ -90,7 +91,8 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     search.run(ROUNDS[how])
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
-    return "plans with several stages on a device were searched in part, by local search"
+    slow = "" if COMPILED else " in plain Python, which takes fifty times as long: gpp was installed without a C compiler, or changed since"
+    return f"plans with several stages on a device were searched in part, by local search{slow}"
 
 
 @final
