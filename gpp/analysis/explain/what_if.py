@@ -19,10 +19,11 @@ from gpp.analysis.explain.changes import (
 from gpp.cost.problem import Problem
 from gpp.errors import GppError, Infeasible
 from gpp.graph.op_graph import mask_of
+from gpp.memory import fits_whole
 from gpp.plan.plan import Plan
 from gpp.strategy import Strategy
 
-MORE_MEMORY = "twice the memory"
+MORE_MEMORY, LESS_MEMORY = MEMORY = "twice the memory", "half the memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +109,17 @@ def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy
 def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, *, budget_s: float) -> Replanned:
     """Other problems planned with the same strategy, the most telling first, until the time is spent.
 
-    A search begins only if as much time is left as the first one took; twice the devices count double.
+    A search begins only if as much time is left as the first one took; twice the devices count double. Where the whole model fits
+    one device, with the memory that there is and with that of the other problem, memory decides nothing: the plan is the same.
     """
-    strategy, cluster = strategy.drafted, problem.cluster
+    strategy, cluster, posed = strategy.drafted, problem.cluster, strategy.posed(problem)
     free = [stage for stage in plan.stages if not mask_of(stage.ops) & problem.minibatch_ops] or plan.stages
     sizes = sorted({stage.microbatch_size for stage in free})
     tasks: list[tuple[bool, str, Problem, float]] = [
         (True, MORE_MEMORY, replace(problem, cluster=with_memory(cluster, 2.0)), 1.0),
         (True, "links twice as fast", replace(problem, cluster=with_links(cluster, 2.0)), 1.0),
         (True, "twice the devices", replace(problem, cluster=with_twice_the_devices(cluster)), 2.0),
-        (True, "half the memory", replace(problem, cluster=with_memory(cluster, 0.5)), 1.0),
+        (True, LESS_MEMORY, replace(problem, cluster=with_memory(cluster, 0.5)), 1.0),
     ]
     if problem.microbatch_size is None:
         near = sorted({b for b in (sizes[-1] * 2, sizes[0] // 2) if b in problem.microbatch_sizes()} - set(sizes))
@@ -128,6 +130,9 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     found: dict[bool, list[WhatIf]] = {True: [], False: []}
     left_out = []
     for sensitivity, words, other, weight in tasks:
+        if words in MEMORY and budget_s > 0 and fits_whole(posed) and fits_whole(strategy.posed(other)):
+            found[sensitivity].append(planned(words, plan, iteration_s, iteration_s))
+            continue
         if time.monotonic() - began + weight * plan.search_s > budget_s:
             left_out.append(words)
             continue

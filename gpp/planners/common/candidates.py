@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpp.cost.amounts import StageBytes
+from gpp.cost.holding import Held
 from gpp.cost.stage import finish_s
 from gpp.cost.together import together
 from gpp.errors import InvalidPlan
@@ -64,6 +65,7 @@ class Assessor:
         self._ops: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._sent: dict[tuple[int, tuple[int, ...], int], tuple[list[tuple[int, tuple[int, ...]]], list[tuple[float, float]]]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
+        self._states: dict[tuple[int, int, int], tuple[Held, ...]] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float, float]] = {}
         self._bytes: dict[int, dict[int, tuple[float, float]]] = {}
         self._least: dict[tuple[int, int, int], float] = {}
@@ -273,8 +275,10 @@ class Assessor:
         held = self._held.get((mask, b // count))
         if held is None:
             held = self._held[mask, b // count] = self.costs.held(mask, b // count)
-        holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
-        states = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
+        states = self._states.get((b, distance, depth))
+        if states is None:
+            holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
+            states = self._states[b, distance, depth] = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
         return max(held.peak(*state) for state in states), held.passing
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:

@@ -91,7 +91,7 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     search.run(ROUNDS[how])
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
-    slow = "" if COMPILED else " in plain Python, which takes fifty times as long: gpp was installed without a C compiler, or changed since"
+    slow = "" if COMPILED else " in plain Python, fifty times slower: gpp was installed without a C compiler, or has changed since"
     return f"plans with several stages on a device were searched in part, by local search{slow}"
 
 
