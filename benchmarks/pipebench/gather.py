@@ -100,14 +100,16 @@ def profiled() -> Iterator[dict[str, Any]]:
         (path,) = PROFILES.glob(f"{stem}.graph.txt") if stem.startswith("pipedream") else PROFILES.glob(f"{stem}.json")
         graph = coarsen(read_profile(path), MOST_OPS)
         for devices in (4, 8, 16):
-            given = {"minibatch": 4 * devices, "devices": devices, "bandwidth": 25e9, "latency": 1e-5, "weight_copies": 2}
-            found = plain(graph, seconds_of(graph), name=f"{stem}_{devices}", source=source, memory=0, **given)
+            given = {"minibatch": 4 * devices, "devices": devices, "max_replicas": devices, "bandwidth": 25e9, "latency": 1e-5}
+            name = f"{stem}_{devices}"
+            found = plain(graph, seconds_of(graph), name=name, source=source, memory=0, weight_copies=2, **given)
             yield {**found, "memory": needed(found, 1e3 if devices == 4 else 2.0)}
     for path in sorted((ROOT / "sweeps" / "zero_bubble").glob("*.json")):
         graph = coarsen(read_profile(path), MOST_OPS)
         count, devices = int(path.stem.rpartition("_")[2]), 8 if "1.5b" in path.stem else 16
         source = "Qi et al., arXiv 2401.10241, Table 9: seconds of the passes, a third of a stage in each operator"
-        given = {"minibatch": count, "devices": devices, "bandwidth": 25e9, "latency": 1e-5, "memory": 10**12, "weight_copies": 2}
+        given = {"minibatch": count, "devices": devices, "max_replicas": 1, "bandwidth": 1e9, "latency": 0.0}
+        given |= {"memory": 10**12, "weight_copies": 2}
         yield plain(graph, seconds_of(graph), name=f"zero_bubble_{path.stem}", source=source, **given)
 
 
@@ -124,7 +126,8 @@ def captured() -> Iterator[dict[str, Any]]:
         found = posed.op_times(size, 0)
         times = [(f / size, b / size) for f, b in zip(found.forward_s.tolist(), found.backward_s.tolist(), strict=True)]
         link = posed.cluster.intra_node
-        given = {"minibatch": minibatch, "devices": devices, "bandwidth": link.bandwidth_bytes_per_s, "latency": link.latency_s}
+        given = {"minibatch": minibatch, "devices": devices, "max_replicas": devices}
+        given |= {"bandwidth": link.bandwidth_bytes_per_s, "latency": link.latency_s}
         yield plain(
             posed.graph,
             times,
@@ -144,13 +147,14 @@ def drawn() -> Iterator[dict[str, Any]]:
         make = random_dag if number % 2 else random_series_parallel
         graph = make(ops, number, skew=rng.choice([0.0, 0.5, 1.0]))
         times = [(op.forward_flops / 1e13, op.backward_flops / 1e13) for op in graph.ops]
-        given = {"minibatch": rng.choice([8, 12, 16, 24]), "devices": devices, "latency": 1e-5, "weight_copies": 4}
+        given = {"minibatch": rng.choice([8, 12, 16, 24]), "devices": devices, "max_replicas": devices, "latency": 1e-5}
         found = plain(
             graph,
             times,
             name=f"random_{number:02}",
             source=f"gpp.graph.random_graphs.{make.__name__}({ops}, {number})",
             memory=0,
+            weight_copies=4,
             bandwidth=rng.choice([1e9, 1e10, 1e11]),
             **given,
         )

@@ -59,8 +59,9 @@ def _shape(problem: dict[str, Any], plan: Any) -> tuple[int, list[tuple[list[int
             if device in used:
                 raise Invalid(f"4: device {device} is used twice, the second time by stage {s}")
             used.add(device)
-        if size % len(devices):
-            raise Invalid(f"4: stage {s} has {len(devices)} devices, which do not divide microbatch={size}")
+        if len(devices) > problem["max_replicas"] or size % len(devices):
+            rule = f"at most {problem['max_replicas']}, and a divisor of microbatch={size}"
+            raise Invalid(f"4: stage {s} has {len(devices)} devices, and must have {rule}")
         out.append((ops, devices))
     return size, out
 
