@@ -72,8 +72,8 @@ def table(known: dict[str, Any]) -> str:
     gaps = [one["best_s"] / one["bound_s"] - 1 for one in asked.values()]
     proven = sum(gap <= 1e-4 for gap in gaps)
     lines = [
-        f"{len(known)} problems, {len(asked)} with a plan; the best known step is over the bound by {median(gaps):.1%} in the median, "
-        f"{max(gaps):.1%} at most, and proven to be the best for {proven}.",
+        f"{len(known)} problems, {len(asked)} with a plan; the best known step is over the bound by {median(gaps):.1%} in the "
+        f"median, {max(gaps):.1%} at most, and proven to be the best for {proven}.",
         "",
         "| planner | plans | invalid | nothing found | best known | median over it | worst | CPU s, median | most |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -44,6 +44,7 @@ class Proof(NamedTuple):
 
 
 def divisors(number: int) -> list[int]:
+    """Ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 

@@ -87,7 +87,7 @@ def seconds_of(graph: OpGraph) -> list[tuple[float, float]]:
 
 
 def needed(problem: dict[str, Any], share: float) -> int:
-    """Bytes of a device that is so many times what an equal part of everything takes, with a micro-batch in flight for each device."""
+    """Bytes of a device: so many times what an equal part of everything takes, with a micro-batch in flight for each device."""
     fixed = problem["weight_copies"] * sum(op["parameters"] for op in problem["operators"])
     flight = sum(op["saved"] for op in problem["operators"]) + sum(t["bytes"] for t in problem["tensors"])
     unit = max(1, problem["minibatch"] // (4 * problem["devices"]))
@@ -118,7 +118,9 @@ def captured() -> Iterator[dict[str, Any]]:
     for model, cluster, devices, minibatch in CAPTURED:
         words = [f"model={model}", f"cluster={cluster}", f"minibatch_size={minibatch}", "cost=analytical", "mode=plan"]
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("config", overrides=["strategies=[]", "name=pipebench", "logger=none", f"graph.max_ops={MOST_OPS}", *words])
+            cfg = compose(
+                "config", overrides=["strategies=[]", "name=pipebench", "logger=none", f"graph.max_ops={MOST_OPS}", *words]
+            )
         one = instantiate(cfg, _convert_="all")
         whole = one.captured()
         posed = one.problem(whole, one.op_graph(whole))

@@ -1,9 +1,10 @@
-"""The planners of the table: this platform's, those that others released, and two ways to cut by hand. All answer in PipeBench's words."""
+"""The planners of the table: this platform's, those that others released, and two ways to cut by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from baselines.released.pipedream import PipeDreamOptimizer
@@ -90,7 +91,7 @@ def uniform(problem: dict[str, Any]) -> Answer | None:
 
 
 def by_hand(problem: dict[str, Any]) -> Answer | None:
-    """What Megatron's users are told: the shortest pipeline that fits, replicas for all other devices, equal numbers of operators."""
+    """What Megatron's users are told: the shortest pipeline that fits, replicas for other devices, equal numbers of operators."""
     every, most = problem["devices"], min(problem["devices"], len(problem["operators"]))
     lengths = [p for p in range(1, most + 1) if every % p == 0 and every // p <= problem["max_replicas"]]
     return _first_that_fits(problem, lengths)
@@ -106,7 +107,7 @@ def _first_that_fits(problem: dict[str, Any], lengths: list[int]) -> Answer | No
             cuts = [count * s // length for s in range(length + 1)]
             stages = [
                 {"operators": list(range(lo, hi)), "devices": list(range(s * replicas, (s + 1) * replicas))}
-                for s, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False))
+                for s, (lo, hi) in enumerate(pairwise(cuts))
             ]
             plan = {"problem": problem["name"], "microbatch": b, "stages": stages}
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from verify import Invalid, judge  # noqa: E402
+from verify import Invalid, judge
 
 HERE = Path(__file__).resolve().parent
 

@@ -180,7 +180,7 @@ def _step(
                 ready[kind, s, t * count + m] = arrivals
                 waiting.append(t)
             at[s] += 1
-    if any(position < len(row) for position, row in zip(at, order)):
+    if any(position < len(row) for position, row in zip(at, order, strict=True)):
         raise Invalid("7: the passes wait for each other")  # no plan that keeps rule 5 does
     for s, (ops, devices) in enumerate(stages):
         r, params = len(devices), sum(problem["operators"][op]["parameters"] for op in ops)

@@ -153,6 +153,7 @@ def applied(changed: Plan, one: Published, problem: Problem, modules: Modules, s
 
 
 def seconds(value: float | None) -> str:
+    """Seconds in words; a dash where there are none."""
     return "–" if value is None else f"{value:.4g} s"
 
 
@@ -176,9 +177,8 @@ def main(only: str) -> int:
         gap = "" if found.bound_s is None else f", at most {found.step_s / found.bound_s - 1:.1%} from the best"
         print(f"    {seconds(found.step_s)} a step, {found.full:.0%} full, bound {seconds(found.bound_s)}{gap}; {best}")
         for told, is_s in found.changes:
-            print(
-                f"    {told.change}: {seconds(told.iteration_s)} ({1 - (told.iteration_s or 0) / found.step_s:.1%} less); applied {seconds(is_s)}"
-            )
+            less = 1 - (told.iteration_s or 0.0) / found.step_s
+            print(f"    {told.change}: {seconds(told.iteration_s)} ({less:.1%} less); applied {seconds(is_s)}")
     print(f"\n{len(chosen)} layouts, {fits} fit; a change that was applied differs by {worst:.1e} at most from what was told")
     return int(worst > SAME or not chosen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal
 
 ZERO_BUBBLE: Final = "Qi et al., arXiv 2401.10241, Table 4: the first and the last stage have one layer fewer"
@@ -56,7 +57,7 @@ def titan(layers: int, stages: int, degree: int) -> str:
     """torchtitan's list: equal numbers of layers, and one fewer at each end, where the embedding and the head stand."""
     each = (layers + 2) // stages
     cuts = [max(0, min(layers, each * s - 1)) for s in range(stages)] + [layers]
-    rows = [[f"layers.{i}" for i in range(lo, hi)] for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    rows = [[f"layers.{i}" for i in range(lo, hi)] for lo, hi in pairwise(cuts)]
     rows[0].insert(0, "embed")
     rows[-1] += ["norm", "head"]
     lines = ",\n".join("  [" + ", ".join(f'"{name}"' for name in row) + "]" for row in rows)

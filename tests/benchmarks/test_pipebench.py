@@ -49,7 +49,7 @@ def plan(*stages: tuple[list[int], list[int]], size: int = 1) -> dict[str, Any]:
 def test_the_step_is_what_is_reckoned_by_hand() -> None:
     # Two micro-batches on one device: F0 B0 F1 B1, three seconds each an operator.
     assert judge(by_hand(), plan(([0, 1], [3]))) == 12.0
-    # s0: F0 0-1, F1 1-2; the message takes 0.5 and 0.25; s1: F0 1.75-2.75, B0 -4.75, F1 -5.75, B1 -7.75; 0.75 later B1 of s0, 2 long.
+    # s0: F0 0-1, F1 1-2; the message takes 0.5 and 0.25; s1: F0 1.75, B0 2.75, F1 4.75, B1 5.75 to 7.75; 0.75 later B1 of s0: 2.
     assert judge(by_hand(), plan(([0], [0]), ([1], [1]))) == 10.5
     # Both samples at once on two devices: 2 * 3 seconds, and 2 * (0.25 + 16 / 2 / 4) for the gradients of sixteen bytes.
     assert judge(by_hand(), plan(([0, 1], [1, 2]), size=2)) == 6.0 + 4.5
@@ -69,7 +69,7 @@ def test_each_rule_is_named() -> None:
             judge(problem, given)
     # Two micro-batches of one byte and two that go out, a message each way, and both copies of eight bytes.
     needs = 16 + 2 * 1 + 2
-    with pytest.raises(Invalid, match="^6: stage 0"):
+    with pytest.raises(Invalid, match=r"^6: stage 0"):
         judge({**problem, "memory": needs - 1}, plan(([0], [0]), ([1], [1])))
     assert judge({**problem, "memory": 1e3}, plan(([0], [0]), ([1], [1]))) > 0
 
