@@ -54,6 +54,7 @@ FULL = {
         python -m tests.checks.parallelize
         python -m tests.checks.parallelize --lengths --launch ranks
         python -m tests.checks.parallelize --tokens --memory""",
+    "pipebench": "python -m tests.checks.pipebench --count 1000",
     "planners": """
         python -m tests.checks.planners --jobs 2 --what validate --count 2000
         python -m tests.checks.planners --jobs 2 --what oracle --count 300
