@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +24,8 @@ from gpp.planners.search.climb import Climber
 from gpp.planners.search.timers import Timers
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.simulate.simulator import simulate
+from gpp.simulate.longest_path import LongestPath
+from gpp.simulate.simulator import Costs
 from gpp.strategy import Strategy
 from tests.support.problems import random_problem
 
@@ -162,7 +163,7 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     """Asks compiled and plain code the same of a random problem.
 
     `program`: the longest path of a lowered program, all its times; `prediction`: that of the strategy, by rounds where it can;
-    `step`: the timed step of a plan; `walk`: a walk of the search, with little memory, and what it draws.
+    `step`: the timed step of a plan; `walk`: a walk of the search, half of them with little memory, and what it draws.
 
     Args:
         count: random plans of which those that are valid are asked for.
@@ -173,34 +174,44 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     one, out = Question.of(seed), {part: Compared() for part in ("program", "prediction", "step", "walk")}
     every = list(one.plans(count))
     programs = [one.strategy.lower(plan, one.problem) for plan, _, _ in every]
+    costs = [Costs.of(made, plan, one.assessor.problem) for made, (plan, _, _) in zip(programs, every, strict=True)]
+    for plan, _, _ in every:
+        one.strategy.predict(plan, one.problem, record=False)  # so that neither side finds bills and tables first
 
-    def told(part: str) -> list[object]:
+    def asked(part: str) -> list[Callable[[], object]]:
+        """What is asked, ready to be timed."""
         if part == "program":
-            simulated = [
-                simulate(program, plan, one.assessor.problem) for program, (plan, _, _) in zip(programs, every, strict=True)
-            ]
-            return [(each.metrics, each.events) for each in simulated]
+            paths = [(made.waits, own.seconds, own.late) for made, own in zip(programs, costs, strict=True)]
+            return [lambda given=given: LongestPath.of(*given).period() for given in paths]
         if part == "prediction":
-            return [one.strategy.predict(plan, one.problem, record=False).metrics for plan, _, _ in every]
+            return [lambda plan=plan: one.strategy.predict(plan, one.problem, record=False).metrics for plan, _, _ in every]
         if part == "step":
             timers = Timers(one.assessor.posed, 2 * one.problem.cluster.num_devices, plain=True)
-            return [timers.step_s(found.parts, found.placement, found.microbatch_size, chain) for _, found, chain in every]
-        return [_walked(one, number) for number in range(walks)]
+            for _, found, _ in every:
+                timers.of(found.microbatch_size)
+            return [
+                lambda found=found, chain=chain: timers.step_s(found.parts, found.placement, found.microbatch_size, chain)
+                for _, found, chain in every
+            ]
+        return [_walker(one, number) for number in range(walks)]
 
     for part, compared in out.items():
-        start = time.process_time()
-        first = told(part)
-        middle = time.process_time()
+        first, compared.compiled_s = _timed(asked(part))
         with plainly():
-            again = time.process_time()
-            second = told(part)
-            compared.plain_s = time.process_time() - again
-        compared.compiled_s, compared.count = middle - start, len(first)
+            second, compared.plain_s = _timed(asked(part))
+        compared.count = len(first)
         assert first == second, f"random problem {seed}: {part} differs"
     return out
 
 
-def _walked(one: Question, number: int) -> object:
+def _timed(asked: list[Callable[[], object]]) -> tuple[list[object], float]:
+    """The answers, and the processor's seconds."""
+    start = time.process_time()
+    answers = [question() for question in asked]
+    return answers, time.process_time() - start
+
+
+def _walker(one: Question, number: int) -> Callable[[], object]:
     """The plans of a walk, and the state in which it leaves its arrays."""
     posed = one.assessor.problem
     b = max(posed.microbatch_sizes())
@@ -208,5 +219,9 @@ def _walked(one: Question, number: int) -> object:
     facts, room, timer = Timers(Assessor(StageCosts(posed)).posed, 8, plain=False).of(b)
     walker = Climber(facts, room, timer)
     start = (0,) * posed.graph.num_ops, (1,)
-    found = [walker.walk(start, number, threshold, PASSES) for threshold in (0.0, 0.1)]
-    return found, facts.work[0], list(room.stage_of), list(room.devices)
+
+    def walked() -> object:
+        found = [walker.walk(start, number, threshold, PASSES) for threshold in (0.0, 0.1)]
+        return found, facts.work[0], list(room.stage_of), list(room.devices)
+
+    return walked
