@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from gpp.app.batches import items_of, named_targets
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
-from gpp.cost.counted import check_counted
+from gpp.cost.counted import check_counted, masked_warnings
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -237,6 +237,7 @@ def _refuse_engine(engine: AbstractEngine) -> None:
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
     """Tell the user what the model, the cut and the engine have to say."""
     cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
+    cut += masked_warnings(captured, problem.cluster, problem.cost)
     unlike = f"the captured model was not compared with the module itself: {WITHOUT_WEIGHTS} when it was captured"
     blind = [unlike] if captured.checked and captured.checked.unknown == WITHOUT_WEIGHTS else []
     for words in (*captured.warnings, *blind, *cut, *engine.check(plan)):

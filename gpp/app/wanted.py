@@ -13,6 +13,7 @@ from gpp.app.batches import items_of, loss_of
 from gpp.app.capturing import LOOKED_AT, only_size
 from gpp.app.moving import check_unreplanned
 from gpp.cluster import Cluster
+from gpp.cost.counted import masked_warnings
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
@@ -180,7 +181,13 @@ class Wanted:
 
         whole_loss, some = self.loss_scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
         cut = cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False, uneven=uneven(captured, some))
-        return (*captured.warnings, *cut, *replace(self.engine, launch="local" if self.place is None else "env").check(plan))
+        masked = masked_warnings(captured, self.cluster, self.cost) if self.cost else ()
+        return (
+            *captured.warnings,
+            *cut,
+            *masked,
+            *replace(self.engine, launch="local" if self.place is None else "env").check(plan),
+        )
 
 
 def plain_module(model: Any, warn: Callable[[str], None]) -> Any:

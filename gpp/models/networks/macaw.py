@@ -43,7 +43,7 @@ class Film(nn.Module):
 
 
 class Macaw(nn.Module):
-    """A picture [B, 3, S, S], sound [B, F, 2 M], a film [B, T, 3, S, S] and token ids -> logits [B, L, V] of the text's next tokens.
+    """A picture [B, 3, S, S], sound [B, F, 2 M], film [B, T, 3, S, S], token ids [B, L] -> logits [B, L, V] of the next tokens.
 
     Each encoder attends to the embeddings of a few words, `words` of them here and all in the paper, and so reads the
     embedding that the text reads.
