@@ -17,7 +17,6 @@ from gpp.models.base import TensorSpec
 from gpp.models.losses import loss, loss_terms
 from gpp.models.network import Network
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import Progress
 from gpp.stage import EdgeTensors
 from tests.support.conf import model_named
@@ -107,24 +106,24 @@ def plain(network: nn.Module, name: str, data: list[Batch]) -> list[float]:
     return losses
 
 
-def trained(name: str, devices: int, folder: Path, planner: AbstractPlanner | None = None, *overrides: str) -> Row:
+def trained(name: str, devices: int, folder: Path, strategy: gpp.Strategy | None = None, *overrides: str) -> Row:
     """Train a network both ways.
 
     Args:
         folder: of the run.
-        planner: GraphPipe without replicas if None, so that each device has stages of its own.
+        strategy: 1F1B by GraphPipe without replicas if None, so that each device has stages of its own.
     """
     model = model_named(name, *overrides)
     torch.manual_seed(0)
     network = model.build().double()
     other, data, said = copy.deepcopy(network), list(batches(model)), list[str]()
-    strategy = gpp.Strategy(name="zoo", planner=planner or gpp.GraphPipe(replication=False), schedule=gpp.OneFOneB())
+    planned = gpp.Strategy(name="zoo", planner=gpp.GraphPipe(replication=False), schedule=gpp.OneFOneB())
     with gpp.parallelize(
         network,
         *data[0],
         loss=loss(model.loss),
         devices=devices,
-        strategy=strategy,
+        strategy=strategy or planned,
         cost=gpp.Analytical(),
         optimizer=gpp.SGD(lr=RATE),
         microbatch_size=MICROBATCH,
