@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -93,31 +94,52 @@ def torch_pipelining(case: Case, rank: int) -> dict[str, Any]:
 
 
 def layers_of(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of a network in the order in which it has them, lists of modules taken apart."""
+    """The modules of a network in the order in which it has them, lists of modules taken apart, without its table of positions."""
     for name, module in network.named_children():
         if isinstance(module, nn.ModuleList):
             yield from ((f"{name}.{i}", one) for i, one in enumerate(module))
-        else:
+        elif name != "rotary":
             yield name, module
 
 
-def compared(case: Case, run: Callable[[nn.Module, dict[str, Tensor]], Any]) -> dict[str, Any]:
-    """What comes out of an engine's modules beside the network's own outputs."""
+class Passing(nn.Module):
+    """In the place of a module that a stage lacks: what comes in goes on, as the models of torchtitan have it."""
+
+    def forward(self, x: Any, *rest: Any) -> Any:
+        return x
+
+
+def compared(case: Case, run: Callable[[nn.Module, dict[str, Tensor]], tuple[Any, list[nn.Module]]]) -> dict[str, Any]:
+    """What comes out of an engine's modules beside the network's own outputs, and gradients outside of its numbered layers."""
     network, inputs, _ = made(case)
-    expected = flat(copy.deepcopy(network)(**inputs))
-    found = flat(run(network, inputs))
+    other = copy.deepcopy(network)
+    outputs, parts = run(network, inputs)
+    expected, found = flat(other(**inputs)), flat(outputs)
     if [t.shape for t in found] != [t.shape for t in expected]:
         return {"verdict": "wrong", "words": f"outputs of shapes {[list(t.shape) for t in found]}"}
     apart = max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
-    return (
-        {"verdict": "accepted", "words": ""}
-        if apart <= TOLERANCE
-        else {"verdict": "wrong", "words": f"outputs differ by {apart:.1e}"}
-    )
+    if apart > TOLERANCE:
+        return {"verdict": "wrong", "words": f"outputs differ by {apart:.1e}"}
+    for tensors in (found, expected):
+        torch.stack([tensor.square().mean() for tensor in tensors if tensor.requires_grad]).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in other.named_parameters(remove_duplicate=False)}
+    for part in parts:
+        for name, parameter in part.named_parameters(remove_duplicate=False):
+            if not any(word.isdigit() for word in name.split(".")) and (wanted := gradients[name]) is not None:
+                far = wanted.abs().max().item() if parameter.grad is None else (parameter.grad - wanted).abs().max().item()
+                if far > TOLERANCE:
+                    return {
+                        "verdict": "wrong",
+                        "words": f"the gradient of {name} differs by {far:.1e}, of {wanted.abs().max():.1e}",
+                    }
+    return {"verdict": "accepted", "words": ""}
 
 
 def deepspeed(case: Case, rank: int) -> dict[str, Any]:
-    """A `PipelineModule` of the network's modules in their order, run by its own forward as one stage."""
+    """A `PipelineModule` of the network's modules in their order, run by its own forward as one stage.
+
+    Layers that take a table of positions get it; a layer gets nothing else but what the one before it returns.
+    """
     import deepspeed as engine
     from deepspeed.pipe import PipelineModule
 
@@ -125,26 +147,38 @@ def deepspeed(case: Case, rank: int) -> dict[str, Any]:
     if engine.comm.cdb is None:
         engine.comm.init_distributed("fake", dist_init_required=False)
 
-    def run(network: nn.Module, inputs: dict[str, Tensor]) -> Any:
-        module = PipelineModule([layer for _, layer in layers_of(network)], num_stages=1)
+    def run(network: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, list[nn.Module]]:
+        tables = (network.rotary,) if hasattr(network, "rotary") else ()
+
+        def layer(name: str, module: nn.Module) -> Callable[[Any], Any]:
+            takes = tables if "." in name and len(signature(module.forward).parameters) > 1 else ()
+            return lambda x: module(x, *tables) if takes else module(x)
+
+        module = PipelineModule([layer(*named) for named in layers_of(network)], num_stages=1)
         given = tuple(inputs.values())
-        return module(given[0] if len(given) == 1 else given)
+        return module(given[0] if len(given) == 1 else given), [network]
 
     return compared(case, run)
 
 
 def torchtitan(case: Case, rank: int) -> dict[str, Any]:
-    """The parts that its splitter makes of the network's modules, one called with what the other returns."""
+    """The two parts that its splitter makes of the network's modules; the second gets what the first makes as its first input.
+
+    Modules that a part lacks pass on what comes in, which torchtitan asks of a model's forward.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torchtitan.distributed.pipeline_parallel import _pipeline_module_split  # pyright: ignore[reportMissingImports]
 
-    def run(network: nn.Module, inputs: dict[str, Tensor]) -> Any:
+    def run(network: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, list[nn.Module]]:
         names = [name for name, _ in layers_of(network)]
-        at = next(i for i, name in enumerate(names) if case["split"] == name)
-        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
-        _, (first, second) = _pipeline_module_split(network, mesh, "Interleaved1F1B", torch.device("cpu"), [names[:at], names[at:]])
-        made = first(**inputs)
-        return second(*made) if isinstance(made, tuple) else second(made)
+        at, mesh = names.index(case["split"]), init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
+        parts = [[*names[:at], "rotary"], [*names[at:], "rotary"]]
+        _, stages = _pipeline_module_split(network, mesh, "Interleaved1F1B", torch.device("cpu"), parts)
+        for stage in stages:
+            for name in [name for name, child in stage._modules.items() if child is None]:
+                setattr(stage, name, Passing())
+        handed, (first, *_) = stages[0](**inputs), inputs
+        return stages[1](**{**inputs, first: handed}), stages
 
     return compared(case, run)
 
