@@ -101,7 +101,7 @@ def test_the_terms_of_several_losses_are_weighted_as_published():
         ("block_residuals", 6.738e9, 0.001),  # Llama 7B's, and 65 queries
         ("hyper_connections", 6.738e9, 0.005),  # Llama 7B's, and 64 connections
         ("experts", 6.92e9, 0.001),  # OLMoE-1B-7B
-        ("zamba", 2.7e9, 0.03),  # Zamba2-2.7B, which has low-rank corrections, too
+        ("zamba", 2.7e9, 0.03),  # Zamba2-2.7B, which adds matrices of low rank, too
         ("whisper", 1550e6, 0.01),  # Whisper large
         ("cross_batch", 427.6e6, 0.001),  # CLIP ViT-L/14
         ("flamingo", 9.0e9, 0.05),  # OpenFlamingo-9B

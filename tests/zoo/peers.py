@@ -78,6 +78,8 @@ def torch_pipelining(case: Case, rank: int) -> dict[str, Any]:
     stage = pipe.build_stage(rank, torch.device("cpu"), group)
 
     def measure(outputs: Any, wanted: Tensor) -> Tensor:
+        if keys and len(outputs) != len(keys):
+            raise ValueError(f"the last stage returns {len(outputs)} of {len(keys)} outputs")
         named = dict(zip(keys, outputs, strict=True)) if keys else outputs  # what comes out of a stage has no names
         return value_of(case, named, wanted)
 

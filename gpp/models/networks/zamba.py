@@ -80,7 +80,7 @@ class Zamba(nn.Module):
     """State-space layers, and now and then a shared block: token ids [B, L] -> logits [B, L, V] of the next tokens.
 
     The shared blocks take turns. Each place reads the embedding of the tokens beside the state, and has a matrix of its own
-    behind the block; Zamba2's low-rank corrections of the shared weights are left out. The head is the embedding's matrix.
+    behind the block; what Zamba2 adds to the shared weights in low rank is left out. The head is the embedding's matrix.
 
     Args:
         num_layers: state-space layers.
