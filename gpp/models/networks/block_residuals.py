@@ -25,7 +25,7 @@ class DepthAttention(nn.Module):
         return (self.query(self.norm(made_NBLD)).softmax(dim=0) * made_NBLD).sum(dim=0)
 
 
-class ResidualLayer(nn.Module):
+class BlockReader(nn.Module):
     """A norm and a function, whose input is a mean over the blocks: N tensors [B, L, D] -> [B, L, D]."""
 
     def __init__(self, hidden: int, function: nn.Module) -> None:
@@ -66,8 +66,8 @@ class BlockResiduals(nn.Module):
         self.size = num_layers // num_blocks
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.rotary = Rotary(sequence, hidden // num_heads)
-        self.attentions = nn.ModuleList(ResidualLayer(hidden, RotaryAttention(hidden, num_heads)) for _ in range(num_layers))
-        self.mlps = nn.ModuleList(ResidualLayer(hidden, GatedMlp(hidden, ffn)) for _ in range(num_layers))
+        self.attentions = nn.ModuleList(BlockReader(hidden, RotaryAttention(hidden, num_heads)) for _ in range(num_layers))
+        self.mlps = nn.ModuleList(BlockReader(hidden, GatedMlp(hidden, ffn)) for _ in range(num_layers))
         self.mix, self.norm = DepthAttention(hidden), nn.RMSNorm(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
 
