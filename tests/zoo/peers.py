@@ -75,6 +75,7 @@ def torch_pipelining(case: Case, rank: int) -> dict[str, Any]:
         return {"verdict": "refused", "words": f"pipeline() made {pipe.num_stages} stages, not {RANKS}"}
     dist.barrier()  # the other rank may wait for one that has failed at the network before
     group = dist.new_group([*range(RANKS)], timeout=datetime.timedelta(seconds=20))
+    assert isinstance(group, dist.ProcessGroup)
     stage = pipe.build_stage(rank, torch.device("cpu"), group)
 
     def measure(outputs: Any, wanted: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def torchtitan(case: Case, rank: int) -> dict[str, Any]:
         for stage in stages:
             for name in [name for name, child in stage._modules.items() if child is None]:
                 setattr(stage, name, Passing())
-        first, handed = next(iter(inputs)), inputs
+        first, handed, made = next(iter(inputs)), inputs, None
         for stage in stages:
             made = stage(**handed)
             handed = {**inputs, first: made}
