@@ -52,8 +52,8 @@ def masked_warnings(captured: Captured, cluster: Cluster, cost: AbstractCostMode
     rest = f" and in {len(found) - 1} more places" if len(found) > 1 else ""
     return (
         f"attention in {found[0].module or found[0].name}{rest} has a mask that is not known to be causal, and a card runs no "
-        f"flash attention with a mask: cost={cost.name} has the time of flash attention for it. is_causal=True where that is meant, "
-        "or cost=profiled",
+        f"flash attention with a mask: cost={cost.name} has the time of flash attention for it. is_causal=True where that is "
+        "meant, or cost=profiled",
     )
 
 
