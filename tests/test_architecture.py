@@ -115,7 +115,9 @@ WINGS: dict[str, list[set[str]]] = {
         {"vocabulary"},
         {"refusals"},
         {"command", "command_line", "new_project", "sweep_tracking"},
-        {"api", "batches", "changes", "composing", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
+        {"composing"},
+        {"peers", "training", "values", "words"},
+        {"api", "batches", "changes", "forms", "multirun", "optimizer_factory", "parallel", "pipeline", "wanted"},
         {"cli"},
     ],
 }
@@ -223,8 +225,8 @@ NAMING_SHARED_STATE = {"optimizers.py"}
 
 OF_PRECISION = re.compile(r"[Aa]utocast|[Ll]oss[ _]?[Ss]cale|LossScale|overflowed")
 """Words of passes in a type narrower than the model's own."""
-# Files of the core that still have them: a setting that users give the engine and workers keep to, and what a model may not do.
-NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py"}
+# Files of the core that still have them: a setting that users give the engine and workers keep to, its words, and what a model may not do.
+NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py", "app/words.py"}
 
 
 def test_the_core_names_no_mechanism() -> None:
