@@ -225,7 +225,7 @@ NAMING_SHARED_STATE = {"optimizers.py"}
 
 OF_PRECISION = re.compile(r"[Aa]utocast|[Ll]oss[ _]?[Ss]cale|LossScale|overflowed")
 """Words of passes in a type narrower than the model's own."""
-# Files of the core that still have them: a setting that users give the engine and workers keep to, its words, and what a model may not do.
+# Files of the core that still have them: a setting of the engine that workers keep to, its words, what a model may not do.
 NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py", "app/words.py"}
 
 
