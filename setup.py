@@ -6,6 +6,7 @@ A wheel carries conf/ and run.py inside the package, where the `gpp` command fin
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -58,6 +59,7 @@ setup(
                 f"gpp.planners.search.{name}",
                 [f"gpp/planners/search/{name}.py"],
                 extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
+                extra_link_args=["-s"] if sys.platform == "linux" else [],  # no symbols: a tenth of the wheel
                 optional=True,
             )
             for name in SEARCH
