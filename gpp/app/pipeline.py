@@ -211,6 +211,13 @@ class Pipeline:
             show_plan(console, self._record())
         return "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
 
+    def _repr_html_(self) -> str:
+        """The report, in a frame of a notebook; after `close` with the measured times."""
+        from html import escape
+
+        frame = 'width="100%" height="720" style="border:1px solid #8888"'
+        return f'<iframe srcdoc="{escape(run_report(self._record()))}" {frame}></iframe>'
+
     def close(self) -> None:
         """End the workers; model and loss get the trained weights, on every rank, and the run directory its report."""
         from gpp.runtime.checkpoint.state import copy_into

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from gpp import inline
 from gpp.cost.amounts import together
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
@@ -68,6 +69,19 @@ class Plan:
 
     def __str__(self) -> str:
         return table(f"{self.planner}: depth {self.depth}, mini-batch {self.minibatch_size}", self.stages, self.successors)
+
+    def _repr_html_(self) -> str:
+        """The stages as a picture, for notebooks."""
+        column = [0] * len(self.stages)
+        for s, t in sorted(self.edges):
+            column[t] = max(column[t], column[s] + 1)
+        boxes = []
+        for s, stage in enumerate(self.stages):
+            devices = "d" + ", ".join(map(str, stage.devices))
+            sizes = f"micro-batch {stage.microbatch_size}, {stage.in_flight} in flight"
+            boxes.append((column[s], (f"s{s}: {len(stage.ops)} operators", devices, sizes)))
+        title = f"{self.planner}: depth {self.depth}, mini-batch {self.minibatch_size}"
+        return f"<p>{title}</p>{inline.stages(boxes, self.edges, title)}"
 
     @cached_property
     def num_devices(self) -> int:
