@@ -1,7 +1,7 @@
 """A training loop of your own on two devices: torch's optimizer and scheduler, checkpoints, and going on after a stop.
 
-    python examples/own_loop.py          give it again after Ctrl-C: it goes on from the last checkpoint
-    torchrun --nproc-per-node 2 examples/own_loop.py
+python examples/own_loop.py          give it again after Ctrl-C: it goes on from the last checkpoint
+torchrun --nproc-per-node 2 examples/own_loop.py
 """
 
 import sys
@@ -37,6 +37,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def main(folder: str = "outputs/own_loop", steps: int = 120) -> float:
+    """Train on digits, going on from the last checkpoint if there is one; the accuracy on others."""
     torch.manual_seed(0)
     pixels, labels = read_digits()
     held_out = (pixels[-256:], labels[-256:])

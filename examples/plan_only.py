@@ -28,9 +28,7 @@ NVLINK = gpp.Link(latency_s=8e-6, bandwidth_bytes_per_s=300e9)
 
 def cards(count: int, memory_bytes: float = 40e9) -> gpp.Cluster:
     """A machine with so many of them, of which a training may take so much memory."""
-    return gpp.uniform(
-        name="a100", num_nodes=1, devices_per_node=count, device=A100, intra_node=NVLINK, memory_bytes=memory_bytes
-    )
+    return gpp.uniform(name="a100", num_nodes=1, devices_per_node=count, device=A100, intra_node=NVLINK, memory_bytes=memory_bytes)
 
 
 class Towers(nn.Module):
@@ -51,6 +49,7 @@ class Towers(nn.Module):
 
 
 def main() -> dict[str, gpp.Plan]:
+    """Plan as a graph and as a chain; the plans by strategy."""
     with torch.device("meta"):
         model, inputs = Towers(), {name: torch.empty(2, 64, 2048) for name in ("video", "sound", "text")}
         captured = gpp.capture_model(model, inputs, torch.empty(2, 2048), mse_loss)
@@ -61,7 +60,9 @@ def main() -> dict[str, gpp.Plan]:
         plans[word] = plan = strategy.plan(problem)
         predicted = strategy.predict(plan, problem).metrics
         seconds[word] = predicted.iteration_s
-        print(f"{plan}\n{predicted.iteration_s * 1e3:.0f} ms a step, at most {max(predicted.peak_memory_bytes.values()) / 1e9:.1f} GB")
+        print(
+            f"{plan}\n{predicted.iteration_s * 1e3:.0f} ms a step, at most {max(predicted.peak_memory_bytes.values()) / 1e9:.1f} GB"
+        )
         print()
     print(f"as a graph a step takes {1 - seconds['graphpipe'] / seconds['sequential']:.0%} less than as the best chain")
 

@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 
 import torch
+from plan_only import Towers, cards
 from torch.nn.functional import mse_loss
 
 import gpp
-from plan_only import Towers, cards
 
 STRATEGIES = ("graphpipe", "graphpipe schedule=gpipe", "sequential", "even")
 
 
 def main(folder: str = "outputs/sweep") -> list[dict[str, object]]:
+    """Plan with every strategy and size; the rows of the table, the shortest step first."""
     with torch.device("meta"):
         inputs = {name: torch.empty(2, 64, 512) for name in ("video", "sound", "text")}
         captured = gpp.capture_model(Towers(width=512, layers=2), inputs, torch.empty(2, 512), mse_loss)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from plan_only import cards
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -17,7 +18,6 @@ import gpp
 from gpp.app.exporting import export_plan
 from gpp.export.base import ToExport
 from gpp.export.torchtitan import TorchTitan
-from plan_only import cards
 
 
 class Llama(nn.Module):
@@ -38,10 +38,12 @@ class Llama(nn.Module):
 
 
 def next_token(scores: Tensor, tokens: Tensor) -> Tensor:
+    """The mean over words of the cross entropy."""
     return cross_entropy(scores.flatten(0, 1), tokens.flatten())
 
 
 def main(folder: str = "outputs/for_torchtitan") -> Path:
+    """Plan, and write the plan for torchtitan; the folder."""
     tokens = torch.randint(2048, (2, 128))
     captured = gpp.capture_model(Llama(), {"tokens": tokens}, tokens, next_token)
     strategy = gpp.Planning(strategy="sequential planner.replication=false").made

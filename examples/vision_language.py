@@ -25,8 +25,12 @@ class Captioner(nn.Module):
         from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaModel
 
         super().__init__()
-        vision = CLIPVisionConfig(hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, image_size=32, patch_size=8)
-        text = LlamaConfig(vocab_size=64, hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, use_cache=False)
+        vision = CLIPVisionConfig(
+            hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, image_size=32, patch_size=8
+        )
+        text = LlamaConfig(
+            vocab_size=64, hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, use_cache=False
+        )
         self.vision, self.text = CLIPVisionModel(vision), LlamaModel(text)
         self.vision.requires_grad_(False).eval()
         self.project, self.head = nn.Linear(48, 48), nn.Linear(48, 64, bias=False)
@@ -43,10 +47,12 @@ class Captioner(nn.Module):
 
 
 def next_word(scores: Tensor, words: Tensor) -> Tensor:
+    """The mean over words of the cross entropy."""
     return cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
 def main(folder: str = "outputs/vision_language", steps: int = 30) -> list[float]:
+    """Train for some steps; their losses."""
     torch.manual_seed(0)
     words = torch.randint(64, (SIZE, 12))
     batches = [((torch.randn(SIZE, 3, 32, 32), words), words) for _ in range(4)]

@@ -17,7 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room may import its own level's rooms only where `SAME_LEVEL` says so, and any room above it.
 LEVELS: list[set[str]] = [
-    {"errors", "files", "inline", "joint_optimizer", "mechanism", "private", "routing", "serialization", "settings", "setting_types"},
+    {
+        "errors",
+        "files",
+        "inline",
+        "joint_optimizer",
+        "mechanism",
+        "private",
+        "routing",
+        "serialization",
+        "settings",
+        "setting_types",
+    },
     {"cluster", "graph", "links", "optimizers", "stage", "weights"},
     {"cost", "replan"},
     {"plan"},

@@ -150,7 +150,8 @@ class Pipeline:
 
     def evaluate(self, inputs: Inputs, targets: Targets = None) -> dict[str, float]:
         """Loss and metrics of a mini-batch, in evaluation mode; nothing is trained. Arguments and errors as of `step`."""
-        return with_total(self._ask("evaluate", inputs, targets))
+        found = with_total(self._ask("evaluate", inputs, targets))
+        return {name.removeprefix("metric:"): value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and buffers as they are now, by the names of the model, and those of a loss as `loss.NAME`; on every rank."""

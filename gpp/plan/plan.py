@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import ClassVar
 
 from gpp import inline
-from gpp.cost.amounts import together
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, beside_bytes, bills_of, messages_of
+from gpp.cost.together import together
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.carrying import carried
