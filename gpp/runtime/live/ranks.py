@@ -180,7 +180,9 @@ class Ranks:
             return
         if job.settings.checkpoint_every or job.settings.resume:
             rule = "is not seen by all machines, and checkpoints have parts of all ranks"
-            raise InvalidConfig("run.folder", self._run_dir, rule, "name a folder on a shared file system, or leave checkpoints out")
+            raise InvalidConfig(
+                "run.folder", self._run_dir, rule, "name a folder on a shared file system, or leave checkpoints out"
+            )
         path = self._run_dir / "job" / "weights.safetensors"
         body = self._from_first(path.read_bytes() if self.rank == 0 else b"")
         if lacks:
