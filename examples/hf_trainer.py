@@ -33,10 +33,16 @@ class PipelineTrainer(Trainer):
         return torch.tensor(self.pipeline.step(dict(inputs)))
 
 
-def main(folder: str = "outputs/hf_trainer", steps: int = 20) -> list[float]:
+def main(folder: str = "outputs/hf_trainer", *, steps: int = 20) -> list[float]:
     """Train a small language model by a Trainer; the losses of the steps."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes, use_cache=False))
     texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(64, (32, 12))]
     arguments = TrainingArguments(

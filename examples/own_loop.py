@@ -37,7 +37,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
     return table[:, :64] / 16, table[:, 64].long()
 
 
-def main(folder: str = "outputs/own_loop", steps: int = 120) -> float:
+def main(folder: str = "outputs/own_loop", *, steps: int = 120) -> float:
     """Train on digits, going on from the last checkpoint if there is one; the accuracy on others."""
     torch.manual_seed(0)
     pixels, labels = read_digits()

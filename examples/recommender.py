@@ -53,7 +53,7 @@ def clicks(batches: int) -> list[tuple[dict[str, Tensor], Tensor]]:
     return out
 
 
-def main(folder: str = "outputs/recommender", steps: int = 120) -> float:
+def main(folder: str = "outputs/recommender", *, steps: int = 120) -> float:
     """Train on drawn clicks; the share of other clicks that is told right."""
     torch.manual_seed(0)
     train, test = (data := clicks(200))[:-1], data[-1]

@@ -51,7 +51,7 @@ def next_word(scores: Tensor, words: Tensor) -> Tensor:
     return cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
-def main(folder: str = "outputs/vision_language", steps: int = 30) -> list[float]:
+def main(folder: str = "outputs/vision_language", *, steps: int = 30) -> list[float]:
     """Train for some steps; their losses."""
     torch.manual_seed(0)
     words = torch.randint(64, (SIZE, 12))

@@ -70,7 +70,9 @@ def test_the_notebook_draws_plans_and_timelines(monkeypatch: pytest.MonkeyPatch)
             if cell["cell_type"] != "code":
                 continue
             body = ast.parse("".join(cell["source"])).body
-            last = body.pop() if isinstance(body[-1], ast.Expr) else None
+            shows = body[-1]
+            last = shows if isinstance(shows, ast.Expr) else None
+            body = body[:-1] if last else body
             exec(compile(ast.Module(body, []), "plan_explore.ipynb", "exec"), names)
             if last is not None:
                 shown.append(eval(compile(ast.Expression(last.value), "plan_explore.ipynb", "eval"), names))
