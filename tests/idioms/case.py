@@ -227,7 +227,7 @@ def _value(made: Made, inputs: Any, targets: Any) -> Tensor:
 
 
 def _piped(made: Made, folder: Path, said: list[str]) -> Trained:
-    size, word = (SIZE, "single") if made.whole else (MICROBATCH, "even")
+    size, word = (SIZE, "even planner=single") if made.whole else (MICROBATCH, "even")
     given = {
         "loss": made.loss,
         "devices": 1 if made.whole else 2,
