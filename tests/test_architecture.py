@@ -17,7 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room may import its own level's rooms only where `SAME_LEVEL` says so, and any room above it.
 LEVELS: list[set[str]] = [
-    {"errors", "files", "joint_optimizer", "mechanism", "private", "routing", "serialization", "settings", "setting_types"},
+    {
+        "errors",
+        "compiled",
+        "files",
+        "inline",
+        "joint_optimizer",
+        "mechanism",
+        "private",
+        "routing",
+        "serialization",
+        "settings",
+        "setting_types",
+    },
     {"cluster", "graph", "links", "optimizers", "stage", "weights"},
     {"cost", "replan"},
     {"plan"},
@@ -115,7 +127,9 @@ WINGS: dict[str, list[set[str]]] = {
         {"vocabulary"},
         {"refusals"},
         {"command", "command_line", "new_project", "sweep_tracking"},
-        {"api", "batches", "changes", "composing", "forms", "multirun", "optimizer_factory", "pipeline", "wanted"},
+        {"composing"},
+        {"peers", "training", "values", "words"},
+        {"api", "batches", "changes", "forms", "multirun", "optimizer_factory", "parallel", "pipeline", "wanted"},
         {"cli"},
     ],
 }
@@ -223,8 +237,8 @@ NAMING_SHARED_STATE = {"optimizers.py"}
 
 OF_PRECISION = re.compile(r"[Aa]utocast|[Ll]oss[ _]?[Ss]cale|LossScale|overflowed")
 """Words of passes in a type narrower than the model's own."""
-# Files of the core that still have them: a setting that users give the engine and workers keep to, and what a model may not do.
-NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py"}
+# Files of the core that still have them: a setting of the engine that workers keep to, its words, what a model may not do.
+NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py", "app/words.py"}
 
 
 def test_the_core_names_no_mechanism() -> None:
