@@ -6,7 +6,7 @@ Nothing is captured or measured but where a run has left no job: then the model 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Required, final
@@ -17,8 +17,10 @@ from typing_extensions import TypedDict
 from gpp.analysis.comparison import Attempt, attempt, chain_beside
 from gpp.analysis.explain.changes import with_memory
 from gpp.analysis.explore import Grid
+from gpp.app.experiment import Experiment
 from gpp.app.exporting import export_plan
-from gpp.errors import GppError, InvalidConfig
+from gpp.cost.problem import Problem
+from gpp.errors import GppError, Infeasible, InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, ToExport
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.megatron import Megatron
@@ -49,13 +51,12 @@ AUTO = "auto"
 """The micro-batch that the planner chooses."""
 
 EXPORTERS: Mapping[str, AbstractExporter] = {
-    each.name: each
-    for each in (Torch(weights=False, nearest=True), TorchTitan(nearest=True), Megatron(nearest=True), DeepSpeed(nearest=True))
+    each.name: each for each in (Torch(weights=False), TorchTitan(), Megatron(), DeepSpeed())
 }
 """The engines that a plan is written for; initial weights, which may be large, are left to `mode=export`."""
 
 
-@with_config(ConfigDict(extra="forbid"))
+@with_config(ConfigDict(extra="forbid", strict=True))
 class PlanQuestion(TypedDict, total=False):
     """What a page asks: a plan by settings, or with `plan`, the text of a plan.json, that plan, changed by `move` or exported.
 
@@ -63,7 +64,7 @@ class PlanQuestion(TypedDict, total=False):
         state: the position of each control's value.
         whole: whether to search to the end, where there is a quick form of the search (`quick`).
         move: operator and stage to which it goes.
-        export: a name of `EXPORTERS`.
+        export: a name of `EXPORTERS`; `nearest` as `AbstractExporter` has it.
     """
 
     state: Required[list[int]]
@@ -71,6 +72,7 @@ class PlanQuestion(TypedDict, total=False):
     plan: str | None
     move: list[int] | None
     export: str | None
+    nearest: bool
 
 
 @final
@@ -79,9 +81,9 @@ class Bench:
     """A run's problem, and how it may be changed."""
 
     run_dir: Path
-    experiment: Any
+    experiment: Experiment
     captured: Captured
-    problem: Any
+    problem: Problem
     branches: tuple[int | None, ...]
     strategies: Mapping[str, Strategy]
     schedules: Mapping[str, AbstractSchedule]
@@ -146,16 +148,19 @@ class Bench:
         given = asked.get("plan")
         if given is None:
             first = None if asked.get("whole") else quick(strategy)
-            return self._entry(attempt(first or strategy, problem), problem) | {"more": first is not None}
+            found = attempt(first or strategy, problem)
+            if not asked.get("whole") and isinstance(found.error, Infeasible):  # what is missing takes many searches
+                return {"status": found.status, "reason": f"{found.error.short}.", "more": True}
+            return self._entry(found, problem) | {"more": first is not None}
         plan = from_json(Plan, given, "the page's plan")
         if (name := asked.get("export")) is not None:
-            return self._exported(plan, problem, strategy, name)
+            return self._exported(plan, problem, strategy, name, nearest=asked.get("nearest", False))
         op, to = asked.get("move") or (-1, -1)
         change = moved(plan, problem, strategy, Move(op, to))
         said = {"change": f"{problem.graph.ops[op].name} in stage {to} in place of stage {change.source}"}
         return said | self._entry(_checked(change.plan, problem, strategy), problem)
 
-    def _posed(self, state: Sequence[int]) -> tuple[Strategy, Any]:
+    def _posed(self, state: Sequence[int]) -> tuple[Strategy, Problem]:
         """The strategy and the problem of a state of the controls.
 
         Raises:
@@ -172,7 +177,7 @@ class Bench:
         problem = replace(self.problem, cluster=cluster, microbatch_size=None if size == AUTO else int(size))
         return replace(self.strategies[words[3]], schedule=self.schedules[words[4]]), problem
 
-    def _entry(self, found: Attempt, problem: Any) -> dict[str, Any]:
+    def _entry(self, found: Attempt, problem: Problem) -> dict[str, Any]:
         """What the page shows of an attempt."""
         out, plan = figures(found), found.plan
         if plan is None or found.predicted is None:
@@ -186,7 +191,7 @@ class Bench:
             "moves": [(op, s, t, graph.ops[op].name) for s, own in enumerate(moves(plan, graph)) for op, t in own],
         }
 
-    def _exported(self, plan: Plan, problem: Any, strategy: Strategy, name: str) -> dict[str, Any]:
+    def _exported(self, plan: Plan, problem: Problem, strategy: Strategy, name: str, *, nearest: bool) -> dict[str, Any]:
         """Write a plan for an engine below the run's directory; where, and what is to be known of it.
 
         Raises:
@@ -194,7 +199,9 @@ class Bench:
         """
         if name not in EXPORTERS:
             raise InvalidConfig("export", name, f"must be one of {', '.join(EXPORTERS)}", "load the page again")
-        exporter, run, own = EXPORTERS[name], self.experiment, mode_named(self.experiment.mode)
+        run, own = self.experiment, mode_named(self.experiment.mode)
+        exporter: Any = EXPORTERS[name]
+        exporter = replace(exporter, nearest=nearest)
         strategy.check(plan, problem)
         asked = ToExport(
             model=run.model.name,
@@ -241,21 +248,12 @@ def quick(strategy: Strategy) -> Strategy | None:
     return None
 
 
-def _checked(plan: Plan, problem: Any, strategy: Strategy) -> Attempt:
+def _checked(plan: Plan, problem: Problem, strategy: Strategy) -> Attempt:
     """A plan that was changed by hand, predicted; or why it cannot run."""
-
-    def judged() -> Plan:
+    try:
         strategy.check(plan, problem)
         if (why := problem.refuses(plan)) is not None:
-            raise InvalidConfig("plan", plan.planner, why, "take the move back")
-        return plan
-
-    return _tried(judged, problem, strategy)
-
-
-def _tried(make: Callable[[], Plan], problem: Any, strategy: Strategy) -> Attempt:
-    try:
-        plan = make()
+            raise UnsupportedPlan(why)
         return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=strategy.predict(plan, problem))
     except GppError as error:
         return Attempt(strategy=strategy.name, status="infeasible", error=error.with_traceback(None))
@@ -267,7 +265,7 @@ def _strategies(own: Sequence[Strategy]) -> dict[str, Strategy]:
     return {each.name: each for each in [*(one for one in reversed(beside) if one), *reversed(own)]}
 
 
-def _controls(problem: Any, strategies: Sequence[str], schedules: Sequence[str]) -> list[Control]:
+def _controls(problem: Problem, strategies: Sequence[str], schedules: Sequence[str]) -> list[Control]:
     """The settings of the page, in the order in which `Bench._posed` reads them."""
     counts = [str(n) for n in range(1, problem.cluster.num_devices + 1)]
     devices = [f"{n} device{'s' * (n != '1')}" for n in counts]

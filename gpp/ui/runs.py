@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ from gpp.serialization import read_json
 from gpp.ui.settings import CONFIG
 
 T = TypeVar("T")
+TIMED = re.compile(r"/\d{4}-\d\d-\d\d_[\d-]+$")
+"""The time in the name of a run directory, which has a column of its own."""
 MARKS = (RESULT, RUN)
 """Files by which a folder is a run's."""
 
@@ -130,7 +133,7 @@ def table(runs: Mapping[str, RunFiles]) -> PageTable:
     source = source_of(run.result for run in runs.values())
     words, figures = (
         ("", "run", "status", "model", "strategy", "cluster", "engine"),
-        ("predicted step", source, "memory", "stages", "loss"),
+        ("predicted step", source, "memory", "loss"),
     )
     rows = [_row(run) for run in runs.values()]
     kinds = [Column(name=name) for name in words] + [Column(name=name, kind="n") for name in figures] + [Column(name="started")]
@@ -146,16 +149,14 @@ def _row(run: RunFiles) -> list[str | Cell]:
     linked = run.link("run") if run.plans_again else run.link("report") if run.has_report else ""
     status = Cell(text="under way", look="line") if run.under_way else Cell(text=str(result["status"]), look="status")
     named = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
-    stages = (result.get("plan") or {}).get("num_stages") if result.get("plan") else None
     return [
         Drawing(box),
-        Cell(text=run.name, link=linked),
+        Cell(text=TIMED.sub("", run.name), link=linked),
         status,
         *named,
         text.seconds(predicted.get("iteration_s")),
         text.seconds(measured.get("iteration_s")),
         text.num_bytes(max(peaks, default=None)),
-        "–" if stages is None else str(stages),
         text.significant(losses[-1], 4) if losses else "–",
         run.started[:19].replace("T", " "),
     ]

@@ -83,7 +83,7 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     button.addEventListener("click", async () => {
       const { now } = await gpp.explored;
       at("exported").replaceChildren(paragraph("Writing ...", "sub"));
-      const found = await ask({ state: now.state, plan: now.entry.json, export: button.dataset.export });
+      const found = await ask({ state: now.state, plan: now.entry.json, export: button.dataset.export, nearest: at("nearest").checked });
       if (!found) return;
       const page = Object.assign(document.createElement("pre"), { textContent: found.page ?? found.reason });
       const said = found.folder ? [paragraph(`Written to ${found.folder}. It is started there with: ${found.command}`)] : [];
