@@ -31,6 +31,7 @@ LEVELS: list[set[str]] = [
     {"export"},
     {"mechanisms"},
     {"app"},
+    {"ui"},
 ]
 SAME_LEVEL = {
     ("private", "errors"),
@@ -96,6 +97,14 @@ WINGS: dict[str, list[set[str]]] = {
         {"imports", "nearest", "page"},
     ],
     "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
+    "ui": [
+        {"guard", "moved", "settings"},
+        {"bench", "runs"},
+        {"compare", "keeper", "kept"},
+        {"app"},
+        {"command"},
+        {"__main__"},
+    ],
     "app": [
         {
             "experiment",

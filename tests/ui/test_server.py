@@ -110,6 +110,8 @@ def test_a_runs_page_plans_moves_and_exports(client: TestClient, folder: Path) -
     first = ask({"state": state, "whole": True})
     result = json.loads((folder / run / "result.json").read_text())
     assert first["status"] == "ok" and first["step_s"] == result["predicted"]["iteration_s"]
+    state[1] = 1  # micro-batches of one sample, which no replicas share
+    first = ask({"state": state, "whole": True})
     op, _, to, _ = first["moves"][0]
     assert ask({"state": state, "plan": first["json"], "move": [op, to]})["status"] == "ok"
     for wrong in ({"state": [0]}, "no JSON", {"state": state, "plan": "{}"}):
