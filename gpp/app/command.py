@@ -27,7 +27,10 @@ def as_mode(words: list[str]) -> list[str]:
         return words
     modes = {"run": "train", **{mode: mode for mode in MODES}}
     if words[0] not in modes:
-        print(f"error: gpp {words[0]}: no such command; choose {', '.join(modes)}, ui, or write settings as KEY=VALUE", file=sys.stderr)
+        print(
+            f"error: gpp {words[0]}: no such command; choose {', '.join(modes)}, ui, or write settings as KEY=VALUE",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     return [f"mode={modes[words[0]]}", *words[1:]]
 

@@ -16,8 +16,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from gpp.errors import GppError, printable
 from gpp.ui.bench import Bench, question, written
@@ -26,7 +27,8 @@ READ = 1 << 16
 """Bytes that are read at once."""
 
 
-class _Asked(NamedTuple):
+@dataclass(eq=False)
+class _Asked:
     """A question that is being answered: its page, its number, the process, and what this has said so far."""
 
     page: str
@@ -66,14 +68,14 @@ def serve(answer: Callable[[bytes], bytes], requests: int, frames: int) -> None:
 
         while True:
             for key, _ in selector.select():
+                if key.fd != requests and open_questions.get(key.fd) is not key.data:
+                    continue  # ended by a question that came in the same turn; another one may have its number now
                 content = os.read(key.fd, READ)
-                if key.fd in open_questions:
+                if key.fd != requests:
                     open_questions[key.fd].said.extend(content)
                     if not content:
                         end(key.fd, killed=False)
                     continue
-                if key.fd != requests:
-                    continue  # ended by a question that came in the same turn
                 if not content:
                     for source in list(open_questions):
                         end(source, killed=True)
@@ -85,7 +87,7 @@ def serve(answer: Callable[[bytes], bytes], requests: int, frames: int) -> None:
                         end(source, killed=True)
                     source, process = _forked(answer, head["asked"].encode())
                     open_questions[source] = _Asked(head["page"], head["number"], process, bytearray())
-                    selector.register(source, selectors.EVENT_READ)
+                    selector.register(source, selectors.EVENT_READ, open_questions[source])
 
 
 def _forked(answer: Callable[[bytes], bytes], asked: bytes) -> tuple[int, int]:
@@ -132,7 +134,7 @@ def main() -> None:
         return
     _frame(frames, 0, written({"status": "ok", **bench.page()}))
     # The first search imports, and fills what is computed once for a graph: all others are forked behind it.
-    bench.answer({"state": list(bench.start)})
+    bench.answer({"state": list(bench.start), "near": bench.near})
     serve(lambda asked: written(bench.answer(question(asked))), 0, frames)
 
 

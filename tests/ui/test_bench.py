@@ -63,7 +63,9 @@ def test_changed_settings_are_planned_by_the_real_planner(bench: Bench, folder: 
 def test_a_quick_answer_says_that_there_is_more(bench: Bench) -> None:
     quick, whole = answer(bench, whole=False), answer(bench)
     assert quick["more"] and not whole["more"] and quick["step_s"] >= whole["step_s"]
-    assert not answer(bench, whole=False, strategy="sequential")["more"]  # it has no quick form
+    assert not answer(bench, whole=False, strategy="sequential")["more"]  # without a size to keep to it has no quick form
+    near = bench.answer(PlanQuestion(state=state(bench, strategy="sequential"), near=2))
+    assert near["more"] and near["size"] == 2 and bench.near == whole["size"]
 
 
 def test_too_little_memory_is_a_reason_at_once_and_then_in_numbers(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -142,6 +143,8 @@ from gpp.ui.keeper import serve
 def answer(asked):
     if asked == b"slow":
         time.sleep(300)
+    if asked == b"soon":
+        time.sleep(0.5)
     if asked == b"wrong":
         raise ValueError("<no>")
     return asked.upper()
@@ -176,9 +179,18 @@ def test_a_question_ends_the_one_that_its_page_asked_before() -> None:
     ask(4, "b", "wrong")
     number, said = answered()
     assert number == 4 and "this is a defect" in json.loads(said)["reason"]
-    ask(5, "b", "slow")
+    # An answer and a question are there in one turn: the pipe of the first is closed, and the second gets its number.
+    ask(5, "b", "soon")
+    time.sleep(0.2)
+    keeper.send_signal(signal.SIGSTOP)
+    time.sleep(0.8)
+    ask(6, "b", "slow")
+    keeper.send_signal(signal.SIGCONT)
+    ask(7, "b", "quick")
+    assert {answered(), answered(), answered()} & {(6, b""), (7, b"QUICK")} == {(6, b""), (7, b"QUICK")}
+    ask(8, "b", "slow")
     keeper.stdin.close()  # the server has gone: what is being planned ends, too
-    assert answered() == (5, b"") and keeper.wait(timeout=60) == 0 and keeper.stdout.read() == b""
+    assert answered() == (8, b"") and keeper.wait(timeout=60) == 0 and keeper.stdout.read() == b""
     keeper.stdout.close()
     assert time.monotonic() - begin < 200
 

@@ -1,7 +1,7 @@
 // A page in which settings are changed: the reader's choice in, words and drawings out. What it reads is made by
 // gpp/report/explore/page.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
-// A file has an entry for every state of its controls. A page with a planner behind it has `gpp.look` in their place: of a state,
-// or of a plan that was edited, a promise of the entry, or of null where the reader has asked for another one meanwhile.
+// A file has an entry for every state of its controls. A page with a planner behind it has `gpp.look(data)` in their place: a function
+// that gives, for a state or a plan that was edited, a promise of the entry, or of null where the reader has asked anew meanwhile.
 
 async function explore() {
   const at = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ async function explore() {
     entry.status === "ok" ? { ...entry, plan: data.plans[entry.plan], timeline: data.timelines[entry.timeline] } : entry
   ));
   const entryAt = (state) => entries[data.points[state.reduce((sum, digit, i) => sum * controls[i].values.length + digit, 0)]];
-  const look = gpp.look ?? (async (state) => entryAt(state));
+  const look = gpp.look?.(data) ?? (async (state) => entryAt(state));
 
   // The state that the address names; a word that is none of a control's values leaves that control as it is.
   const named = (fallback) => {

@@ -21,11 +21,15 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     }
   };
 
-  gpp.look = async (state, edited) => {
-    if (edited?.entry) return edited.entry;
-    const entry = await ask({ state, ...edited });
-    if (entry && !edited) undo = [];
-    return entry;
+  let near; // the micro-batch size of the plan that is shown, by which a quick search is quick
+  gpp.look = (data) => {
+    near = data.near;
+    return async (state, edited) => {
+      if (edited?.entry) return edited.entry;
+      const entry = await ask({ state, near, ...edited });
+      if (entry && !edited) undo = [];
+      return entry;
+    };
   };
 
   const moves = ({ entry }) => {
@@ -59,6 +63,7 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
   gpp.shown = (now, refine) => {
     at("exported").replaceChildren();
     if (now.entry.status === "ok") {
+      near = now.entry.size;
       document.querySelectorAll("#found .key").forEach((key, n) => { key.innerHTML = now.entry.legends[n]; });
       moves(now);
     }
