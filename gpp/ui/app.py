@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,7 +78,10 @@ def application(folder: Path, *, hosts: frozenset[str], key: str, trusted: Seque
         if int(request.headers.get("content-length") or MOST_BYTES + 1) > MOST_BYTES:
             raise HTTPException(413, "the question is too long")
         body = await request.body()
-        answer = await (await keepers.of(asked.path)).ask(request.query_params.get("page", ""), body.decode(errors="replace"))
+        page, turn = (request.query_params.get(name, "0") for name in ("page", "turn"))
+        if not re.fullmatch("[0-9]{1,9}", turn):
+            raise HTTPException(400, f"turn={turn} is no number")
+        answer = await (await keepers.of(asked.path)).ask(page, int(turn), body.decode(errors="replace"))
         return Response(answer, 200 if answer else 204, media_type="application/json")
 
     async def _run(request: Request, name: str | None = None) -> RunFiles:

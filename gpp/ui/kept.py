@@ -26,6 +26,7 @@ class Kept:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self._numbers = process, itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {0: asyncio.get_running_loop().create_future()}
+        self._turns = dict[str, int]()
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -45,15 +46,19 @@ class Kept:
         """The JSON of `Bench.page`, or of why the run cannot be planned again."""
         return await asyncio.shield(self._waiting[0])
 
-    async def ask(self, page: str, asked: str) -> bytes:
+    async def ask(self, page: str, turn: int, asked: str) -> bytes:
         """The JSON of an answer; empty where the page has asked anew meanwhile.
 
         Args:
             page: which page asks, of those that are open in browsers.
+            turn: the number of the question among those of its page; requests may come in another order than they were sent.
             asked: the JSON of a `gpp.ui.bench.PlanQuestion`.
         """
         if self.ended or self._process.stdin is None:
             return ENDED
+        if turn < self._turns.get(page, turn):
+            return b""
+        self._turns[page] = turn
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         self._process.stdin.write(json.dumps({"number": number, "page": page, "asked": asked}).encode() + b"\n")

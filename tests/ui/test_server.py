@@ -123,6 +123,11 @@ def test_a_runs_page_plans_moves_and_exports(client: TestClient, folder: Path) -
     assert written["folder"] == str(out) and (out / "PLAN.md").read_text() == written["page"]
     assert json.loads((out / "plan.json").read_text()) == json.loads(first["json"])
     assert (out / "job" / "model.json").exists() and not list(out.rglob("*.safetensors"))
+    late = {"run": run, "page": "p", "turn": "2"}
+    assert client.post("/plan", params=late, content="{}", headers=ORIGIN).json()["status"] == "failed"
+    sent_before = client.post("/plan", params=late | {"turn": "1"}, content="{}", headers=ORIGIN)
+    assert sent_before.status_code == 204 and not sent_before.content
+    assert client.post("/plan", params=late | {"turn": "-1"}, content="{}", headers=ORIGIN).status_code == 400
     too_long = client.post(f"/plan?run={run}", content=b"x" * (2**23 + 1), headers=ORIGIN)
     assert too_long.status_code == 413
 

@@ -12,7 +12,7 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
   const ask = async (question) => {
     const mine = ++asked;
     try {
-      const response = await fetch(address, { method: "POST", body: JSON.stringify(question) });
+      const response = await fetch(`${address}&turn=${mine}`, { method: "POST", body: JSON.stringify(question) });
       if (mine !== asked || response.status === 204) return null;
       if (response.headers.get("content-type") === "application/json") return await response.json();
       throw new Error(`the server answers ${response.status}`);
