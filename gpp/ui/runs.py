@@ -25,7 +25,7 @@ from gpp.ui.settings import CONFIG
 
 T = TypeVar("T")
 TIMED = re.compile(r"/\d{4}-\d\d-\d\d_[\d-]+$")
-"""The time in the name of a run directory, which has a column of its own."""
+"""The time in the name of a run directory; the table has it below the name."""
 MARKS = (RESULT, RUN)
 """Files by which a folder is a run's."""
 
@@ -131,12 +131,9 @@ def found_runs(folder: Path) -> dict[str, RunFiles]:
 def table(runs: Mapping[str, RunFiles]) -> PageTable:
     """A row for each run, with a box to choose it for a comparison."""
     source = source_of(run.result for run in runs.values())
-    words, figures = (
-        ("", "run", "status", "model", "strategy", "cluster", "engine"),
-        ("predicted step", source, "memory", "loss"),
-    )
+    words, figures = ("two", "run", "status", "model", "strategy", "cluster", "engine"), ("predicted", source, "memory", "loss")
     rows = [_row(run) for run in runs.values()]
-    kinds = [Column(name=name) for name in words] + [Column(name=name, kind="n") for name in figures] + [Column(name="started")]
+    kinds = [Column(name=name) for name in words] + [Column(name=name, kind="n") for name in figures]
     return PageTable(columns=kinds, rows=rows)
 
 
@@ -151,12 +148,11 @@ def _row(run: RunFiles) -> list[str | Cell]:
     named = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
     return [
         Drawing(box),
-        Cell(text=TIMED.sub("", run.name), link=linked),
+        Cell(text=TIMED.sub("", run.name), link=linked, small=run.started[:16].replace("T", " ")),
         status,
         *named,
         text.seconds(predicted.get("iteration_s")),
         text.seconds(measured.get("iteration_s")),
         text.num_bytes(max(peaks, default=None)),
         text.significant(losses[-1], 4) if losses else "–",
-        run.started[:19].replace("T", " "),
     ]
