@@ -24,7 +24,7 @@ from gpp.report.draw.stage_graph import hatch_definition
 from gpp.report.explore.page import Control
 from gpp.ui.compare import comparison
 from gpp.ui.guard import Guard
-from gpp.ui.kept import Keepers
+from gpp.ui.kept import KeptRuns
 from gpp.ui.runs import RunFiles, found_runs, table
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -41,7 +41,7 @@ def application(folder: Path, *, hosts: frozenset[str], key: str, trusted: Seque
         hosts, key: as `Guard` has them.
         trusted: packages beside gpp whose classes a run's config.yaml may name.
     """
-    keepers = Keepers(trusted)
+    keepers = KeptRuns(trusted)
 
     @asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:

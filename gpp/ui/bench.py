@@ -44,7 +44,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, to_json
 from gpp.strategy import Strategy
-from gpp.ui.moved import Move, moved, moves
+from gpp.ui.moved import OperatorMove, moved, moves
 from gpp.ui.settings import experiment_of
 
 AUTO = "auto"
@@ -157,7 +157,7 @@ class Bench:
         if (name := asked.get("export")) is not None:
             return self._exported(plan, problem, strategy, name, nearest=asked.get("nearest", False))
         op, to = asked.get("move") or (-1, -1)
-        change = moved(plan, problem, strategy, Move(op, to))
+        change = moved(plan, problem, strategy, OperatorMove(op, to))
         said = {"change": f"{problem.graph.ops[op].name} in stage {to} in place of stage {change.source}"}
         return said | self._entry(_checked(change.plan, problem, strategy), problem)
 

@@ -28,7 +28,7 @@ READ = 1 << 16
 
 
 @dataclass(eq=False)
-class _Asked:
+class _OpenQuestion:
     """A question that is being answered: its page, its number, the process, and what this has said so far."""
 
     page: str
@@ -51,7 +51,7 @@ def serve(answer: Callable[[bytes], bytes], requests: int, frames: int) -> None:
     Args:
         answer: called in a process of its own, with the JSON of a question.
     """
-    open_questions: dict[int, _Asked] = {}
+    open_questions: dict[int, _OpenQuestion] = {}
     unread = b""
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
@@ -86,7 +86,7 @@ def serve(answer: Callable[[bytes], bytes], requests: int, frames: int) -> None:
                     for source in [s for s, asked in open_questions.items() if asked.page == head["page"]]:
                         end(source, killed=True)
                     source, process = _forked(answer, head["asked"].encode())
-                    open_questions[source] = _Asked(head["page"], head["number"], process, bytearray())
+                    open_questions[source] = _OpenQuestion(head["page"], head["number"], process, bytearray())
                     selector.register(source, selectors.EVENT_READ, open_questions[source])
 
 

@@ -20,7 +20,7 @@ ENDED = b'{"status":"failed","reason":"the process that plans has ended: load th
 
 
 @final
-class Kept:
+class KeptRun:
     """One run's keeper."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -30,7 +30,7 @@ class Kept:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def of(cls, run_dir: Path, trusted: Sequence[str]) -> Kept:
+    async def of(cls, run_dir: Path, trusted: Sequence[str]) -> KeptRun:
         """A keeper that has started."""
         environment = {**os.environ, **worker_environment(1), **same_modules()}
         command = [sys.executable, "-m", "gpp.ui.keeper", str(run_dir), *trusted]
@@ -86,20 +86,20 @@ class Kept:
 
 
 @final
-class Keepers:
+class KeptRuns:
     """At most `MOST` keepers, those that were asked last."""
 
     def __init__(self, trusted: Sequence[str]) -> None:
-        self._trusted, self._kept, self._turn = trusted, dict[Path, Kept](), asyncio.Lock()
+        self._trusted, self._kept, self._turn = trusted, dict[Path, KeptRun](), asyncio.Lock()
 
-    async def of(self, run_dir: Path) -> Kept:
+    async def of(self, run_dir: Path) -> KeptRun:
         """The keeper of a run directory, started if need be."""
         async with self._turn:  # two requests of a page that opens are to find one
             found = self._kept.pop(run_dir, None)
             if found is not None and found.ended:
                 await found.close()
                 found = None
-            self._kept[run_dir] = found or await Kept.of(run_dir, self._trusted)
+            self._kept[run_dir] = found or await KeptRun.of(run_dir, self._trusted)
             if len(self._kept) > MOST:
                 await self._kept.pop(next(iter(self._kept))).close()
             return self._kept[run_dir]

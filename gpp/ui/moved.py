@@ -17,7 +17,7 @@ from gpp.strategy import Strategy
 BY_HAND = "Moved by hand:"
 
 
-class Move(NamedTuple):
+class OperatorMove(NamedTuple):
     """An operator, and the stage to which it goes."""
 
     op: int
@@ -31,7 +31,7 @@ class EditedPlan(NamedTuple):
     source: int
 
 
-def moves(plan: Plan, graph: OpGraph) -> list[list[Move]]:
+def moves(plan: Plan, graph: OpGraph) -> list[list[OperatorMove]]:
     """For each stage the moves of one operator to a stage beside it, after which stages stay in their order and none is empty.
 
     An operator may go where what it reads is made no later, and what reads it comes no earlier: then no path comes back to a stage.
@@ -43,16 +43,16 @@ def moves(plan: Plan, graph: OpGraph) -> list[list[Move]]:
             consumers[before].add(op)
     beside = [{*plan.predecessors[s], *plan.successors[s]} for s in range(len(plan.stages))]
 
-    def allowed(s: int) -> Iterator[Move]:
+    def allowed(s: int) -> Iterator[OperatorMove]:
         for op in plan.stages[s].ops if len(plan.stages[s].ops) > 1 else ():
             first = max((stage_of[other] for other in bits(graph.predecessors[op])), default=0)
             last = min((stage_of[other] for other in consumers[op]), default=len(plan.stages))
-            yield from (Move(op, t) for t in sorted(beside[s]) if first <= t <= last)
+            yield from (OperatorMove(op, t) for t in sorted(beside[s]) if first <= t <= last)
 
     return [list(allowed(s)) for s in range(len(plan.stages))]
 
 
-def moved(plan: Plan, problem: Problem, strategy: Strategy, move: Move) -> EditedPlan:
+def moved(plan: Plan, problem: Problem, strategy: Strategy, move: OperatorMove) -> EditedPlan:
     """The plan with an operator in a stage beside its own; stages keep their devices and sizes, and fit as the strategy has them.
 
     Raises:
