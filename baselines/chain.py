@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
-from gpp.plan.chain import early_loss
+from gpp.plan.chain import refuse_replicas, refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import EngineTask, refuse_policies, refuse_split_operators
+from gpp.runtime.engine import refuse_policies, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.timeline import Event, Outcome
 
 if TYPE_CHECKING:
     from gpp.runtime.controller.controller import Follower
+
+INSTEAD = "engine=distributed"
+"""What runs every plan."""
 
 
 def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
@@ -26,23 +29,9 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
     """
     refuse_policies(plan)
     refuse_split_operators(plan, "this engine")
-    sizes = [stage.microbatch_size for stage in plan.stages]
-    if plan.minibatch_size % sizes[0]:
-        raise UnsupportedPlan(
-            f"micro-batches of {sizes[0]} samples leave a smaller one over from {plan.minibatch_size}: engine={engine} has one "
-            "size for all. Fix: a microbatch_size that divides minibatch_size"
-        )
+    refuse_unequal_microbatches(plan, f"engine={engine}", INSTEAD)
+    refuse_replicas(plan, f"engine={engine}", INSTEAD)
     for s, stage in enumerate(plan.stages):
-        if len(stage.devices) > 1:
-            raise UnsupportedPlan(
-                f"stage {s} has {len(stage.devices)} replicas, engine={engine} gives a stage one device. "
-                "Fix: strategy.planner.replication=false"
-            )
-        if stage.microbatch_size != sizes[0]:
-            raise UnsupportedPlan(
-                f"stage {s} runs micro-batches of {stage.microbatch_size} samples, stage 0 of {sizes[0]}: engine={engine} has one "
-                "size for all. Fix: strategy.planner.per_stage=false, loss.scope=microbatch"
-            )
         if stage.k > 1:
             raise UnsupportedPlan(
                 f"stage {s} runs {stage.k} forwards in a row, engine={engine} has no such schedule. "
@@ -62,20 +51,6 @@ def refuse_shared_devices(plan: Plan, engine: str) -> None:
                 f"device {device} runs stages {', '.join(map(str, stages))}, {engine} runs one stage a device. "
                 "Fix: engine=distributed, or engine=torch_pipelining engine.schedule=Interleaved1F1B"
             )
-
-
-def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
-    """Refuse a loss before the last stage: the other systems start their backward there.
-
-    Raises:
-        UnsupportedPlan: another stage makes a loss; the message names both.
-    """
-    if (early := early_loss(plan, task.losses)) is not None:
-        (s, name), last = early, len(plan.stages) - 1
-        raise UnsupportedPlan(
-            f"stage {s} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
-            "last stage only. Fix: engine=distributed"
-        )
 
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:

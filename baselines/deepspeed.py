@@ -6,9 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from baselines.chain import INSTEAD, measured_by_events, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.plan.chain import refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
@@ -51,7 +52,7 @@ class DeepSpeed(AbstractEngine):
 
     def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         self._refuse(plan)
-        refuse_early_loss(plan, task, self.name)
+        refuse_early_loss(plan, task.losses, f"engine={self.name}", INSTEAD)
         _refuse_clipping_of_shared(plan, task)
 
     def refuse(self, job: Job) -> None:

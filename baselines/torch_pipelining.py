@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
-from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from baselines.chain import INSTEAD, measured_by_events, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
-from gpp.plan.chain import device_order
+from gpp.plan.chain import device_order, refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
@@ -50,7 +50,7 @@ class TorchPipelining(AbstractEngine):
 
     def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         self._refuse(plan)
-        refuse_early_loss(plan, task, self.name)
+        refuse_early_loss(plan, task.losses, f"engine={self.name}", INSTEAD)
 
     def _refuse(self, plan: Plan) -> None:
         """Refuse what torch's schedules cannot run.

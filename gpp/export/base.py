@@ -16,7 +16,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.layout import GivenLayout
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
-from gpp.plan.chain import early_loss
+from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.runtime.engine import EngineTask
@@ -183,42 +183,23 @@ def told(engine: str, plan: Plan) -> Told:
     return Told(settings=settings, lost=tuple(lost), plan=ran)
 
 
+NEAREST = "export.nearest=true"
+"""What writes a plan that the engine can run."""
+
+
 def refuse_unequal(plan: Plan, engine: str) -> None:
     """Refuse micro-batches or replicas of several sizes, which no engine of chains runs.
 
     Raises:
         UnsupportedPlan: names the stage.
     """
+    refuse_unequal_microbatches(plan, f"export={engine}", NEAREST)
     first = plan.stages[0]
-    if plan.minibatch_size % first.microbatch_size:
-        raise UnsupportedPlan(
-            f"micro-batches of {first.microbatch_size} samples leave a smaller one over from {plan.minibatch_size}, and "
-            f"export={engine} has one size for all. Fix: a microbatch_size that divides minibatch_size"
-        )
     for s, stage in enumerate(plan.stages):
-        if stage.microbatch_size != first.microbatch_size:
-            raise UnsupportedPlan(
-                f"stage {s} runs micro-batches of {stage.microbatch_size} samples and stage 0 of {first.microbatch_size}: "
-                f"export={engine} has one size for all. Fix: strategy.planner.per_stage=false, or export.nearest=true"
-            )
         if len(stage.devices) != len(first.devices):
             raise UnsupportedPlan(
                 f"stage {s} has {len(stage.devices)} devices and stage 0 has {len(first.devices)}: export={engine} has as many for "
-                "every stage. Fix: strategy.planner.replication=false, or export.nearest=true"
-            )
-
-
-def refuse_replicas(plan: Plan, engine: str) -> None:
-    """Refuse stages of several devices.
-
-    Raises:
-        UnsupportedPlan: names the stage.
-    """
-    for s, stage in enumerate(plan.stages):
-        if len(stage.devices) > 1:
-            raise UnsupportedPlan(
-                f"stage {s} has {len(stage.devices)} devices, and export={engine} gives a stage one. "
-                "Fix: strategy.planner.replication=false, or export.nearest=true"
+                f"every stage. Fix: strategy.planner.replication=false, or {NEAREST}"
             )
 
 
@@ -247,20 +228,6 @@ def refuse_skips(plan: Plan, task: EngineTask, engine: str) -> None:
                 f"stage {s} hands nothing to stage {s + 1}: they are branches, and export={engine} runs chains. "
                 "Fix: export.nearest=true, or export=torch"
             )
-
-
-def refuse_early_loss(plan: Plan, task: EngineTask, engine: str) -> None:
-    """Refuse a loss before the last stage: engines of chains begin their backward there.
-
-    Raises:
-        UnsupportedPlan: another stage makes a loss; names both.
-    """
-    if (early := early_loss(plan, task.losses)) is not None:
-        (s, name), last = early, len(plan.stages) - 1
-        raise UnsupportedPlan(
-            f"stage {s} makes {name}, but stage {last} is the chain's last, and export={engine} takes the loss from "
-            "there. Fix: export.nearest=true, or engine=distributed"
-        )
 
 
 def check_export(mode: str, exporter: AbstractExporter | None) -> None:

@@ -72,15 +72,60 @@ class PlanChain:
         return self.carried[stage] if stage + 1 < self.num_stages else ()
 
 
-def early_loss(plan: Plan, losses: Mapping[str, int]) -> tuple[int, str] | None:
-    """The first loss that a stage before the last one makes, which engines of chains do not look for there: (stage, name); or None.
+def refuse_unequal_microbatches(plan: Plan, runner: str, instead: str) -> None:
+    """Refuse micro-batches of several sizes, which no engine of chains runs.
+
+    Args:
+        runner: the setting that chooses the engine, as `export=torch`; here and below.
+        instead: what runs the plan, or one like it, as `export.nearest=true`; here and below.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    size = plan.stages[0].microbatch_size
+    if plan.minibatch_size % size:
+        raise UnsupportedPlan(
+            f"micro-batches of {size} samples leave a smaller one over from {plan.minibatch_size}, and {runner} has one size for "
+            "all. Fix: a microbatch_size that divides minibatch_size"
+        )
+    for s, stage in enumerate(plan.stages):
+        if stage.microbatch_size != size:
+            raise UnsupportedPlan(
+                f"stage {s} runs micro-batches of {stage.microbatch_size} samples and stage 0 of {size}: {runner} has one size for "
+                f"all. Fix: strategy.planner.per_stage=false and loss.scope=microbatch, or {instead}"
+            )
+
+
+def refuse_replicas(plan: Plan, runner: str, instead: str) -> None:
+    """Refuse stages of several devices.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    for s, stage in enumerate(plan.stages):
+        if len(stage.devices) > 1:
+            raise UnsupportedPlan(
+                f"stage {s} has {len(stage.devices)} devices, and {runner} gives a stage one device. "
+                f"Fix: strategy.planner.replication=false, or {instead}"
+            )
+
+
+def refuse_early_loss(plan: Plan, losses: Mapping[str, int], runner: str, instead: str) -> None:
+    """Refuse a loss before the last stage: engines of chains begin their backward there.
 
     Args:
         losses: name -> the operator that makes it.
+
+    Raises:
+        UnsupportedPlan: another stage makes a loss; names both.
     """
-    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    early = ((owner[op], name) for name, op in sorted(losses.items()) if owner[op] != len(plan.stages) - 1)
-    return next(early, None)
+    owner, last = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}, len(plan.stages) - 1
+    for name, op in sorted(losses.items()):
+        if owner[op] != last:
+            raise UnsupportedPlan(
+                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last, and {runner} takes the loss from there. "
+                f"Fix: {instead}"
+            )
 
 
 def device_order(plan: Plan) -> tuple[int, ...]:

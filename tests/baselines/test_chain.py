@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.chain import refuse_early_loss
+from baselines.chain import INSTEAD
 from baselines.deepspeed import DeepSpeed
 from baselines.packing import Packing
 from baselines.single import Single
@@ -18,7 +18,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
-from gpp.plan.chain import PlanChain
+from gpp.plan.chain import PlanChain, refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import EngineTask
 from tests.support.chain_jobs import Case, make
@@ -75,7 +75,7 @@ def test_packing_gives_back_what_it_was_given(seed: int) -> None:
 
 def test_what_an_engine_of_chains_refuses() -> None:
     for engine in (TorchPipelining(), DeepSpeed()):
-        with pytest.raises(UnsupportedPlan, match=r"stage 0 has 2 replicas.*replication=false"):
+        with pytest.raises(UnsupportedPlan, match=r"stage 0 has 2 devices.*gives a stage one device.*replication=false"):
             engine.check(plan_of(1, wide=2))
         uneven = plan_of(3)
         stages = (uneven.stages[0], replace(uneven.stages[1], microbatch_size=8), uneven.stages[2])
@@ -113,11 +113,11 @@ def test_an_engine_that_leaves_the_model_whole_refuses_stages() -> None:
 
 def test_the_loss_must_be_at_the_end(tmp_path: Path) -> None:
     job = make(Case("mlp", "deepspeed"), tmp_path)
-    refuse_early_loss(job.plan, EngineTask.of_job(job), "deepspeed")
+    refuse_early_loss(job.plan, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
     first, *rest = job.plan.stages
     swapped = replace(job.plan, stages=(replace(first, ops=rest[-1].ops), *rest[:-1], replace(rest[-1], ops=first.ops)))
     with pytest.raises(UnsupportedPlan, match="stage 0 makes loss, but stage 2 is the chain's last"):
-        refuse_early_loss(swapped, EngineTask.of_job(job), "deepspeed")
+        refuse_early_loss(swapped, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
 
 
 def test_deepspeeds_norm_of_tied_weights_is_refused(tmp_path: Path) -> None:

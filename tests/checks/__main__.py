@@ -24,6 +24,7 @@ from tests.support.pages import ROOT
 FULL = {
     "card_path": "python -m tests.checks.card_path",
     "cards": "python -m tests.checks.cards --count 2000 --jobs 2",
+    "compiled": "python -m tests.checks.compiled",
     "docs": "python -m tests.checks.docs",
     "edgepipe": "python -m tests.checks.edgepipe --count 300",
     "equivalence": """
@@ -53,6 +54,7 @@ FULL = {
         python -m tests.checks.parallelize
         python -m tests.checks.parallelize --lengths --launch ranks
         python -m tests.checks.parallelize --tokens --memory""",
+    "pipebench": "python -m tests.checks.pipebench --count 1000",
     "planners": """
         python -m tests.checks.planners --jobs 2 --what validate --count 2000
         python -m tests.checks.planners --jobs 2 --what oracle --count 300
