@@ -52,7 +52,9 @@ WORTH = 1e-3
 ROUNDS: Final = {"never": 24, "auto": 24, "always": 240}
 """Rounds of a search."""
 
-APART_FIRST = False
+APART = 12
+"""Rounds on plans whose devices keep to one stage each, before those of plans that share devices: they end at better starts."""
+
 PASSES = 4_000
 """Passes of all stages that a round times, for each operator of a model of `SMALL` operators or fewer."""
 
@@ -92,8 +94,7 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         return f"plans with several stages on a device were not tried{many}"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"
-    if APART_FIRST or how == "never":
-        _Walks(incumbent, orders, lines, apart=True).run(ROUNDS["never"])
+    _Walks(incumbent, orders, lines, apart=True).run(ROUNDS[how] if how == "never" else APART)
     if how == "never":
         return "plans with several stages on a device were not tried"
     best, best_s = incumbent.best, incumbent.best_s
