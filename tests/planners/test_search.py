@@ -77,7 +77,7 @@ def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
 @pytest.mark.parametrize("memory", [1e15, 4e7])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float, apart: bool) -> None:
-    """Every plan that it hands on is one, fits, and takes as long as it says; the best comes first. Asked so, devices keep apart."""
+    """Every plan that it hands on is one, fits, and takes as long as it says; the best comes first."""
     prob = random_problem(seed, max_ops=8, max_devices=3)
     devices = tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices)
     prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
