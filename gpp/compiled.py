@@ -10,6 +10,8 @@ import hashlib
 import json
 import sys
 from array import array
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
@@ -50,11 +52,20 @@ def from_source(package: str, name: str) -> None:
         spec.loader.exec_module(module)
 
 
+class PlainFiles(MetaPathFinder):
+    """Finds the files of such modules, whatever has been compiled of them."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        """As importlib asks."""
+        file = GPP.parent.joinpath(*fullname.split("."))
+        return spec_from_file_location(fullname, file.with_suffix(".py")) if file.with_suffix(".pxd").exists() else None
+
+
 def chosen(package: str) -> bool:
-    """Whether the files of a package run compiled; else they are loaded as plain Python."""
+    """Whether the files of a package run compiled; else all such files are imported as plain Python from now on."""
     compiled = all(f"{package}.{part}" in KNOWN for part in parts(package))
-    if not compiled:
-        from_source(package, package)
+    if not compiled and not any(isinstance(finder, PlainFiles) for finder in sys.meta_path):
+        sys.meta_path.insert(0, PlainFiles())
     return compiled
 
 

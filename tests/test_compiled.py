@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,13 @@ def test_what_is_compiled_is_what_the_files_say(tmp_path: Path, monkeypatch: pyt
     assert compiled.known() == {}
     (tmp_path / "gpp" / "compiled.json").write_text("[]")
     assert compiled.known() == {}
+
+
+def test_stale_compiled_files_are_not_mixed_with_plain_ones() -> None:
+    """A plain file that imports another gets the plain one, though a compiled one lies beside it."""
+    code = (
+        "from gpp import compiled; compiled.KNOWN.clear()\n"
+        "import gpp.planners.search as s; from gpp.planners.search import climb, memory\n"
+        "assert not s.COMPILED and climb.__file__.endswith('.py') and memory.__file__.endswith('.py')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -221,7 +221,8 @@ def _walker(one: Question, number: int) -> Callable[[], object]:
     start = (0,) * posed.graph.num_ops, (1,)
 
     def walked() -> object:
-        found = [walker.walk(start, number, threshold, PASSES) for threshold in (0.0, 0.1)]
+        ways = ((0.0, False), (0.1, False), (0.1, True))
+        found = [walker.walk(start, number, threshold, PASSES, apart) for threshold, apart in ways]
         return found, facts.work[0], list(room.stage_of), list(room.devices)
 
     return walked
