@@ -82,7 +82,7 @@ def test_fragments_of_the_change_log() -> None:
 
 def test_the_wheel_is_typed_and_has_its_data() -> None:
     data = PROJECT["tool"]["setuptools"]["package-data"]
-    assert data["gpp"] == ["py.typed", "compiled.json"] and (ROOT / "gpp" / "py.typed").exists()
+    assert "py.typed" in data["gpp"] and (ROOT / "gpp" / "py.typed").exists()
     for package, patterns in data.items():
         folder = ROOT / package.replace(".", "/") if package != "*" else ROOT / "gpp" / "simulate"
         for pattern in patterns:
