@@ -123,12 +123,9 @@ def trained(name: str, devices: int, folder: Path, strategy: gpp.Strategy | None
         *data[0],
         loss=loss(model.loss),
         devices=devices,
-        strategy=strategy or planned,
-        cost=gpp.Analytical(),
+        strategy=gpp.Planning(strategy=strategy or planned, cost=gpp.Analytical(), microbatch_size=MICROBATCH),
         optimizer=gpp.SGD(lr=RATE),
-        microbatch_size=MICROBATCH,
-        run_dir=folder,
-        progress=Progress(warn=said.append),
+        run=gpp.Run(folder=folder, progress=Progress(warn=said.append)),
     ) as pipeline:
         losses = [pipeline.step(*batch) for batch in data]
     expected = plain(other, model.loss, data)
