@@ -16,7 +16,7 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/li
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check lint docs figures clean
+.PHONY: run test check lint docs figures lock clean
 
 run: $(VENV)/.run
 	$(BIN)/python run.py $(or $(ARGS),experiment=side_by_side)
@@ -60,6 +60,11 @@ $(VENV)/.docs: $(VENV)/.run
 	$(PIP) -e ".[docs]"
 	@$(COMPILE)
 	touch $@
+
+# Every package of a user's installation with its hashes, from pyproject.toml and constraints.txt; needs uv.
+lock:
+	uv pip compile pyproject.toml --extra all -c constraints.txt --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-annotate --no-header --quiet -o requirements.lock
 
 clean:
 	rm -rf .venv .venv-* outputs site *.egg-info

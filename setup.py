@@ -1,11 +1,12 @@
-"""What pyproject.toml cannot say: the compiled part of the search, and what a wheel carries beside the packages.
+"""What pyproject.toml cannot say: which files are compiled, and what a wheel carries beside the packages.
 
 A wheel carries conf/ and run.py inside the package, where the `gpp` command finds them; an editable install finds them here.
 """
 
-import hashlib
 import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -14,7 +15,18 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-SEARCH = ("shape", "step", "climb")
+COMPILED = runpy.run_path(str(ROOT / "gpp" / "compiled.py"))
+EXTENSIONS = [
+    # Without a compiler the build goes on. No fused products: they round differently.
+    Extension(
+        str(path.with_suffix("")).replace("/", "."),
+        [str(path.with_suffix(".py"))],
+        extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
+        extra_link_args=["-s"] if sys.platform == "linux" else [],  # no symbols: a tenth of the wheel
+        optional=True,
+    )
+    for path in sorted(found.relative_to(ROOT) for found in (ROOT / "gpp").rglob("*.pxd"))
+]
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -38,30 +50,20 @@ class WithSettings(build_py):
 
 
 class WithDigests(build_ext):
-    """Writes down which sources were compiled: `gpp.planners.search` leaves aside what no longer is what its source says."""
+    """Writes down which sources were compiled: `gpp.compiled` leaves aside what no longer is what its source says."""
 
     def run(self) -> None:
         super().run()
-        built = [Path(self.get_ext_fullpath(f"gpp.planners.search.{name}")) for name in SEARCH]
-        if all(path.exists() for path in built):
-            sources = ROOT / "gpp" / "planners" / "search"
-            digests = {name: hashlib.sha256((sources / f"{name}.py").read_bytes()).hexdigest() for name in SEARCH}
-            (built[0].parent / "compiled.json").write_text(json.dumps(digests))
+        names = [extension.name for extension in EXTENSIONS]
+        if all(Path(self.get_ext_fullpath(name)).exists() for name in names):
+            digests = {name: COMPILED["digest"](name) for name in names}
+            Path(self.get_ext_fullpath("gpp.compiled")).with_name("compiled.json").write_text(json.dumps(digests))
 
 
 setup(
     cmdclass={"build_py": WithSettings, "build_ext": WithDigests},
-    # Without a compiler the build goes on, and the same files run as plain Python. No fused products: they round differently.
     ext_modules=cythonize(
-        [
-            Extension(
-                f"gpp.planners.search.{name}",
-                [f"gpp/planners/search/{name}.py"],
-                extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
-                optional=True,
-            )
-            for name in SEARCH
-        ],
+        EXTENSIONS,
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
     ),

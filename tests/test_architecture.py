@@ -315,7 +315,7 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.precision.asked, gpp.mechanisms.shared_state.asked, gpp.mechanisms.weight_versions.pipeoptim, "
         "gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
     )
-    code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
+    code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'scipy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 

@@ -1,4 +1,8 @@
-"""The `gpp` command: `run.py` from any folder, with the configurations of the installed package."""
+"""The `gpp` command: `run.py` from any folder, with the configurations of the installed package.
+
+gpp run model=mmt_small            as python run.py model=mmt_small
+gpp plan model=mmt_small           as python run.py mode=plan model=mmt_small; so for every mode
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,23 @@ import sys
 from pathlib import Path
 
 from gpp.app.interrupted import leave_at_once
+
+
+def as_mode(words: list[str]) -> list[str]:
+    """The words of a command line whose first one may be a mode, or `run` for training, as `run.py` reads them.
+
+    Raises:
+        SystemExit: the first word is a word of its own, and none of these.
+    """
+    from gpp.app.vocabulary import MODES
+
+    if not words or words[0].startswith("-") or "=" in words[0]:
+        return words
+    modes = {"run": "train", **{mode: mode for mode in MODES}}
+    if words[0] not in modes:
+        print(f"error: gpp {words[0]}: no such command; choose {', '.join(modes)}, or write settings as KEY=VALUE", file=sys.stderr)
+        raise SystemExit(2)
+    return [f"mode={modes[words[0]]}", *words[1:]]
 
 
 def main(conf: str | Path | None = None, name: str = "config") -> None:
@@ -20,6 +41,7 @@ def main(conf: str | Path | None = None, name: str = "config") -> None:
     leave_at_once()
     from gpp.app.vocabulary import ROOT
 
+    sys.argv[1:] = as_mode(sys.argv[1:])
     # Models and data of the user's are found where the command is typed; workers inherit it.
     sys.path[:0] = [os.getcwd()]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))

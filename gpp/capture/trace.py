@@ -296,7 +296,10 @@ def _annotations(notes: list[str]) -> Iterator[None]:
     The Function that torch makes for an operator with a registered backward is none of them: what is captured is the operator,
     which brings its backward along.
     """
-    plain: Any = torch.autograd.Function.__dict__["apply"].__func__
+    written: Any = torch.autograd.Function.__dict__["apply"]
+
+    def plain(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return written.__get__(None, cls)(*args, **kwargs)  # up to 2.14 a function of Python, then one of C
 
     def note() -> None:
         notes.append(
@@ -309,8 +312,9 @@ def _annotations(notes: list[str]) -> Iterator[None]:
         note()
         yield
 
-    # What `register_autograd` makes of a custom operator belongs to the operator, which is captured as a whole.
-    plain = torch.autograd.Function.apply.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    generator = "_checkpoint_without_reentrant_generator"
+    if hasattr(checkpointing, f"{generator}_impl"):  # from torch 2.15
+        generator += "_impl"
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__ == library_autograd.__name__:
@@ -327,7 +331,7 @@ def _annotations(notes: list[str]) -> Iterator[None]:
         )
 
     with (
-        mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", not_reentrant),
+        mock.patch.object(checkpointing, generator, not_reentrant),
         mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
     ):
         yield

@@ -9,7 +9,6 @@ most: for the one that goes, and for the one that comes or is in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,20 +84,6 @@ class StageBytes(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.floor(room / self.microbatch + 1e-9)
         return np.where(self.microbatch > 0, fits, otherwise)
-
-
-def together(needs: Iterable[tuple[float, float]]) -> float:
-    """Most bytes of the stages of one device, of which one computes at a time.
-
-    Args:
-        needs: for each stage its most bytes, and of these `StageBytes.passing`.
-
-    >>> together([(10.0, 4.0), (20.0, 3.0)])
-    27.0
-    """
-    every = list(needs)
-    passing = [own for _, own in every]
-    return sum(need for need, _ in every) - (sum(passing) - max(passing))
 
 
 class Amounts(NamedTuple):

@@ -3,7 +3,8 @@
 The order on every resource is static, so times need no event queue: in a topological order each action begins when its resource is
 free and what it needs has come. Predictions rest on this one walk: a program (`gpp.simulate.simulator`), rounds of equal
 micro-batches (`gpp.simulate.recurrence`), the course of a pipeline that trains nothing, and orders of passes that are not a
-program yet (`gpp.schedules.flow`). It goes on from any state, so each of them writes down only what repeats itself.
+program yet (`gpp.schedules.flow`). It goes on from any state, so each of them writes down only what repeats itself. The loop is
+compiled: `gpp.simulate.walk`.
 
     slots   0 ... n-1: when a node was over, a message's when it arrived      n ...: when each resource is free
 
@@ -14,13 +15,15 @@ program yet (`gpp.schedules.flow`). It goes on from any state, so each of them w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from array import array
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple, final
 
+from gpp.compiled import reals
 from gpp.program.waits import MEET, OCCUPY, Waits
 from gpp.simulate.period import Period, spans
+from gpp.simulate.walk import Walk
 
 MEETING = -1
 """In place of the resource of a meeting, which begins when all its members have come to it and occupies all of them."""
@@ -31,30 +34,15 @@ there; the slots that it waits for. Of a meeting: the nodes and the resources of
 apart."""
 
 
-def walk(steps: Iterable[Step], at: list[float], begin: list[float]) -> None:
-    """Walk the steps in their order, which is topological, and write when each is over and when it begins.
+def walked(steps: Sequence[Step]) -> Walk:
+    """The walk of some steps in their order, which is topological.
 
-    A slot that is read before it is written holds what an earlier walk has left there.
-
-    >>> at, begin = [0.0] * 6, [0.0] * 3
-    >>> walk([(3, 0, 2.0, 0.0, ()), (5, 1, 1.0, 3.0, (3,)), (4, 2, 2.0, 0.0, (1,))], at, begin)
-    >>> begin, at
+    >>> at, begin = array("d", [0.0] * 6), array("d", [0.0] * 3)
+    >>> walked([(3, 0, 2.0, 0.0, ()), (5, 1, 1.0, 3.0, (3,)), (4, 2, 2.0, 0.0, (1,))]).go(at, begin)
+    >>> begin.tolist(), at.tolist()
     ([0.0, 2.0, 6.0], [2.0, 6.0, 8.0, 2.0, 8.0, 3.0])
     """
-    for resource, node, seconds, late, needs in steps:
-        if resource < 0:
-            over = max([at[member] for member in needs]) + seconds
-            for meets, member in zip(node, needs, strict=True):
-                begin[meets], at[meets], at[member] = at[member], over, over
-            continue
-        now = at[resource]
-        for need in needs:
-            when = at[need]
-            if when > now:
-                now = when
-        begin[node] = now
-        at[resource] = now = now + seconds
-        at[node] = now + late
+    return Walk([(0, 1, steps)])
 
 
 class Times(NamedTuple):
@@ -98,7 +86,10 @@ class LongestPath:
     """
 
     def __init__(self, steps: Sequence[Step], num_nodes: int, num_resources: int) -> None:
-        self.steps, self.num_nodes, self.num_resources = steps, num_nodes, num_resources
+        self.num_nodes, self.num_resources = num_nodes, num_resources
+        self.walk = walked(steps)
+        self.opening = self.walk.openings(num_nodes, num_resources)
+        """By resource, the first node that occupies it; -1 for one that none does."""
 
     @classmethod
     def of(cls, waits: Waits, seconds: Sequence[float], late: Sequence[float]) -> LongestPath:
@@ -128,25 +119,11 @@ class LongestPath:
             start: by resource, when it is free at first; None: at 0.
         """
         n = self.num_nodes
-        at, begin = [0.0] * n + list(start or [0.0] * self.num_resources), [0.0] * n
-        walk(self.steps, at, begin)
-        return Times(begin, at[:n], self._first(begin), at[n:])
+        at, begin = array("d", [0.0] * n + list(start or [0.0] * self.num_resources)), reals(n)
+        self.walk.go(at, begin)
+        first = [begin[node] if node >= 0 else inf for node in self.opening]
+        return Times(begin.tolist(), at[:n].tolist(), first, at[n:].tolist())
 
     def period(self) -> tuple[Times, float]:
         """The period of walks that follow each other, and the times of that in which it shows, counted from the first one on."""
         return repeated(self.times, [0.0] * self.num_resources)
-
-    def _first(self, begin: Sequence[float]) -> list[float]:
-        """By resource, when it is first occupied."""
-        return [inf if node is None else begin[node] for node in self._opening]
-
-    @cached_property
-    def _opening(self) -> list[int | None]:
-        """Resource -> the first node that occupies it."""
-        out: dict[int, int] = {}
-        for step in reversed(self.steps):
-            if step[0] < 0:
-                out.update(zip(step[4], step[1], strict=True))
-            else:
-                out[step[0]] = step[1]
-        return [out.get(self.num_nodes + resource) for resource in range(self.num_resources)]

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, final
 
+from gpp.compiled import reals
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, reduce_groups
-from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walk
+from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walked
 from gpp.simulate.messages import device_messages, message_rates
+from gpp.simulate.walk import Walk, grown
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -243,7 +245,7 @@ class _Rounds:
                 before = warmup[src] - warmup[c]
                 most[src] = max(most[src], before if before > 1 else 0)
         earlier = list(accumulate(most, initial=self.unread + 1 + len(self.sources)))
-        self.at, self.begin = [0.0] * earlier[-1], [0.0] * earlier[-1]
+        self.at, self.begin = reals(earlier[-1]), reals(earlier[-1])
 
         def made(src: int, before: int) -> int:
             return earlier[src] + before - 1 if before > 1 else src
@@ -252,19 +254,23 @@ class _Rounds:
         for src, first in enumerate(earlier[:-1]):
             slots = [src, *range(first, first + most[src])]
             handed += [(older, older, 0.0, 0.0, (newer,)) for newer, older in reversed([*pairwise(slots)])]
-        self.groups: list[tuple[int, int, list[Step]]] = [(1 - max(warmup), count, handed)]
-        """Steps, and the first round in which they are walked and that in which they no longer are."""
+        groups: list[tuple[int, int, list[Step]]] = [(1 - max(warmup), count, handed)]
         ahead: list[tuple[int, int, list[Step]]] = []
         for c, row in enumerate(rows):
             needs = [(made(src, warmup[src] - warmup[c]), wire, late) for src, wire, late in channels[c][FORWARD]]
             ahead.append((1 - warmup[c], count - warmup[c] + 1, self._pass(c, c, row.forward_s, needs)))
-        self.groups += sorted(ahead, key=lambda group: -group[0])
+        groups += sorted(ahead, key=lambda group: -group[0])
         back: list[list[tuple[int, int, list[Step]]]] = []
         for c, row in enumerate(rows):
             needs = [(n + src, wire, late) for src, wire, late in channels[c][BACKWARD]]
             after = [self._busy(c, row.after_s)] if row.after_s else []
             back.append([(0, count, self._pass(c, n + c, row.backward_s, needs)), (row.late, count, after)])
-        self.groups += chain.from_iterable(reversed(back))
+        groups += chain.from_iterable(reversed(back))
+        self.rounds = Walk(groups)
+        self.begin_in: dict[int, list[int]] = {}
+        """The round in which each class begins."""
+        for c, ahead_of in enumerate(warmup):
+            self.begin_in.setdefault(1 - ahead_of, []).append(c)
         self.ends = [self._busy(c, row.after_s * min(row.late, count)) for c, row in enumerate(rows) if row.late]
         """What follows the last round."""
 
@@ -292,28 +298,27 @@ class _Rounds:
         n, count, at, warmup = len(self.rows), self.count, self.at, self.warmup
         longest, settled = max(warmup), max(row.late for row in self.rows)
         window = longest - min(warmup) + 2  # of the forwards that later rounds may read
-        until, begun, returned = at[2 * n : self.clocks], [0.0] * n, list[float]()
-        marks, steps = {m for low, high, _ in self.groups for m in (low, high)}, list[Step]()
+        until, begun, returned, ends = at[2 * n : self.clocks], [0.0] * n, at[n:n], walked(self.ends)
         m, steady, length = 1 - longest, 0, 0.0
         while m < count:
-            if m in marks:
-                steps = [step for low, high, own in self.groups if low <= m < high for step in own]
             before = at[: self.clocks] if self.sources and settled < m <= count - longest else None
-            walk(steps, at, self.begin)
-            if m <= 0:
-                begun = [at[c] if m == 1 - warmup[c] else begun[c] for c in range(n)]
+            self.rounds.go(at, self.begin, m)
+            for c in self.begin_in.get(m, ()):
+                begun[c] = at[c]
+            if m == 0:
                 returned = at[n : 2 * n]
             if before is not None:
                 grew = at[n] - before[n]
                 hair = STEADY * grew
-                same = abs(length - grew) < hair and all(abs(a - b - grew) < hair for a, b in zip(at, before, strict=False))
+                same = abs(length - grew) < hair and grown(at, before, grew, hair)
                 steady, length = steady + 1 if same else 0, grew
                 skip = count - longest - m
                 if steady > window and skip > 0:
-                    at[:] = [when + skip * grew for when in at]
+                    for i, when in enumerate(at):
+                        at[i] = when + skip * grew
                     m += skip
             m += 1
-        walk(self.ends, at, self.begin)
+        ends.go(at, self.begin)
         made = [(begun if i < self.num_ahead else returned)[src] for i, src in enumerate(self.sources)]
         sent = [max(when, free) for when, free in zip(made, until, strict=True)]
         first = [when - row.forward_s for when, row in zip(begun, self.rows, strict=True)]

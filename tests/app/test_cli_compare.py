@@ -133,7 +133,7 @@ def imported(words: list[str], modules: list[str]) -> list[str]:
 def test_no_torch_with_a_warm_cache(tmp_path: Path) -> None:
     words = [*COMPARE, "strategies=[graphpipe,sequential,even]"]
     assert run(tmp_path / "cold", *words).code == 0
-    heavy = ["torch", "wandb", "sklearn", "rich.progress"]
+    heavy = ["torch", "wandb", "scipy", "rich.progress"]
     assert imported([*words, f"hydra.run.dir={tmp_path / 'warm'}"], heavy) == []
 
 

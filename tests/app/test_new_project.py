@@ -50,3 +50,13 @@ def test_the_command_takes_a_folder_of_settings(monkeypatch: pytest.MonkeyPatch,
     command.main(conf=CONF)  # a folder that was named by hand stays
     assert sys.argv.count("-cd") == 1
     assert ran == [str(CONF.parent / "run.py")] * 2
+
+
+def test_the_first_word_may_be_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.as_mode(["plan", "model=digits"]) == ["mode=plan", "model=digits"]
+    assert command.as_mode(["run", "-m", "seed=0,1"]) == ["mode=train", "-m", "seed=0,1"]
+    for unchanged in ([], ["--help"], ["-m", "seed=0,1"], ["mode=plan"]):
+        assert command.as_mode(unchanged) == unchanged
+    with pytest.raises(SystemExit, match="2"):
+        command.as_mode(["paln"])
+    assert "gpp paln: no such command; choose run, train, plan, " in capsys.readouterr().err

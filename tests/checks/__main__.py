@@ -24,6 +24,7 @@ from tests.support.pages import ROOT
 FULL = {
     "card_path": "python -m tests.checks.card_path",
     "cards": "python -m tests.checks.cards --count 2000 --jobs 2",
+    "compiled": "python -m tests.checks.compiled",
     "docs": "python -m tests.checks.docs",
     "edgepipe": "python -m tests.checks.edgepipe --count 300",
     "equivalence": """

@@ -26,7 +26,7 @@ translation.Translation().check(model)
 digits.Digits().check(theirs)
 imported.Imported(factory="transformers.CLIPModel").check(theirs)
 sampler.minibatch(3, 4, 20, 0)
-print(sorted({"torch", "transformers", "sklearn", "hydra", "omegaconf"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "scipy", "hydra", "omegaconf"} & set(sys.modules)))
 """
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-import sys
+from contextlib import nullcontext
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from gpp.cost.overheads import Overheads
-from gpp.cost.problem import Problem
-from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
-from gpp.planners import search
 from gpp.planners.base import PlainPrediction
-from gpp.planners.chains.even import Even
-from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.candidates import Assessor
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.search import climb, shape, step
-from gpp.planners.search.numbers import PlanArrays, ProblemNumbers
+from gpp.planners.search.climb import Climber
 from gpp.planners.search.timers import Timers
 from gpp.schedules import merge
 from gpp.schedules.gpipe import GPipe
@@ -36,54 +27,7 @@ from tests.support.conf import option
 from tests.support.graphs import cluster, problem, two_towers
 from tests.support.long import thinned
 from tests.support.problems import random_problem
-
-OVERHEADS = Overheads(
-    forward_s=1e-4,
-    backward_s=2e-4,
-    message_s=3e-5,
-    send_s_per_byte=1e-9,
-    receive_s_per_byte=2e-9,
-    send_s_per_tensor=1e-5,
-    step_s=1e-3,
-)
-
-
-def strategy_of(schedule: OneFOneB | GPipe) -> Strategy:
-    return Strategy(name="test", planner=Even(), schedule=schedule)
-
-
-@pytest.fixture(scope="module")
-def plain() -> dict[str, ModuleType]:
-    """The files as plain Python, whether they have been compiled or not."""
-    search.from_source("plain_search")
-    return {name: sys.modules[f"plain_search.{name}"] for name in search.PARTS}
-
-
-def plans(prob: Problem, seed: int, count: int) -> list[tuple[int, tuple[int, ...], tuple[int, ...], bool]]:
-    """Micro-batch size, stage of each operator, devices of each stage as bits, and whether it is a chain: at random, some without
-    an order."""
-    rng, out = random.Random(seed), []
-    devices, ops = prob.cluster.num_devices, prob.graph.num_ops
-    for _ in range(count):
-        b = rng.choice(prob.microbatch_sizes())
-        most = rng.randint(1, min(ops, 2 * devices))
-        drawn = [rng.randrange(most) for _ in range(ops)]
-        chain = rng.random() < 0.3
-        drawn = sorted(drawn) if chain or rng.random() < 0.8 else drawn
-        names = sorted(set(drawn))
-        counts = [count for count in range(1, devices + 1) if b % count == 0]
-        sets = [mask_of(rng.sample(range(devices), rng.choice(counts))) for _ in names]
-        out.append((b, tuple(names.index(name) for name in drawn), tuple(sets), chain))
-    return out
-
-
-def candidate(assessor: Assessor, b: int, stage_of: tuple[int, ...], devices: tuple[int, ...], chain: bool) -> Candidate | None:
-    masks = [mask_of(op for op, own in enumerate(stage_of) if own == s) for s in range(len(devices))]
-    placement = [tuple(d for d in range(62) if own >> d & 1) for own in devices]
-    found = assessor.assess(
-        [(mask, len(own)) for mask, own in zip(masks, placement, strict=True)], b, chain=chain, placement=placement
-    )
-    return found if isinstance(found, Candidate) else None
+from tests.support.twins import OVERHEADS, candidate, plain, plainly, plans, strategy_of, tight
 
 
 @pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1f1b", "gpipe"])
@@ -115,14 +59,6 @@ def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, sche
     assert compared > 5
 
 
-def tight(prob: Problem, b: int, share: float) -> Problem:
-    """The problem on devices with so much of the memory that all operators on one of them need."""
-    assessor = Assessor(StageCosts(prob.with_endless_memory))
-    need = assessor.needs(prob.graph.all_mask, 1, b, 1, 1)[0]
-    devices = tuple(replace(device, memory_bytes=share * need) for device in prob.cluster.devices)
-    return replace(prob, cluster=replace(prob.cluster, devices=devices))
-
-
 @pytest.mark.parametrize("seed", [0, 1, 3])  # 2 has one device
 def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
     posed = strategy_of(OneFOneB()).posed(random_problem(seed, max_ops=8, max_devices=3))
@@ -130,7 +66,7 @@ def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
     posed = tight(posed, b, 0.8)
     assessor, start = Assessor(StageCosts(posed)), ((0,) * posed.graph.num_ops, (1,))
     assert candidate(assessor, b, *start, False) is None
-    found = climb.Climber(*Timers(assessor.posed, 8, plain=False).of(b)).walk(start, seed, 0.1, 20_000)
+    found = Climber(*Timers(assessor.posed, 8, plain=False).of(b)).walk(start, seed, 0.1, 20_000)
     assert found
     assert all(candidate(assessor, b, stage_of, sets, False) for _, stage_of, sets in found)
 
@@ -145,7 +81,7 @@ def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None
     strategy = strategy_of(OneFOneB())
     assessor = Assessor(StageCosts(strategy.posed(prob)))
     b = min(prob.microbatch_sizes())
-    walker = climb.Climber(*Timers(assessor.posed, 8, plain=False).of(b))
+    walker = Climber(*Timers(assessor.posed, 8, plain=False).of(b))
     found = walker.walk(((0,) * prob.graph.num_ops, (1,)), seed, 0.1, 20_000)
     assert [seconds for seconds, *_ in found] == sorted(seconds for seconds, *_ in found)
     for seconds, stage_of, sets in found:
@@ -156,56 +92,20 @@ def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None
         assert seconds == pytest.approx(incumbent.simulate(one), rel=1e-12)
 
 
-def test_a_plan_of_too_many_stages_is_no_start(plain: dict[str, ModuleType]) -> None:
+def test_a_plan_of_too_many_stages_is_no_start() -> None:
     """As layouts of many blocks of branches are on few devices; plain Python would say where it writes behind an array's end."""
     posed = strategy_of(OneFOneB()).posed(random_problem(1, max_ops=8, max_devices=2).with_endless_memory)
     assessor, ops = Assessor(StageCosts(posed)), posed.graph.num_ops
-    for modules in ({"shape": shape, "step": step, "climb": climb}, plain):
-        facts = ProblemNumbers(assessor.posed, max(posed.microbatch_sizes()), ops - 1)
-        room = PlanArrays(facts)
-        timer = modules["step"].StepTimer(facts, room, modules["shape"].StageShapes(facts, room))
-        walker = modules["climb"].Climber(facts, room, timer)
-        assert walker.walk((tuple(range(ops)), (1,) * ops), 0, 0.1, 500) == []
-        assert len(walker.walk(((0,) * ops, (1,)), 0, 0.1, 500)[0]) == 3
+    for context in (nullcontext, plainly):
+        with context():
+            walker = Climber(*Timers(assessor.posed, ops - 1, plain=False).of(max(posed.microbatch_sizes())))
+            assert walker.walk((tuple(range(ops)), (1,) * ops), 0, 0.1, 500) == []
+            assert len(walker.walk(((0,) * ops, (1,)), 0, 0.1, 500)[0]) == 3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_plain_python_does_the_same(seed: int, plain: dict[str, ModuleType]) -> None:
-    """Every plan takes as long, and a walk ends where the compiled one does, draw by draw."""
-    posed = strategy_of(OneFOneB()).posed(random_problem(seed, max_ops=8, max_devices=3).with_endless_memory)
-    b = max(b for b in posed.microbatch_sizes())
-    posed = posed if seed else tight(posed, b, 0.8)
-    assessor = Assessor(StageCosts(posed))
-
-    def walked(modules: dict[str, ModuleType]) -> list[object]:
-        facts = ProblemNumbers(assessor.posed, b, 8)
-        room = PlanArrays(facts)
-        timer = modules["step"].StepTimer(facts, room, modules["shape"].StageShapes(facts, room))
-        walker = modules["climb"].Climber(facts, room, timer)
-        start = (0,) * posed.graph.num_ops, (1,)
-        found = [walker.walk(start, seed, threshold, 1500) for threshold in (0.0, 0.1)]
-        return [found, facts.work[0], list(room.stage_of), list(room.devices)]
-
-    compiled = walked({"shape": shape, "step": step, "climb": climb})
-    assert compiled == walked(plain)
-
-
-def test_periods_and_instants_are_those_of_the_simulator(plain: dict[str, ModuleType]) -> None:
-    own = plain["step"]
+def test_periods_and_instants_are_those_of_the_simulator() -> None:
+    own = plain()["gpp.planners.search.step"]
     assert (own.MOST, own.SAME, own.ROUNDING) == (period.MOST, period.SAME, merge.ROUNDING)
-
-
-def test_what_is_compiled_is_what_the_files_say(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has changed since, and a build without a compiler, leave the plain Python."""
-    for name in search.PARTS:
-        (tmp_path / f"{name}.py").write_bytes((search.FOLDER / f"{name}.py").read_bytes())
-    monkeypatch.setattr(search, "FOLDER", tmp_path)
-    assert not search.up_to_date()
-    digests = {name: hashlib.sha256((tmp_path / f"{name}.py").read_bytes()).hexdigest() for name in search.PARTS}
-    (tmp_path / "compiled.json").write_text(json.dumps(digests))
-    assert search.up_to_date()
-    (tmp_path / "step.py").write_text("")
-    assert not search.up_to_date()
 
 
 def test_where_plans_are_not_timed() -> None:

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from gpp.cost.amounts import StageBytes, together
+from gpp.cost.amounts import StageBytes
+from gpp.cost.together import together
 from gpp.program.held import order_peak
 from gpp.program.program import Task
 

@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from torch.distributed.run import get_args_parser
 
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
+from gpp.app.command import as_mode
 from gpp.runtime.controller.place import LaunchPlace
 from tests.support.conf import CONF
 
@@ -87,6 +88,20 @@ def test_the_train_job_of_kubeflow(monkeypatch: pytest.MonkeyPatch) -> None:
     args = torchrun([*trainer["command"][1:], *trainer["args"]])
     assert (args.nnodes, args.nproc_per_node, args.node_rank, args.master_addr) == ("2", "4", 1, "gpp-0")
     check_command([args.training_script, *args.training_script_args], trainer["numNodes"] * trainer["numProcPerNode"])
+
+
+def test_the_two_containers_run_one_job() -> None:
+    """Both machines give torchrun the same words, and what it starts is a real run on all their devices."""
+    services = yaml.safe_load((CONF.parent / "compose.yaml").read_text())["services"]
+    assert [services[name]["hostname"] for name in services] == list(services) == ["node0", "node1"]
+    first, second = (torchrun(shlex.split(services[name]["command"])) for name in services)
+    assert first == second and first.rdzv_endpoint.split(":")[0] == "node0"
+    assert (first.nnodes, first.nproc_per_node, first.no_python, first.training_script) == ("2", "2", True, "gpp")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", overrides=as_mode(first.training_script_args))
+    engine, cluster = (instantiate(cfg[group], _convert_="all") for group in ("engine", "cluster"))
+    assert (cfg.mode, engine.launch, engine.interface, cluster.num_devices) == ("train", "env", "eth0", 4)
+    assert cfg.minibatch_size % 4 == 0
 
 
 def test_every_example_is_named_by_the_page() -> None:

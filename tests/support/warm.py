@@ -181,6 +181,10 @@ class _Forks:
     def _start(words: tuple[str, ...], env: dict[str, str], out: str, err: str) -> int:
         def work() -> None:
             os.environ.update(env)
+            import torch
+
+            if torch.version.cuda:  # such a torch refuses a backward after a fork of a process that has run one
+                os.execv(sys.executable, [sys.executable, *words])
             _, module, *rest = words
             sys.argv = [module, *rest]
             with warnings.catch_warnings():
@@ -263,13 +267,16 @@ def _plan() -> None:
 
 
 def _capture() -> None:
-    """Capture one layer: torch's export makes tables when it is used for the first time."""
+    """Trace one layer: torch's export makes tables when it is used for the first time.
+
+    Nothing is measured, as a capture would: after a backward, torch built with CUDA refuses another one in every fork.
+    """
     import torch
 
-    from gpp.capture.build import capture
+    from gpp.capture.trace import trace
 
-    batch = {"input": torch.zeros(2, 1)}
-    capture(torch.nn.Linear(1, 1), batch, {"target": torch.zeros(2, 1)}, torch.nn.functional.mse_loss, {}, name="layer")
+    batch, target = {"input": torch.zeros(2, 1)}, {"target": torch.zeros(2, 1)}
+    trace(torch.nn.Linear(1, 1), batch, target, torch.nn.functional.mse_loss, {}, batch=None)
 
 
 def _serve(path: str) -> NoReturn:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
+from gpp.compiled import reals
 from gpp.cost.problem import Problem
 from gpp.mechanisms.serving.requests import Arrivals, requests_of
 from gpp.plan.plan import Plan
@@ -20,7 +21,7 @@ from gpp.program.kinds import FORWARD, PASS, SEND
 from gpp.program.program import Program
 from gpp.program.waits import OCCUPY, Waits
 from gpp.simulate.added import Objective
-from gpp.simulate.longest_path import Step, walk
+from gpp.simulate.longest_path import Step, walked
 from gpp.simulate.simulator import Costs
 from gpp.timeline import ENDLESS, Event, Metrics, Serving, StageMemory, Timeline
 
@@ -74,7 +75,7 @@ class Stream:
         self._add_steps(program.waits, plan, [bill.update_s * slower for bill in plan.bills(problem)])
         # What earlier requests have left behind is handed on first, the oldest before what takes its place.
         self.steps[:0] = [(older, older, 0.0, 0.0, (newer,)) for newer, older in reversed(self._older.items())]
-        self.at, self.begin = [0.0] * self.num_slots, [0.0] * self.num_slots
+        self.walk, self.at, self.begin = walked(self.steps), reals(self.num_slots), reals(self.num_slots)
         self.begins: list[float] = []
 
     def _add_steps(self, waits: Waits, plan: Plan, update_s: Sequence[float]) -> None:
@@ -131,7 +132,7 @@ class Stream:
         """
         at = self.at
         at[self.arrival] = arrival_s
-        walk(self.steps, at, self.begin)
+        self.walk.go(at, self.begin)
         self.begins = [at[slot] for slot in self.begun]
         if self.events is not None:
             self.events += [

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpp.cost.amounts import StageBytes, together
+from gpp.cost.amounts import StageBytes
 from gpp.cost.stage import finish_s
+from gpp.cost.together import together
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.build import topological_order

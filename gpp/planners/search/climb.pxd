@@ -1,5 +1,6 @@
 cimport cython
 
+from gpp.planners.search.memory cimport MissingMemory
 from gpp.planners.search.step cimport StepTimer
 
 cdef double INF
@@ -10,6 +11,7 @@ cdef long long MANY
 
 cdef class Climber:
     cdef StepTimer timer
+    cdef MissingMemory missing
     cdef long long[::1] work, of, sets, old_of, old_sets, allowed, first_next, next
     cdef long long[::1] first_prior, prior, taken, stack
     cdef long long hot, size, n, num_devices, most, old_size

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
+from gpp.planners.search.memory import MissingMemory
 from gpp.planners.search.numbers import KEPT, MANY
 
 INF: Final = float("inf")
@@ -34,7 +35,7 @@ class Climber:
         self.timer, self.work, self.of, self.sets = timer, facts.work, room.stage_of, room.devices
         self.n, self.num_devices, self.most, self.scarce = facts.num_ops, facts.num_devices, facts.most_stages, facts.scarce
         self.old_of, self.old_sets, self.size = array("q", room.stage_of), array("q", room.devices), 0
-        self.allowed = facts.allowed
+        self.allowed, self.missing = facts.allowed, MissingMemory(facts, room)
         self.first_next, self.next, self.first_prior, self.prior = facts.neighbours
         self.taken, self.stack = array("q", room.stage_of), array("q", room.stage_of)
         self.state, self.kept, self.over = 1, [], 0.0
@@ -99,7 +100,7 @@ class Climber:
     def _step_s(self, below_s: float) -> float:
         """Seconds of a step; infinity if there is none or it takes `below_s` or more. `over` gets the memory that is missing."""
         took = self.timer.step_s(self.size, below_s)
-        self.over = self.timer.shape.excess() if self.scarce and took < INF else 0.0
+        self.over = self.missing.excess(self.size) if self.scarce and took < INF else 0.0
         return took
 
     def _keep(self, took: float) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import NamedTuple, final
 
+from gpp.compiled import integers, reals
 from gpp.cost.holding import Held
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph, bits
@@ -18,9 +18,6 @@ MOST_DEVICES = 62
 
 KEPT = 6
 """The best plans of a walk, which the simulator judges."""
-
-ROUNDING = 1 + 1e-12
-"""Bytes that are added up in another order may differ so much: the assessor has the last word on what fits."""
 
 MANY = 12
 """Stages beyond which a walk has too few changes to lose any: it looks where most is to do, and begins by going down alone."""
@@ -40,16 +37,6 @@ class Posed(NamedTuple):
     replicas: Mapping[int, Sequence[int]]
     memory_scale: float
     needs: Callable[[int, int, int, int, int], tuple[float, float]]
-
-
-def integers(count: int) -> array[int]:
-    """So many whole numbers."""
-    return array("q", bytes(8 * count))
-
-
-def reals(count: int) -> array[float]:
-    """So many floating-point numbers."""
-    return array("d", bytes(8 * count))
 
 
 @final
@@ -92,8 +79,6 @@ class ProblemNumbers:
         self.work = array("q", [0])
         self.fixed, self.parts_updates = array("d", [over.forward_s, over.backward_s]), problem.updates is not None
         self.scarce = not fits_whole(problem)
-        self._needs: dict[tuple[int, int, tuple[Held, ...]], tuple[float, float]] = {}
-        self._members, self._states = dict[int, tuple[int, ...]](), dict[tuple[int, int], tuple[Held, ...]]()
         types = sorted(set(problem.type_of_device))
         self.num_types = len(types)
         self.type_of = array("q", [types.index(of) for of in problem.type_of_device])
@@ -116,41 +101,12 @@ class ProblemNumbers:
         self.allowed = array("q", [int(count in ok) for count in range(self.num_devices + 1)])  # never none
         self.neighbours = (*_lists(graph.successors), *_lists(graph.predecessors))
 
-    def excess(self, stage_of: list[int], devices: list[int], distances: list[int]) -> float:
-        """The memory that is missing, as a share of a device's, over all devices.
+    def needs(self, mask: int, count: int, distance: int, deepest: int) -> tuple[float, float]:
+        """`Posed.needs` at this micro-batch size."""
+        return self.posed.needs(mask, count, self.microbatch_size, distance, deepest)
 
-        Args:
-            stage_of: by operator; devices, distances: of each stage, its devices as bits, and the stages from it to the sink.
-        """
-        masks, deepest = [0] * len(devices), max(distances)
-        # As `gpp.cost.amounts.together`, without a list for each device: this is asked for every plan.
-        stays, passes = [0.0] * len(self.memory), [-inf] * len(self.memory)
-        for op, s in enumerate(stage_of):
-            masks[s] |= 1 << op
-        for mask, own, distance in zip(masks, devices, distances, strict=True):
-            members, states = self._members.get(own), self._states.get((distance, deepest))
-            if members is None:
-                members = self._members[own] = tuple(bits(own))
-            if states is None:
-                states = self._states[distance, deepest] = self._in_flight(distance, deepest)
-            key = (mask, len(members), states)
-            need = self._needs.get(key)
-            if need is None:
-                whole, passing = self.posed.needs(mask, key[1], self.microbatch_size, distance, deepest)
-                need = self._needs[key] = whole - passing, passing
-            stay, passing = need
-            for device in members:
-                stays[device] += stay
-                if passing > passes[device]:
-                    passes[device] = passing
-        out = 0.0
-        for stay, passing, have in zip(stays, passes, self.memory, strict=True):
-            if stay + passing > have * ROUNDING:
-                out += (stay + passing) / have - 1.0
-        return out
-
-    def _in_flight(self, distance: int, deepest: int) -> tuple[Held, ...]:
-        """The states of a stage that decide what it holds."""
+    def in_flight(self, distance: int, deepest: int) -> tuple[Held, ...]:
+        """The states of a stage that decide what it holds, given the stages from it to the sink and the depth of the plan."""
         holds = self.posed.problem.regime.holds
         return holds.states(holds.full(distance, self.count), holds.late(distance, deepest, self.count))
 

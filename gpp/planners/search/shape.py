@@ -8,14 +8,14 @@
 * `_pairs`      replicas, and which of them send to which;
 * `_find_sums`  who sums gradients.
 
-This file is compiled (`gpp.planners.search`); as plain Python it does the same, slower. So it keeps to arrays and numbers.
+This file is compiled (`gpp.compiled`); as plain Python it does the same, slower. So it keeps to arrays and numbers.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gpp.planners.search.numbers import integers, reals
+from gpp.compiled import integers, reals
 
 INF: Final = float("inf")
 ORDER_ONLY: Final = 1 << 20
@@ -261,12 +261,6 @@ class StageShapes:
             self.back_edge[old] -= 1
             self.back_edge[new] += 1
             self.back[old] = self.back[old] - self.back_bytes[tensor] if self.back_edge[old] else 0.0
-
-    def excess(self) -> float:
-        """The memory that is missing, as a share of a device's, over all devices; 0 where the stages of each fit together."""
-        size = self.num_stages
-        stage_of, distances = [self.of[op] for op in range(self.n)], [self.distance[s] for s in range(size)]
-        return self.facts.excess(stage_of, [self.sets[s] for s in range(size)], distances)
 
     def _pairs(self) -> bool:
         """Find the replicas, and which of them send to which; False if they are too many."""

@@ -7,7 +7,7 @@ one micro-batch size, 1F1B and updates that drain, without a program in between:
 * `_order`  which pass each device takes next: list scheduling in seconds without messages, as `merge` does it;
 * `_walk`   when passes begin and end in that order, with messages on their channels, sums and updates, until the period shows.
 
-Whatever else a plan may have, the simulator has the last word. This file is compiled (`gpp.planners.search`); as plain Python it
+Whatever else a plan may have, the simulator has the last word. This file is compiled (`gpp.compiled`); as plain Python it
 does the same, slower. So it keeps to arrays and numbers, and no result depends on who runs it.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpp.planners.search.numbers import integers, reals
+from gpp.compiled import integers, reals
 
 MOST: Final = 8
 SAME: Final = 1e-9

@@ -1,0 +1,68 @@
+"""Files that an install compiles: those with a .pxd file beside them, which says which of their numbers are a processor's own.
+
+Such a file is plain Python and is imported as any other. Where there was no compiler, or where one of these files has changed
+since, all of them run as they are: they do the same, some ten to a hundred times slower. So they keep to arrays and numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from array import array
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Final
+
+GPP: Final = Path(__file__).parent
+
+
+def digest(name: str) -> str:
+    """What the two files of a module say: setup.py writes it down for each that it has compiled."""
+    path = GPP.parent.joinpath(*name.split("."))
+    return hashlib.sha256(path.with_suffix(".pxd").read_bytes() + path.with_suffix(".py").read_bytes()).hexdigest()
+
+
+def known() -> dict[str, str]:
+    """The modules that were compiled, and what their files said; none if one of them says something else now."""
+    try:
+        found = json.loads((GPP / "compiled.json").read_bytes())
+        return found if all(digest(name) == said for name, said in found.items()) else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+KNOWN: Final = known()
+
+
+def parts(package: str) -> list[str]:
+    """The names of a package's files that are compiled."""
+    return sorted(path.stem for path in GPP.parent.joinpath(*package.split(".")).glob("*.pxd"))
+
+
+def from_source(package: str, name: str) -> None:
+    """Load those files of a package as plain Python, as modules of a package of that name."""
+    for part in parts(package):
+        path = GPP.parent.joinpath(*package.split("."), f"{part}.py")
+        spec = spec_from_file_location(f"{name}.{part}", path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def chosen(package: str) -> bool:
+    """Whether the files of a package run compiled; else they are loaded as plain Python."""
+    compiled = all(f"{package}.{part}" in KNOWN for part in parts(package))
+    if not compiled:
+        from_source(package, package)
+    return compiled
+
+
+def integers(count: int) -> array[int]:
+    """So many whole numbers."""
+    return array("q", bytes(8 * count))
+
+
+def reals(count: int) -> array[float]:
+    """So many floating-point numbers."""
+    return array("d", bytes(8 * count))

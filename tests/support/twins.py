@@ -1,0 +1,212 @@
+"""Compiled files and the same files as plain Python: random questions to both, by turns."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from types import ModuleType
+
+from gpp import compiled
+from gpp.cost.overheads import Overheads
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.search.climb import Climber
+from gpp.planners.search.timers import Timers
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.simulator import simulate
+from gpp.strategy import Strategy
+from tests.support.problems import random_problem
+
+OVERHEADS = Overheads(
+    forward_s=1e-4,
+    backward_s=2e-4,
+    message_s=3e-5,
+    send_s_per_byte=1e-9,
+    receive_s_per_byte=2e-9,
+    send_s_per_tensor=1e-5,
+    step_s=1e-3,
+)
+
+PASSES = 1_500
+"""Of a walk: plain Python takes some seconds for it."""
+
+
+def strategy_of(schedule: OneFOneB | GPipe) -> Strategy:
+    return Strategy(name="test", planner=Even(), schedule=schedule)
+
+
+@cache
+def plain() -> dict[str, ModuleType]:
+    """The files that are compiled, as plain Python that knows only plain Python, by the names of the modules."""
+    files = sorted(compiled.GPP.rglob("*.pxd"))
+    packages = sorted({".".join(path.parent.relative_to(compiled.GPP.parent).parts) for path in files})
+    found = dict[str, ModuleType]()
+    for package in packages:
+        compiled.from_source(package, f"plain.{package}")
+        found |= {f"{package}.{part}": sys.modules[f"plain.{package}.{part}"] for part in compiled.parts(package)}
+    for module in found.values():
+        _exchange(module, found)
+    return found
+
+
+def _exchange(module: ModuleType, by: dict[str, ModuleType]) -> dict[str, object]:
+    """Put others in the place of the classes and functions that a module has from some modules; returns those that it had."""
+    old = dict[str, object]()
+    for name, value in list(vars(module).items()):
+        home = by.get(getattr(value, "__module__", None) or "")
+        if home is not None and home is not module and hasattr(home, name):
+            old[name] = value
+            setattr(module, name, getattr(home, name))
+    return old
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Meanwhile no module uses compiled code."""
+    twins = plain()
+    own = [module for name, module in list(sys.modules.items()) if name.startswith(("gpp.", "tests.")) and name not in twins]
+    old = [(module, _exchange(module, twins)) for module in own]
+    try:
+        yield
+    finally:
+        for module, values in old:
+            for name, value in values.items():
+                setattr(module, name, value)
+
+
+def plans(prob: Problem, seed: int, count: int) -> list[tuple[int, tuple[int, ...], tuple[int, ...], bool]]:
+    """Micro-batch size, stage of each operator, devices of each stage as bits, and whether it is a chain: at random, some without
+    an order."""
+    rng, out = random.Random(seed), []
+    devices, ops = prob.cluster.num_devices, prob.graph.num_ops
+    for _ in range(count):
+        b = rng.choice(prob.microbatch_sizes())
+        most = rng.randint(1, min(ops, 2 * devices))
+        drawn = [rng.randrange(most) for _ in range(ops)]
+        chain = rng.random() < 0.3
+        drawn = sorted(drawn) if chain or rng.random() < 0.8 else drawn
+        names = sorted(set(drawn))
+        counts = [count for count in range(1, devices + 1) if b % count == 0]
+        sets = [mask_of(rng.sample(range(devices), rng.choice(counts))) for _ in names]
+        out.append((b, tuple(names.index(name) for name in drawn), tuple(sets), chain))
+    return out
+
+
+def candidate(assessor: Assessor, b: int, stage_of: tuple[int, ...], devices: tuple[int, ...], chain: bool) -> Candidate | None:
+    masks = [mask_of(op for op, own in enumerate(stage_of) if own == s) for s in range(len(devices))]
+    placement = [tuple(d for d in range(62) if own >> d & 1) for own in devices]
+    found = assessor.assess(
+        [(mask, len(own)) for mask, own in zip(masks, placement, strict=True)], b, chain=chain, placement=placement
+    )
+    return found if isinstance(found, Candidate) else None
+
+
+def tight(prob: Problem, b: int, share: float) -> Problem:
+    """The problem on devices with so much of the memory that all operators on one of them need."""
+    assessor = Assessor(StageCosts(prob.with_endless_memory))
+    need = assessor.needs(prob.graph.all_mask, 1, b, 1, 1)[0]
+    devices = tuple(replace(device, memory_bytes=share * need) for device in prob.cluster.devices)
+    return replace(prob, cluster=replace(prob.cluster, devices=devices))
+
+
+@dataclass(slots=True)
+class Compared:
+    """What both have taken for the same questions."""
+
+    count: int = 0
+    compiled_s: float = 0.0
+    plain_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Question:
+    """A random problem, of which every second has little memory, and its strategy."""
+
+    seed: int
+    problem: Problem
+    strategy: Strategy
+    assessor: Assessor
+
+    @classmethod
+    def of(cls, seed: int) -> Question:
+        strategy = strategy_of(GPipe() if seed % 5 == 0 else OneFOneB())
+        prob = random_problem(seed, max_ops=9, max_devices=4).with_endless_memory
+        if seed % 3 == 1:
+            tensors = tuple(replace(tensor, differentiable=tensor.producer % 2 == 1) for tensor in prob.graph.tensors)
+            prob = replace(prob, graph=replace(prob.graph, tensors=tensors))
+        prob = replace(prob, overheads=OVERHEADS if seed % 4 > 1 else Overheads(), global_norm=seed % 2 == 0)
+        return cls(seed, prob, strategy, Assessor(StageCosts(strategy.posed(prob))))
+
+    def plans(self, count: int) -> Iterator[tuple[Plan, Candidate, bool]]:
+        """Random plans, and whether each is a chain."""
+        posed = self.assessor.problem
+        for b, stage_of, devices, chain in plans(posed, self.seed, count):
+            found = candidate(self.assessor, b, stage_of, devices, chain)
+            if found is not None:
+                made = make_plan(posed, "test", found.parts, b, chain=chain, ordered=True, placement=found.placement)
+                yield made, found, chain
+
+
+def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
+    """Asks compiled and plain code the same of a random problem.
+
+    `program`: the longest path of a lowered program, all its times; `prediction`: that of the strategy, by rounds where it can;
+    `step`: the timed step of a plan; `walk`: a walk of the search, with little memory, and what it draws.
+
+    Args:
+        count: random plans of which those that are valid are asked for.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    one, out = Question.of(seed), {part: Compared() for part in ("program", "prediction", "step", "walk")}
+    every = list(one.plans(count))
+    programs = [one.strategy.lower(plan, one.problem) for plan, _, _ in every]
+
+    def told(part: str) -> list[object]:
+        if part == "program":
+            simulated = [
+                simulate(program, plan, one.assessor.problem) for program, (plan, _, _) in zip(programs, every, strict=True)
+            ]
+            return [(each.metrics, each.events) for each in simulated]
+        if part == "prediction":
+            return [one.strategy.predict(plan, one.problem, record=False).metrics for plan, _, _ in every]
+        if part == "step":
+            timers = Timers(one.assessor.posed, 2 * one.problem.cluster.num_devices, plain=True)
+            return [timers.step_s(found.parts, found.placement, found.microbatch_size, chain) for _, found, chain in every]
+        return [_walked(one, number) for number in range(walks)]
+
+    for part, compared in out.items():
+        start = time.process_time()
+        first = told(part)
+        middle = time.process_time()
+        with plainly():
+            again = time.process_time()
+            second = told(part)
+            compared.plain_s = time.process_time() - again
+        compared.compiled_s, compared.count = middle - start, len(first)
+        assert first == second, f"random problem {seed}: {part} differs"
+    return out
+
+
+def _walked(one: Question, number: int) -> object:
+    """The plans of a walk, and the state in which it leaves its arrays."""
+    posed = one.assessor.problem
+    b = max(posed.microbatch_sizes())
+    posed = tight(posed, b, 0.8) if (one.seed + number) % 2 else posed
+    facts, room, timer = Timers(Assessor(StageCosts(posed)).posed, 8, plain=False).of(b)
+    walker = Climber(facts, room, timer)
+    start = (0,) * posed.graph.num_ops, (1,)
+    found = [walker.walk(start, number, threshold, PASSES) for threshold in (0.0, 0.1)]
+    return found, facts.work[0], list(room.stage_of), list(room.devices)
