@@ -180,11 +180,13 @@ def proved(problem: dict[str, Any], size: int, limit_s: float) -> Proof:
 def _answer(program: Program, limit_s: float, *, presolve: bool) -> Any:
     cost = np.zeros(len(program.most))
     cost[-1] = 1.0
+    limits: Any = np.zeros(len(cost)), program.most
+    sides: Any = program.low, program.high
     return milp(
         cost,
         integrality=program.whole,
-        bounds=Bounds(np.zeros(len(cost)), program.most),
-        constraints=LinearConstraint(program.matrix.tocsr(), program.low, program.high),
+        bounds=Bounds(*limits),
+        constraints=LinearConstraint(program.matrix.tocsr(), *sides),
         options={"time_limit": limit_s, "presolve": presolve},
     )
 
