@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpp.app.api import capture_model, problem, train
     from gpp.app.optimizer_factory import ByFactory
-    from gpp.app.pipeline import Pipeline, parallelize
+    from gpp.app.parallel import parallelize
+    from gpp.app.pipeline import Pipeline
+    from gpp.app.values import Data, Loss, Planning, Run
     from gpp.cluster import Cluster, Device, Link, local, mixed, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "gpp.app.api": "capture_model problem train",
     "gpp.app.optimizer_factory": "ByFactory",
-    "gpp.app.pipeline": "Pipeline parallelize",
+    "gpp.app.parallel": "parallelize",
+    "gpp.app.pipeline": "Pipeline",
+    "gpp.app.values": "Data Loss Planning Run",
     "gpp.cluster": "Cluster Device Link local mixed uniform",
     "gpp.cost.models.analytical": "Analytical",
     "gpp.cost.models.profiled": "Profiled",

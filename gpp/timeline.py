@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from gpp import inline
 from gpp.program.kinds import COMPUTE
 from gpp.replan import Replaced
 
@@ -162,6 +163,24 @@ class Timeline:
     def length_s(self) -> float:
         """Seconds that the events fill."""
         return self.metrics.iteration_s * self.steps
+
+    def _repr_html_(self) -> str:
+        """The work of every device as bars, for notebooks: forwards light, the rest of a stage's passes darker."""
+        work = [event for event in self.events if event.kind in COMPUTE]
+        rows = []
+        for device in sorted({event.device for event in work}):
+            own = (event for event in work if event.device == device)
+            bars = [(e.start_s, e.end_s, e.stage, 0.45 if e.kind == "F" else 0.9, _touched(e)) for e in own]
+            rows.append((f"d{device}", bars))
+        length, idle = max((e.end_s for e in work), default=0.0), self.metrics.bubble_fraction
+        title = f"{self.source}: a step takes {self.metrics.iteration_s * 1e3:.4g} ms, devices are idle for {idle:.0%} of it"
+        return inline.bars(rows, length, title)
+
+
+def _touched(event: Event) -> str:
+    """What an event is, for whoever points at its bar."""
+    took = (event.end_s - event.start_s) * 1e3
+    return f"s{event.stage} {event.kind}{event.microbatch}: {took:.4g} ms from {event.start_s * 1e3:.4g} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,9 @@ from gpp.errors import InvalidConfig
 from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
 from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractReleased, Predict
-from gpp.planners.chains.typed_chain import PlacedStage
 from gpp.settings import settings
 
 BUFFERS = 2

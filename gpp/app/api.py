@@ -7,7 +7,8 @@ strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.
 plan = strategy.plan(problem)
 print(plan)
 print(strategy.predict(plan, problem).metrics.iteration_s)
-outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
+run = gpp.Run(folder="outputs/mine", steps=100)
+outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), run=run)
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from gpp.app.batches import items_of, named_targets
 from gpp.app.moving import check_unreplanned
+from gpp.app.values import Data, Run
+from gpp.app.words import with_words
 from gpp.cluster import Cluster
-from gpp.cost.counted import check_counted
+from gpp.cost.counted import check_counted, masked_warnings
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -138,53 +141,42 @@ def train(
     strategy: Strategy,
     plan: Plan,
     *,
-    data: Batch,
-    steps: int,
-    run_dir: str | Path,
+    data: Data | Batch | None = None,
     loss: nn.Module | None = None,
-    held_out: Batch | None = None,
-    optimizer: AbstractOptimizer | None = None,
-    seed: int = 0,
-    evaluate_every: int = 0,
-    on_nonfinite: Literal["stop", "warn", "trace"] = "stop",
-    engine: AbstractEngine | None = None,
-    progress: Progress | None = None,
-    checkpoint: Checkpoints | None = None,
-    resume: str | Path | None = None,
+    run: Run | None = None,
+    **words: Any,
 ) -> Outcome:
-    """Train `model` under `plan` on worker processes; its parameters hold the result when this returns.
+    """Train `model` under `plan` on worker processes, by the problem's optimizer; its parameters hold the result when this returns.
 
     Args:
-        data: (inputs by name, targets) to train on, tensors [num_samples, ...].
+        data: (inputs by name, targets) to train on, tensors [samples, ...]; `gpp.Data` has others to evaluate on, too.
         loss: the module of the captured loss, if it is one with parameters or buffers; they hold the result, too.
-        held_out: likewise to evaluate on.
-        on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on; `trace` raises
-            at the first gradient that is NaN, too, and names the function that made it.
-        run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
-        resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
-            the weights that it had then. `auto`: `run_dir` itself, if it has a checkpoint; else the training begins.
+        run: its steps, and the folder for the job, the ranks' logs, the checkpoints and the final weights.
+        words: fields of `gpp.Data` and `gpp.Run`, as they were arguments once; a `FutureWarning` says the new form.
 
     Raises:
-        InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training; another run is
-            under way in `run_dir`.
+        InvalidConfig: the data is too small; there is no checkpoint to go on from, or it is that of another training; another
+            run is under way in the folder.
         WorkerFailed: a worker died, and its own traceback is in the error; or a loss was not finite.
     """
     from gpp.capture.stage import initial_state
     from gpp.runtime.checkpoint import final
     from gpp.runtime.checkpoint.state import copy_into
 
-    run_dir = Path(run_dir)
-    optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
+    values = with_words({Data: Data.of(data), Run: run or Run()}, words, stacklevel=3)
+    said, asked = values[Data], values[Run]
+    run_dir, steps = Path(asked.folder), _steps(asked, said)
+    optimizer, engine = problem.optimizer or Adam(lr=1e-3), asked.engine or Distributed()
     check_unreplanned(strategy)
     _refuse_engine(engine)
-    splits = {"train": data, "test": held_out}
+    splits = {"train": said.train, "test": said.held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
     check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     if plan.minibatch_size > (most := sizes["train"]):
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {most}", "use more data"
         )
-    resumed = _found(resume, run_dir, steps)
+    resumed = found_checkpoint(asked, steps)
     job = assemble(
         captured,
         problem,
@@ -194,22 +186,22 @@ def train(
         data=tensors.Tensors(folder=str((run_dir / "data").resolve())),
         steps=steps,
         dtype=float_type(model),
-        seed=seed,
+        seed=asked.seed,
         train_samples=sizes["train"],
         evaluation_samples=sizes["test"],
         overwrites=engine.overwrites,
-        evaluate_every=evaluate_every,
-        on_nonfinite=on_nonfinite,
-        **(checkpoint or Checkpoints()).settings(resumed),
+        evaluate_every=said.evaluate_every,
+        on_nonfinite=asked.on_nonfinite or "stop",
+        **(asked.checkpoint or Checkpoints()).settings(resumed),
         **engine.worker_settings,
     )
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
     engine.refuse(job)
     state = initial_state(model, captured, loss)
-    _warn(progress := progress or Progress(), captured, problem, plan, engine)
-    with RunDir(run_dir, field="run_dir") as directory:
-        directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
+    _warn(progress := asked.progress or Progress(), captured, problem, plan, engine)
+    with RunDir(run_dir, field="run.folder") as directory:
+        directory.claim(*claimed_by(resumed))
         directory.begin(joins=engine.joins)
         _write(run_dir / "data", splits)
         job.save(run_dir, state)
@@ -218,11 +210,34 @@ def train(
     return outcome
 
 
-def _found(resume: str | Path | None, run_dir: Path, steps: int) -> FoundCheckpoint | None:
-    """The checkpoint to go on from; None to begin."""
+def _steps(run: Run, data: Data) -> int:
+    """The steps of a training.
+
+    Raises:
+        InvalidConfig: nobody has said how many, or what to train on.
+    """
+    if data.train is None:
+        raise InvalidConfig("data", None, "must be (inputs by name, targets)", "say data=({'x': x}, y)")
+    if run.steps is None:
+        raise InvalidConfig("run.steps", None, "must be how many steps to train", "say run=gpp.Run(steps=100)")
+    return run.steps
+
+
+def found_checkpoint(run: Run, steps: int) -> FoundCheckpoint | None:
+    """The checkpoint that a run goes on from; None to begin.
+
+    Args:
+        steps: total of the training.
+    """
+    resume = run.resume
     if resume == AUTO:
-        resume = run_dir if continues(run_dir) else None
+        resume = run.folder if continues(Path(run.folder)) else None
     return None if resume is None else find(resume, steps)
+
+
+def claimed_by(resumed: FoundCheckpoint | None) -> tuple[Path | None, int]:
+    """Arguments of `RunDir.claim` for a run that goes on from a checkpoint, or begins."""
+    return (resumed.folder, resumed.manifest.step) if resumed else (None, 0)
 
 
 def _refuse_engine(engine: AbstractEngine) -> None:
@@ -237,6 +252,7 @@ def _refuse_engine(engine: AbstractEngine) -> None:
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
     """Tell the user what the model, the cut and the engine have to say."""
     cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
+    cut += masked_warnings(captured, problem.cluster, problem.cost)
     unlike = f"the captured model was not compared with the module itself: {WITHOUT_WEIGHTS} when it was captured"
     blind = [unlike] if captured.checked and captured.checked.unknown == WITHOUT_WEIGHTS else []
     for words in (*captured.warnings, *blind, *cut, *engine.check(plan)):

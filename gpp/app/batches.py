@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Targets: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | None
     Count: TypeAlias = Callable[..., Any]
 
-FIX_IGNORED = "say items=, a function of (inputs, targets) that counts the labels of the loss"
+FIX_IGNORED = "say gpp.Loss(items=...), a function of (inputs, targets) that counts the labels of the loss"
 
 
 def named_targets(targets: Targets) -> dict[str, Tensor]:

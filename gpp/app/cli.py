@@ -158,7 +158,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
 
-    from gpp.app.composing import options
+    from gpp.app.composing import OTHER_GROUPS, options
 
     names, known = cfg.strategies, Vocabulary(folders=folders()).options("strategy")
     if names is None:
@@ -172,9 +172,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
             near = nearest(name, known)
             fix = f"use {near}" if near else f"use one of {', '.join(known)}"
             raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
-    # These groups must be present, because a strategy may override them; weights override the schedule of a run.
-    groups = ["+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b"]
-    groups += [f"+strategy@compared.{name}={name}" for name in names]
+    groups = [*OTHER_GROUPS, *(f"+strategy@compared.{name}={name}" for name in names)]
     parsed = OverridesParser.create().parse_overrides(words)
     for override in parsed:
         group = override.key_or_group

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra._internal.hydra
 import omegaconf._utils
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import create_defaults_list
+from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from gpp.app.refusals import causes
+from gpp.app.vocabulary import CONF, Vocabulary, nearest, paths
+from gpp.errors import GppError, InvalidConfig
+
+if TYPE_CHECKING:
+    from gpp.strategy import Strategy
+
+OTHER_GROUPS = ("+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b")
+"""Groups that must be present, because a strategy may override them; weights override the schedule of a run."""
 
 _python_loader = omegaconf._utils.get_yaml_loader
 
@@ -38,6 +51,61 @@ def options(choices: list[str]) -> DictConfig:
     loader = GlobalHydra.instance().config_loader()
     assert isinstance(loader, _Once)
     return loader.options(choices)
+
+
+def strategy_of(words: str) -> Strategy:
+    """The strategy that words of the command line describe, for programs that are not run by Hydra.
+
+    Args:
+        words: an option of conf/strategy, and what differs: parts by their options (`schedule=gpipe`, `planner=even`), settings by
+            their names (`planner.patience=20`).
+
+    Raises:
+        InvalidConfig: there is no such strategy, part or setting, or a value is wrong; or it is for an engine of others.
+    """
+    name, *more = words.split() or [""]
+    vocabulary = Vocabulary()
+    if name not in (known := vocabulary.options("strategy")):
+        near = nearest(name, known)
+        fix = f"say strategy={near!r}" if near else f"say one of {', '.join(known)}"
+        raise InvalidConfig("strategy", name, "is no strategy", fix)
+    choices = [*OTHER_GROUPS, f"+strategy@own={name}"]
+    settings = list[tuple[str, Any]]()
+    for override in OverridesParser.create().parse_overrides(_check_overrides(name, more)):
+        key, value = override.key_or_group.removeprefix("strategy.").removeprefix("strategy/"), override.value()
+        if (CONF / "strategy" / key).is_dir():
+            if value not in (parts := vocabulary.options(f"strategy/{key}")):
+                near = nearest(str(value), parts)
+                fix = f"write {key}={near}" if near else f"write one of {', '.join(parts)}"
+                raise InvalidConfig(f"strategy.{key}", value, f"is none of {', '.join(parts)}", fix)
+            choices.append(f"strategy/{key}@own.{key}={value}")
+        else:
+            settings.append((key, value))
+    found = _Once(create_config_search_path(str(CONF))).options(choices)
+    if not str(found.engine._target_).endswith(".Simulate"):
+        rule = f"is planned for engine={found.engine.name}, and your own loop is run by this project's workers"
+        raise InvalidConfig("strategy", name, rule, f"say strategy='sequential', or run python run.py strategy={name}")
+    known = paths(OmegaConf.to_container(found.own))
+    for key, value in settings:
+        if key not in known:
+            near = nearest(key, known)
+            fix = f"write {near}=..." if near else "leave it out"
+            raise InvalidConfig(f"strategy.{key}", value, f"is no setting of strategy={name}", fix)
+        OmegaConf.update(found.own, key, value)
+    try:
+        return instantiate(found.own, _convert_="all")
+    except Exception as error:
+        raise next((cause for cause in causes(error) if isinstance(cause, GppError)), error) from None
+
+
+def _check_overrides(name: str, words: list[str]) -> list[str]:
+    """The words after a strategy's name, each of which gives a setting a value."""
+    for word in words:
+        if "=" not in word.strip("="):
+            raise InvalidConfig(
+                "strategy", f"{name} {word}", f"{word!r} gives no setting a value", "write SETTING=VALUE, as planner.patience=20"
+            )
+    return words
 
 
 class _Loader:

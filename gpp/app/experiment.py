@@ -21,7 +21,7 @@ from gpp.app.moving import check_movable, check_replan
 from gpp.app.sections import GraphSettings, LossSettings
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
-from gpp.cost.counted import check_counted
+from gpp.cost.counted import check_counted, masked_warnings
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
@@ -360,6 +360,7 @@ class Experiment:
             captured, self._load("train"), self.minibatch_size, self.seed, weighs=not whole_model
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
+        out += masked_warnings(captured, self.cluster, self.times)
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 

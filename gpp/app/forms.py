@@ -100,7 +100,7 @@ class Forms:
                 rule = f"{name.removeprefix(TARGET)!r} must be of shape {form}, as in the examples"
                 fix = "give as many dimensions, none of them empty"
                 raise InvalidConfig(
-                    "batch", here, rule, fix if self._most > 1 else "say lengths=N, to have the model captured at N"
+                    "batch", here, rule, fix if self._most > 1 else "say gpp.Planning(lengths=N), to have the model captured at N"
                 )
             kind = str(rows[name].dtype).removeprefix("torch.")
             if kind != node.dtype:
@@ -140,7 +140,7 @@ class Forms:
                 "batch",
                 shown,
                 f"is of other lengths than the {self._most} that the model has been captured at",
-                f"{PAD}; or say lengths={2 * self._most}",
+                f"{PAD}; or say gpp.Planning(lengths={2 * self._most})",
             )
         if any(stage.devices_per_replica > 1 or stage.beside for stage in self._job.plan.stages):
             rule = "has other lengths than the examples, and the plan splits operators over devices"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, final
 
 from gpp.app import api
+from gpp.app.api import found_checkpoint
 from gpp.app.batches import items_of, loss_of
 from gpp.app.capturing import LOOKED_AT, only_size
 from gpp.app.moving import check_unreplanned
+from gpp.app.values import Loss, Planning, Run
 from gpp.cluster import Cluster
-from gpp.cost.models.base import AbstractCostModel
+from gpp.cost.counted import masked_warnings
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
 from gpp.data import tensors
@@ -21,17 +23,15 @@ from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
-from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.checkpoint.resume import Checkpoints, training_of
 from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.cut_batches import cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import with_asked
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.settings import Count, Seed, settings
+from gpp.settings import Count, settings
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 ENDLESS = 1_000_000_000
 """Steps of a training whose end is not said."""
-
-Launch = Literal["local", "ranks"]
 
 
 @final
@@ -51,7 +49,10 @@ class Wanted:
     Args:
         examples: the example inputs, taken apart (`gpp.capture.given.ModelInputs`).
         size: samples of the examples.
+        cluster: what `devices` stands for.
         made: a torch optimizer.
+        planning: what `strategy` stands for, with a `gpp.Strategy` in it.
+        place: this process's among the ranks of a launch; None where it is the only one.
     """
 
     model: Any
@@ -60,58 +61,57 @@ class Wanted:
     cluster: Cluster
     optimizer: AbstractOptimizer
     made: Any = None
-    loss: Any = None
-    items: Any = None
-    metrics: Any = None
-    strategy: Strategy = field(default_factory=lambda: Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()))
-    plan: Plan | None = None
-    microbatch_size: Count | None = None
-    loss_scope: LossScope = "microbatch"
-    cost: AbstractCostModel | None = None
-    steps: Count | None = None
-    lengths: Count = 16
-    seed: Seed = 0
-    run_dir: str = "outputs/pipeline"
-    engine: Distributed = field(default_factory=Distributed)
-    progress: Any = None
+    loss: Loss
+    planning: Planning
+    run: Run
     place: LaunchPlace | None = None
 
     def __post_init__(self) -> None:
         check_unreplanned(self.strategy)
+        if not isinstance(self.engine, Distributed):
+            raise InvalidConfig("engine", self.engine.name, "does not train step by step", "use gpp.Distributed(), or gpp.train")
         if not self.strategy.schedule.drains:
             fix = "use a schedule that drains (OneFOneB, GPipe, ZeroBubbleH1), or gpp.train, which has all data"
             rule = "does not drain, and a step ends before the next batch is known"
             raise InvalidConfig("strategy", self.strategy.name, rule, fix)
         shape = self.optimizer.learning_rate.shape
-        if shape != "constant" and self.steps is None:
-            raise InvalidConfig("steps", None, f"learning rate {shape} follows them", "say how many there will be")
+        if shape != "constant" and self.run.steps is None:
+            raise InvalidConfig("steps", None, f"learning rate {shape} follows them", "say run=gpp.Run(steps=...)")
         if self.engine.launch not in ("local", "env"):
             rule = "starts workers elsewhere, and this program feeds its workers itself"
-            fix = "leave it out; to use several machines start the program on all of them, by torchrun or srun (launch='ranks')"
+            fix = "leave it out; for several machines start the program on each of them: by torchrun, or by srun with launch='env'"
             raise InvalidConfig("engine.launch", self.engine.launch, rule, fix)
         if self.place is None:
             check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
             return
         if self.engine.enforce_memory:
             rule = "bounds a process, and under a launcher that is the user's own"
-            raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or use launch='local'")
+            raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or start the program without a launcher")
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.planning.made
+
+    @property
+    def engine(self) -> Distributed:
+        return self.run.engine or Distributed()
 
     def capture(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Captured:
         """The model at the sizes of a mini-batch; one that runs at one batch size only at that of a micro-batch."""
         from gpp.capture.build import capture
 
         def captured(batch: int | None = None) -> Captured:
-            model, loss = self.model, loss_of(self.loss, bool(targets))
+            model, loss = self.model, loss_of(self.loss.function, bool(targets))
             # torch.export takes a batch of one sample for a constant.
             two = [
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
             ]
-            asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.items, bool(targets))}
+            asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.loss.items, bool(targets))}
             positional, named = self.examples.arguments(two[0])
-            return capture(model, named or positional, two[1], loss, dict(self.metrics or {}), **asked)
+            return capture(model, named or positional, two[1], loss, dict(self.loss.metrics or {}), **asked)
 
         found = captured()
-        b = only_size(self.microbatch_size, self.size)
+        b = only_size(self.planning.microbatch_size, self.size)
         return found if found.batch in (None, b) else captured(b)
 
     def of_rows(self, rows: Mapping[str, Tensor]) -> Captured:
@@ -126,18 +126,19 @@ class Wanted:
             self.cluster,
             minibatch_size=self.size,
             optimizer=self.optimizer,
-            microbatch_size=captured.batch or self.microbatch_size,
-            cost=self.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
-            loss_scope=self.loss_scope,
+            microbatch_size=captured.batch or self.planning.microbatch_size,
+            cost=self.planning.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
+            loss_scope=self.loss.scope,
         )
         return with_asked(made, self.optimizer, self.engine.worker_settings)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""
-        if self.plan is None:
+        plan = self.planning.plan
+        if plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check(self.plan, problem)
-        return self.plan
+        self.strategy.check(plan, problem)
+        return plan
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
         """The job of the workers.
@@ -145,7 +146,8 @@ class Wanted:
         Raises:
             InvalidConfig: the engine cannot run it; there are not as many ranks as devices.
         """
-        engine = self.engine
+        engine, run = self.engine, self.run
+        resumed = found_checkpoint(run, run.steps or ENDLESS)
         own: dict[str, Any] = engine.worker_settings | {"launch": "local" if self.place is None else "external"}
         made = assemble(
             captured,
@@ -153,20 +155,23 @@ class Wanted:
             plan,
             self.strategy,
             optimizer=self.optimizer,
-            data=tensors.Tensors(folder=str(Path(self.run_dir, "data").resolve())),
-            steps=self.steps or ENDLESS,
+            data=tensors.Tensors(folder=str(Path(run.folder, "data").resolve())),
+            steps=run.steps or ENDLESS,
             dtype=api.float_type(self.model),
-            seed=self.seed,
+            seed=run.seed,
             train_samples=self.size,
             evaluation_samples=self.size,
-            on_nonfinite="warn",
+            on_nonfinite=run.on_nonfinite or "warn",
             overwrites=engine.overwrites,
+            **(run.checkpoint or Checkpoints()).settings(resumed),
             **own,
         )
+        if resumed is not None:
+            resumed.refuse_another(training_of(made.settings, captured))
         replace(engine, launch="local").refuse(made)
         if self.place and plan.num_devices != self.place.world:
             rule = f"every rank is the worker of a device, and {self.place.world} were started (WORLD_SIZE)"
-            fix = f"start {plan.num_devices}, or say plan=... or another strategy, as gpp.Even, which takes all devices"
+            fix = f"start {plan.num_devices}, or say strategy='even', which takes all devices"
             raise InvalidConfig("plan.devices", plan.num_devices, rule, fix)
         return made
 
@@ -178,9 +183,15 @@ class Wanted:
         """
         from gpp.capture.coupling import uneven
 
-        whole_loss, some = self.loss_scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
+        whole_loss, some = self.loss.scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
         cut = cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False, uneven=uneven(captured, some))
-        return (*captured.warnings, *cut, *replace(self.engine, launch="local" if self.place is None else "env").check(plan))
+        masked = masked_warnings(captured, self.cluster, self.planning.cost) if self.planning.cost else ()
+        return (
+            *captured.warnings,
+            *cut,
+            *masked,
+            *replace(self.engine, launch="local" if self.place is None else "env").check(plan),
+        )
 
 
 def plain_module(model: Any, warn: Callable[[str], None]) -> Any:

@@ -1,14 +1,18 @@
-"""Operators whose FLOPs nobody knows have no time by FLOPs: they are measured, or the plan is refused."""
+"""Operators whose time does not follow from their FLOPs: unknown ones are measured or refused, attention with a mask is named."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def check_counted(captured: Captured, graph: OpGraph, cluster: Cluster, cost: AbstractCostModel) -> None:
@@ -32,3 +36,30 @@ def check_counted(captured: Captured, graph: OpGraph, cluster: Cluster, cost: Ab
     )
     fix = "set cost=profiled, which measures it on a device at hand, or give torch its formula (flop_counter.register_flop_formula)"
     raise InvalidConfig("cost", cost.name, rule, fix)
+
+
+def masked_warnings(captured: Captured, cluster: Cluster, cost: AbstractCostModel) -> tuple[str, ...]:
+    """What to know of attention on cards whose mask follows from the inputs, as that of padded texts does.
+
+    Flash attention takes no mask, so a card runs another kernel, which reads the mask and skips nothing. A cost model that counts
+    FLOPs has one time for both. Masks that are causal by their sizes are none any more (`gpp.capture.causal`).
+    """
+    if not isinstance(cost, Analytical) or all(device.kind == "cpu" for device in cluster.devices):
+        return ()
+    found = [node for node in captured.nodes if node.target == ATTENTION and any(map(_is_node, _mask_of(node)))]
+    if not found:
+        return ()
+    rest = f" and in {len(found) - 1} more places" if len(found) > 1 else ""
+    return (
+        f"attention in {found[0].module or found[0].name}{rest} has a mask that is not known to be causal, and a card runs no "
+        f"flash attention with a mask: cost={cost.name} has the time of flash attention for it. is_causal=True where that is "
+        "meant, or cost=profiled",
+    )
+
+
+def _mask_of(node: Node) -> tuple[Any, ...]:
+    return (*node.args[3:4], node.kwargs.get("attn_mask"))
+
+
+def _is_node(argument: Any) -> bool:
+    return isinstance(argument, dict) and "ref" in argument

@@ -16,7 +16,7 @@ from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.carrying import carried
 from gpp.plan.handling import HANDLING, Edge, MessageBytes, handling_s, sending_s
-from gpp.plan.table import table
+from gpp.plan.table import heading, picture, table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.stage import EdgeTensors, Stage, neighbours, with_earlier
 from gpp.weights.base import PipelinePosition
@@ -67,7 +67,10 @@ class Plan:
     upgraded: ClassVar = staticmethod(with_earlier)
 
     def __str__(self) -> str:
-        return table(f"{self.planner}: depth {self.depth}, mini-batch {self.minibatch_size}", self.stages, self.successors)
+        return table(heading(self.planner, self.depth, self.minibatch_size), self.stages, self.successors)
+
+    def _repr_html_(self) -> str:
+        return picture(heading(self.planner, self.depth, self.minibatch_size), self.stages, self.edges)
 
     @cached_property
     def num_devices(self) -> int:
@@ -400,9 +403,7 @@ class Plan:
             for device, more in beside_bytes(problem, stage):
                 beside[device] = beside.get(device, 0.0) + more
         out = {device: together(own) for device, own in needs.items()}
-        for device, more in beside.items():
-            out[device] = out.get(device, 0.0) + more
-        return out
+        return out | {device: out.get(device, 0.0) + more for device, more in beside.items()}
 
     def _check_memory(self, problem: Problem, peaks: Mapping[int, float] | None) -> None:
         devices = problem.cluster.devices

@@ -51,13 +51,8 @@ def train_and_go_on(folder: str) -> None:
         problem,
         strategy,
         plan,
-        data=(inputs, targets),
-        held_out=(inputs, targets),
-        steps=10,
-        run_dir=Path(folder),
-        optimizer=optimizer,
-        checkpoint=gpp.Checkpoints(every=4),
-        resume="auto",
+        data=gpp.Data(train=(inputs, targets), held_out=(inputs, targets)),
+        run=gpp.Run(folder=folder, steps=10, checkpoint=gpp.Checkpoints(every=4), resume="auto"),
     )
 
     torch_optimizer = optimizer.build(reference.parameters())
@@ -81,10 +76,7 @@ def train_and_go_on(folder: str) -> None:
         strategy,
         plan,
         data=(inputs, targets),
-        steps=10,
-        run_dir=Path(folder),
-        optimizer=optimizer,
-        resume="auto",
+        run=gpp.Run(folder=folder, steps=10, resume="auto"),
     )
     assert resumed.losses == outcome.losses[8:]
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())

@@ -6,7 +6,9 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,11 +101,19 @@ def plain_losses(plain: nn.Module, criterion: nn.Module, data: Sequence[Batch]) 
     return losses
 
 
-def started(model: nn.Module, folder: Path, **settings: object) -> gpp.Pipeline:
+def started(
+    model: nn.Module,
+    folder: Path,
+    strategy: str | gpp.Strategy = "even",
+    *,
+    lengths: int = 16,
+    run: gpp.Run | None = None,
+    **settings: Any,
+) -> gpp.Pipeline:
     inputs, targets = batches(1)[0]
-    strategy = gpp.Strategy(name="mine", planner=gpp.Even(), schedule=gpp.OneFOneB())
-    given = {"loss": functional.cross_entropy, "microbatch_size": 4, "cost": gpp.Analytical(), "strategy": strategy, **settings}
-    return gpp.parallelize(model, inputs, targets, run_dir=folder, **given)  # type: ignore[arg-type]
+    planning = gpp.Planning(strategy=strategy, microbatch_size=4, cost=gpp.Analytical(), lengths=lengths)
+    given = {"loss": functional.cross_entropy, **settings}
+    return gpp.parallelize(model, inputs, targets, strategy=planning, run=replace(run or gpp.Run(), folder=folder), **given)
 
 
 @pytest.mark.dist

@@ -58,7 +58,7 @@ def leave(folder: str, how: str) -> None:
     """Rank 1 goes before its third step, or stays away from it."""
     rank = int(os.environ["RANK"])
     engine = gpp.Distributed(timeout_s=3.0)
-    with started(model_of(), Path(folder, "run"), engine=engine) as pipeline:
+    with started(model_of(), Path(folder, "run"), run=gpp.Run(engine=engine)) as pipeline:
         for step, (inputs, targets) in enumerate(batches(4)):
             if rank and step == 2:
                 if how == "killed":

@@ -303,10 +303,7 @@ def test_from_python(tmp_path: Path) -> None:
             strategy,
             strategy.plan(problem),
             data=({"input": inputs}, targets),
-            steps=12,
-            run_dir=tmp_path / engine.name,
-            optimizer=optimizer,
-            engine=engine,
+            run=gpp.Run(folder=tmp_path / engine.name, steps=12, engine=engine),
         )
         ends.append((outcome.losses, {name: p.detach().clone() for name, p in model.named_parameters()}))
     assert len(ends[0][0]) == 12 and ends[0][0] == ends[1][0]

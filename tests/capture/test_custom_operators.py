@@ -136,9 +136,9 @@ from torch import Tensor, nn
 model = Net("cube")
 plain, (x, y) = copy.deepcopy(model), torch.randn(2, 8, 4)
 step, losses = torch.optim.SGD(plain.parameters(), lr=0.1), []
-strategy = gpp.Strategy(name="even", planner=gpp.Even(), schedule=gpp.OneFOneB())
-options = {{"strategy": strategy, "cost": gpp.Analytical(), "optimizer": gpp.SGD(lr=0.1, momentum=0.0)}}
-with gpp.parallelize(model, x, y[:, :2], loss=nn.functional.mse_loss, devices=2, run_dir="run", **options) as pipeline:
+strategy = gpp.Planning(strategy="even", cost=gpp.Analytical())
+options = {{"strategy": strategy, "optimizer": gpp.SGD(lr=0.1, momentum=0.0), "run": gpp.Run(folder="run")}}
+with gpp.parallelize(model, x, y[:, :2], loss=nn.functional.mse_loss, devices=2, **options) as pipeline:
     for _ in range(3):
         step.zero_grad()
         loss = nn.functional.mse_loss(plain(x), y[:, :2])

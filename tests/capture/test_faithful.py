@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.app.api import capture_model
-from gpp.app.pipeline import parallelize
+from gpp.app.parallel import parallelize
+from gpp.app.values import Planning, Run
 from gpp.capture.examples import built, compare
 from gpp.capture.examples import capture_model as capture_settings
 from gpp.capture.faithful.numbers import tolerance
@@ -22,9 +23,6 @@ from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
 from gpp.optimizers import SGD
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.call import call
 from tests.support.conf import model_named
 from tests.support.cutting import assert_cuts_exactly
@@ -332,11 +330,9 @@ def test_workers_keep_a_frozen_encoder_in_evaluation_mode(tmp_path) -> None:
 def train_frozen(folder: str) -> None:
     model, plain, (x, y) = Frozen().double(), Frozen().double(), example()
     plain.load_state_dict(model.state_dict())
-    strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB())
+    strategy, run = Planning(strategy="even", microbatch_size=2), Run(folder=folder)
     optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
-    with parallelize(
-        model, x, y, loss=F.cross_entropy, strategy=strategy, optimizer=SGD(lr=0.1), microbatch_size=2, run_dir=folder
-    ) as pipeline:
+    with parallelize(model, x, y, loss=F.cross_entropy, strategy=strategy, optimizer=SGD(lr=0.1), run=run) as pipeline:
         assert "compared with the module itself in" in str(pipeline)
         for _ in range(3):
             optimizer.zero_grad()

@@ -15,9 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import gpp
 from gpp.capture.build import capture
 from gpp.capture.flops import FORMULAS, Counted
+from gpp.cost.counted import masked_warnings
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured
 from tests.support.cutting import assert_cuts_exactly
+from tests.support.problems import cluster
 
 S, D, HEADS = 6, 4, 2
 
@@ -144,6 +146,9 @@ def test_masks_that_sizes_decide_become_what_attention_knows(kind: str) -> None:
         assert "ref" in told[0] and True not in told[1:]
     product = 2 * HEADS * pairs(TOLD.get(kind) is True) * D
     assert (forward, backward) == (2 * product, 5 * product)
+    said = masked_warnings(captured, cluster(1), gpp.Analytical())
+    assert len(said) == (kind not in TOLD) and all("has a mask that is not known to be causal" in words for words in said)
+    assert not masked_warnings(captured, gpp.local(num_devices=1), gpp.Analytical())
     if not kind.startswith("flex"):
         assert_cuts_exactly(captured, model, examples, F.mse_loss, batches=(1, 3), seeds=(0,))
 
@@ -213,11 +218,11 @@ class Decomposes(nn.Module):
 def test_an_operator_without_a_formula_is_named_and_refused_or_small(width: int) -> None:
     x, y = torch.randn(3, 4, 4), torch.zeros(3, 4, width)
     captured = capture(Decomposes(width), {"x": x}, y, F.mse_loss, name="qr")
-    cluster = gpp.local(num_devices=2)
+    cores = gpp.local(num_devices=2)
     if width > 2:
         assert not captured.uncounted and any("aten.linalg_qr.default at" in words for words in captured.warnings)
-        gpp.problem(captured, cluster, minibatch_size=4)
+        gpp.problem(captured, cores, minibatch_size=4)
         return
     assert [one.operator for one in captured.uncounted] == ["aten.linalg_qr.default"] and captured.uncounted[0].share > 0.01
     with pytest.raises(InvalidConfig, match=r"none are known of aten.linalg_qr.default at .*test_flops.py:\d+.*cost=profiled"):
-        gpp.problem(captured, cluster, minibatch_size=4, cost=gpp.Analytical())
+        gpp.problem(captured, cores, minibatch_size=4, cost=gpp.Analytical())

@@ -234,8 +234,9 @@ def check_tokens(name: str, folder: str) -> bool:
     plain = copy.deepcopy(model)
     expected = plain_texts(plain, loss, data)
     _, plan = staged(captured_texts(model, *data[0], loss), REPLICAS)
-    settings: dict[str, Any] = {"plan": plan, "cost": gpp.Analytical(), "optimizer": gpp.SGD(lr=0.1, momentum=0.0)}
-    with gpp.parallelize(model, *data[0], loss=loss, devices=plan.num_devices, run_dir=folder, **settings) as pipeline:
+    strategy, optimizer = gpp.Planning(plan=plan, cost=gpp.Analytical()), gpp.SGD(lr=0.1, momentum=0.0)
+    settings: dict[str, Any] = {"strategy": strategy, "optimizer": optimizer, "run": gpp.Run(folder=folder)}
+    with gpp.parallelize(model, *data[0], loss=loss, devices=plan.num_devices, **settings) as pipeline:
         losses = [pipeline.step(inputs, labels) for inputs, labels in data]
     apart = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))
     weights = max(float((a - b).detach().abs().max()) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
@@ -257,10 +258,10 @@ def show_memory(folder: str, vocabulary: int = 32_000, length: int = 64) -> None
         (last,) = {stage.devices for stage in plan.stages[-1:]}
         strategy = gpp.Strategy(name="even", planner=gpp.Even(), schedule=gpp.OneFOneB())
         predicted = strategy.predict(plan, problem).metrics.peak_memory_bytes
-        settings: dict[str, Any] = {"plan": plan, "cost": gpp.Analytical(), "loss_scope": scope}
-        with gpp.parallelize(
-            copy.deepcopy(model), *data[0], loss=loss, devices=plan.num_devices, run_dir=f"{folder}-{scope}", **settings
-        ) as pipeline:
+        strategy = gpp.Planning(plan=plan, cost=gpp.Analytical())
+        settings: dict[str, Any] = {"strategy": strategy, "loss": gpp.Loss(function=loss, scope=scope)}
+        run = gpp.Run(folder=f"{folder}-{scope}")
+        with gpp.parallelize(copy.deepcopy(model), *data[0], devices=plan.num_devices, run=run, **settings) as pipeline:
             for inputs, labels in data:
                 pipeline.step(inputs, labels)
         pipeline.report()
@@ -298,8 +299,9 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
         data[-1] = {key: tensor[: SIZE - 3] for key, tensor in data[-1].items()}
     expected = plain_losses(copy.deepcopy(model), loss, data)
     strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(replication=False), schedule=gpp.OneFOneB())
-    settings: dict[str, Any] = {"cost": gpp.Analytical(), "microbatch_size": SIZE // 4, "strategy": strategy}
-    with gpp.parallelize(model, data[0], loss=loss, devices=workers, run_dir=folder, **settings) as pipeline:
+    planning = gpp.Planning(strategy=strategy, cost=gpp.Analytical(), microbatch_size=SIZE // 4)
+    settings: dict[str, Any] = {"loss": loss, "devices": workers, "strategy": planning}
+    with gpp.parallelize(model, data[0], run=gpp.Run(folder=folder), **settings) as pipeline:
         losses = [pipeline.step(each) for each in data]
         stages = len(pipeline.plan.stages)
         where = pipeline.run_dir / "saved"  # on all ranks that of rank 0
@@ -308,7 +310,7 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     kept = all(torch.equal(weight, saved.state_dict()[key]) for key, weight in model.state_dict().items())
     again = data[: STEPS // 4]
     expected += plain_losses(copy.deepcopy(saved), loss, again)
-    with gpp.parallelize(saved, data[0], loss=loss, devices=workers, run_dir=f"{folder}-again", **settings) as pipeline:
+    with gpp.parallelize(saved, data[0], run=gpp.Run(folder=f"{folder}-again"), **settings) as pipeline:
         losses += [pipeline.step(each) for each in again]
     worst = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))
     ok = worst <= (IN_FLOAT32 if has_experts(model) else TOLERANCE) and stages >= workers and kept

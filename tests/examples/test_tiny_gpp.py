@@ -96,9 +96,8 @@ def test_the_product_has_the_same_losses_on_the_same_plan(tiny: ModuleType, tmp_
             found = [name for name in of if f"blocks.{name.replace('.', '_')}" in made.name]
             masks[of[found[0]] if found else 3] |= mask_of([op])
         plan = make_plan(problem, "tiny", [(mask, 1) for mask in masks], SAMPLES // MICROBATCHES)
-        with gpp.parallelize(
-            model, inputs, labels, loss=loss, devices=cluster, plan=plan, optimizer=gpp.SGD(lr=0.1, momentum=0.9), run_dir=tmp_path
-        ) as pipeline:
+        given = {"optimizer": gpp.SGD(lr=0.1, momentum=0.9), "run": gpp.Run(folder=tmp_path)}
+        with gpp.parallelize(model, inputs, labels, loss=loss, devices=cluster, strategy=plan, **given) as pipeline:
             assert pipeline.plan.depth == 2
             ours = [pipeline.step(*fields(step)) for step in range(STEPS)]
         alone = tiny.train_alone(SAMPLES, STEPS)

@@ -50,6 +50,10 @@ def asked(folder: Path, *toys: str, devices: int = 2) -> list[str]:
     return ["-cd", str(HERE / "conf"), *words, "cluster=local", f"cluster.num_devices={devices}", *common]
 
 
+def test_a_planner_takes_less_than_eighty_lines() -> None:
+    assert len((HERE / "split_slowest.py").read_text().splitlines()) < 80
+
+
 @pytest.fixture(scope="module")
 def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Four of them at once, on three workers."""

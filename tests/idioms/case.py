@@ -227,19 +227,18 @@ def _value(made: Made, inputs: Any, targets: Any) -> Tensor:
 
 
 def _piped(made: Made, folder: Path, said: list[str]) -> Trained:
-    planner = gpp.Single() if made.whole else gpp.Even()
+    size, word = (SIZE, "even planner=single") if made.whole else (MICROBATCH, "even")
     given = {
         "loss": made.loss,
         "devices": 1 if made.whole else 2,
-        "microbatch_size": SIZE if made.whole else MICROBATCH,
-        "strategy": gpp.Strategy(name="idiom", planner=planner, schedule=gpp.OneFOneB()),
-        "cost": gpp.Analytical(),
+        "strategy": gpp.Planning(strategy=word, microbatch_size=size, cost=gpp.Analytical()),
         "optimizer": made.optimizer,
+        "run": gpp.Run(folder=folder, progress=Progress(warn=said.append)),
         **made.settings,
     }
     inputs, targets = made.data[0]
     with ExitStack() as stack:
-        pipeline = gpp.parallelize(made.model, inputs, targets, run_dir=folder, progress=Progress(warn=said.append), **given)
+        pipeline = gpp.parallelize(made.model, inputs, targets, **given)
         stack.callback(pipeline.__exit__, GppError, GppError("left"), None)
         losses = []
         for step, (inputs, targets) in enumerate(made.data):

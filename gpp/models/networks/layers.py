@@ -127,6 +127,68 @@ class CrossLayer(nn.Module):
         return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
 
 
+class Rotary(nn.Module):
+    """Rotates queries and keys by their position: [B, L, 2, H, C] -> the same; one table for all layers."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)
+        angles = torch.outer(torch.arange(length).to(frequencies.dtype), frequencies)[:, None, None]
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
+
+
+class RotaryAttention(nn.Module):
+    """Causal attention with rotated queries and keys, without biases: [B, L, source (default D)] -> [B, L, D]."""
+
+    def __init__(self, hidden: int, num_heads: int, *, source: int | None = None) -> None:
+        super().__init__()
+        source = source or hidden
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(source, 3 * source, bias=False)
+        self.out = nn.Linear(source, hidden, bias=False)
+
+    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+        qkv = self.qkv(x_BLD).unflatten(-1, (3, self.num_heads, -1))
+        q, k = rotary(qkv[:, :, :2]).transpose(1, 3).unbind(2)
+        y = F.scaled_dot_product_attention(q, k, qkv[:, :, 2].transpose(1, 2), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class GatedMlp(nn.Module):
+    """An MLP whose inner values are gated by SiLU: [B, L, D] -> [B, L, D]."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(hidden, ffn, bias=False), nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
+
+
+class LlamaLayer(nn.Module):
+    """A decoder layer with RMS norms, rotated queries and keys, and a gated MLP: [B, L, D] -> [B, L, D]."""
+
+    def __init__(self, hidden: int, num_heads: int, ffn: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.attention = RotaryAttention(hidden, num_heads)
+        self.mlp_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.mlp = GatedMlp(hidden, ffn)
+
+    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rotary)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+
+
 class Encoder(nn.Module):
     """A stack of Transformer layers and a norm, the MLP four times as wide: [B, L, D] -> [B, L, D]."""
 

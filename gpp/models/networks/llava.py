@@ -1,7 +1,6 @@
 """LLaVA-1.5 (arXiv 2310.03744): a vision branch beside the embedding of the text, then a long language trunk.
 
-Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, H heads, C width of a head, V
-vocabulary.
+Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.networks.layers import Encoder, PatchEmbedding, divides
+from gpp.models.networks.layers import Encoder, LlamaLayer, PatchEmbedding, Rotary, divides
 from gpp.settings import Count, arguments
 
 
@@ -27,49 +25,6 @@ class ImageFeatures(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.encoder(self.norm(self.embed(image)))[:, 1:]
-
-
-class Rotary(nn.Module):
-    """Rotates queries and keys by their position: [B, L, 2, H, C] -> the same; one table for all layers."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, length: int, width: int) -> None:
-        super().__init__()
-        frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)
-        angles = torch.outer(torch.arange(length).to(frequencies.dtype), frequencies)[:, None, None]
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
-
-
-class LlamaLayer(nn.Module):
-    """A decoder layer with RMS norms, rotated queries and keys, and a gated MLP: [B, L, D] -> [B, L, D]."""
-
-    def __init__(self, hidden: int, num_heads: int, ffn: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
-        self.mlp_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.gate, self.up = nn.Linear(hidden, ffn, bias=False), nn.Linear(hidden, ffn, bias=False)
-        self.down = nn.Linear(ffn, hidden, bias=False)
-
-    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
-        x_BLD = x_BLD + self._attend(self.attention_norm(x_BLD), rotary)
-        normed = self.mlp_norm(x_BLD)
-        return x_BLD + self.down(F.silu(self.gate(normed)) * self.up(normed))
-
-    def _attend(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
-        qkv = self.qkv(x_BLD).unflatten(-1, (3, self.num_heads, -1))
-        q, k = rotary(qkv[:, :, :2]).transpose(1, 3).unbind(2)
-        y = F.scaled_dot_product_attention(q, k, qkv[:, :, 2].transpose(1, 2), is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class LLaVA(nn.Module):

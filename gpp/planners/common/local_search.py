@@ -5,16 +5,15 @@ what a state takes; `climb` simulates the neighbours by ascending bound until no
 the best one and starts again there. What is searched differs by hill alone:
 
 * `EqualMicrobatches`: plans of one micro-batch size, judged by `Assessor`, with any set of moves (`moves`);
-* `vary` (a size and k for each stage) and `colocate` (several stages on a device) have hills of their own.
+* `vary` (a size and k for each stage) has a hill of its own.
 
 Complexity: a step bounds every neighbour, of which a plan of S stages has O(S (replicas + operators)), and simulates
-`patience` of them in a row that gain nothing; `steps` of them in a row that gain nothing end the search.
+`patience` of them in a row that gain nothing.
 Deterministic: ties go to the neighbour that was named first.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -76,23 +75,19 @@ def climb(
     starts: Sequence[tuple[State, float]],
     *,
     patience: int | None = None,
-    steps: int = 1,
     least_gain: float = 0.0,
     margin: float = MARGIN,
 ) -> tuple[State, float]:
     """The best state that is found from some, and its predicted seconds.
 
-    From each start the search climbs as long as a step gains enough. Then it takes steps from the best states that were predicted
-    but not left yet, and these count only if they beat everything.
+    From each start the search climbs as long as a step gains enough.
 
     Args:
         starts: states, and the predicted seconds of each.
         patience: predictions without a better state that end a step; None for no end.
-        steps: the steps without a better state that end the search, the last one of a climb included.
         least_gain: relative gain of a step below which it counts as none.
         margin: factor on the best seconds below which a prediction counts as better.
     """
-    seen: list[tuple[float, int, State]] = []
 
     def step(state: State, seconds: float) -> tuple[State, float]:
         """The best neighbour that takes less than `seconds`, or the state itself."""
@@ -104,33 +99,20 @@ def climb(
             took = hill.seconds(other, seconds)
             if took is None:
                 continue
-            heapq.heappush(seen, (took, len(seen), other))
             if took < seconds * margin:
                 state, seconds, left = other, took, patience
             elif left is not None and took < math.inf:
                 left -= 1
         return state, seconds
 
-    left_already, tops = set(), []
+    tops = []
     for state, seconds in starts:
         before = math.inf
         while seconds < before * (1 - least_gain):
-            left_already.add(state)
             before = seconds
             state, seconds = step(state, seconds)
         tops.append((state, seconds))
-    best, best_s = min(tops, key=itemgetter(1))
-    in_vain = 1
-    while seen and in_vain < steps:
-        _, _, state = heapq.heappop(seen)
-        if state not in left_already:
-            left_already.add(state)
-            before = best_s
-            found, best_s = step(state, best_s)
-            if best_s < before * margin:
-                best = found
-            in_vain = 0 if best_s < before * (1 - least_gain) else in_vain + 1
-    return best, best_s
+    return min(tops, key=itemgetter(1))
 
 
 @final
@@ -193,10 +175,9 @@ def climb_best(
     moves: tuple[Move, ...] = ANY_STAGES,
     order: Sequence[int] | None = None,
     starts: int = 1,
-    steps: int = 1,
 ) -> None:
     """Climb from the incumbent's best plans, one for each of the `starts` micro-batch sizes with the best ones."""
     hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order)
     found = [(hill.start(plan), seconds) for plan, seconds in incumbent.best_by_size()[:starts]]
     if found:
-        climb(hill, found, patience=patience, steps=steps, least_gain=ENOUGH)
+        climb(hill, found, patience=patience, least_gain=ENOUGH)

@@ -18,9 +18,6 @@ from gpp.planners.common.placement import Placement
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.stage import AbstractStageValue
 
-FEW_STAGES = 8
-"""Plans of at most so many stages are tried with their devices dealt out anew at every step."""
-
 FEW_OPS = 6
 """Operators at either end of a stage up to which any number may move together."""
 
@@ -156,14 +153,8 @@ def boundaries(around: Around, point: Point) -> Iterator[Point]:
             yield from _boundary(around.graph, point, p, q)
 
 
-def finer_boundaries(around: Around, point: Point) -> Iterator[Point]:
-    """`boundaries` of stages of any shape, with any small number of operators moved together."""
-    for p, q in neighbours(around, point):
-        yield from _boundary(around.graph, point, p, q, FEW_OPS)
-
-
 def border_moves(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
-    """The moves of `finer_boundaries` over the boundary of stages p and q."""
+    """Operators over the boundary of stages p and q, any small number of them together."""
     yield from _boundary(graph, point, p, q, FEW_OPS)
 
 
@@ -248,45 +239,6 @@ def connected(graph: OpGraph, mask: int) -> list[int]:
     return out
 
 
-def redealt(around: Around, point: Point) -> Iterator[Point]:
-    """The stages of `finer_boundaries`, `merges` and `splits`, and the point's own, with all devices dealt out anew.
-
-    A change of the stages often pays only with other numbers of replicas. There are many such points, so only plans of few stages
-    have them.
-    """
-    if len(point.parts) > FEW_STAGES:
-        return
-    allowed = around.replicas(point.sizes[0])
-    changed = {move_to.parts: move_to for move in (finer_boundaries, merges, splits) for move_to in move(around, point)}
-    seen = set()
-    for other in (point, *changed.values()):
-        masks = tuple(mask for mask, _ in other.parts)
-        if masks not in seen:
-            seen.add(masks)
-            for counts in _deals(around, masks, allowed, point.sizes[0]):
-                yield replace(other, parts=tuple(zip(masks, counts, strict=True)), devices=None)
-
-
-def _deals(around: Around, masks: Sequence[int], allowed: Sequence[int], b: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of replicas: the slowest stage gets the next larger number; where devices lack for it, the next slowest one does."""
-    costs, counts = around.assessor.costs, [1] * len(masks)
-    idle = around.assessor.cluster.num_devices - len(masks)
-
-    def seconds(s: int) -> float:
-        return costs.compute_s(masks[s], b // counts[s])
-
-    open_stages = set(range(len(masks)))
-    while open_stages and idle >= 0:
-        s = max(open_stages, key=lambda s: (seconds(s), -s))
-        more = next((x for x in allowed if x > counts[s]), None)
-        if more is None or more - counts[s] > idle:
-            yield tuple(counts)
-            open_stages.discard(s)
-            continue
-        idle -= more - counts[s]
-        counts[s] = more
-
-
 def heads(mask: int) -> Iterator[int]:
     """The first operators of a stage, by number: any few of a small stage, eighths of a large one."""
     ops = list(bits(mask))
@@ -353,9 +305,6 @@ def _moved(point: Point, p: int, q: int, chunk: int) -> Point:
 
 ANY_STAGES: tuple[Move, ...] = (sizes, replicas, boundaries, merges, splits, splits_alike)
 """The moves of plans of any stages on equal devices with one micro-batch size."""
-
-SMALL_PROBLEMS: tuple[Move, ...] = (*ANY_STAGES, finer_boundaries, redealt)
-"""More moves of these plans, for problems in which steps are quick."""
 
 CHAINS: tuple[Move, ...] = (sizes, replicas, boundaries, merges)
 """Those of chains of intervals of a linear order."""

@@ -1,8 +1,8 @@
 """Better devices and boundaries for finished plans on devices of unequal speed or memory.
 
 The placer deals devices out before anything is known of bubbles. Here the local search moves on the plan's own devices: two stages
-exchange theirs, all or one by one; one comes from the idle ones; a stage gets more or fewer; boundaries move one by one or all at
-once (`all_boundaries`). What changes a stage's work is tried with the placer's devices, too.
+exchange theirs, all or one by one; one comes from the idle ones; a stage gets more or fewer; boundaries move one by one. What
+changes a stage's work is tried with the placer's devices, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from gpp.cluster import Cluster
 from gpp.planners.common.incumbent import Incumbent
-from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.local_search import EqualMicrobatches, climb, climb_best
 from gpp.planners.common.moves import ANY_STAGES, CHAINS, Around, Point, boundaries
 from gpp.planners.common.placement import Placement
@@ -33,7 +32,7 @@ def rebalance(incumbent: Incumbent, order: Sequence[int] | None = None) -> None:
     Args:
         order: an order of the operators in which all stages of a chain stay intervals; None for stages of any shape.
     """
-    moves = (exchanges, placed_anew, resized, moved_boundaries) + (all_boundaries,) * (order is None)
+    moves = (exchanges, placed_anew, resized, moved_boundaries)
     hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order, keeps_devices=True, all_stages=ALL_STAGES)
     for plan, seconds in incumbent.best_by_size()[:REBALANCED]:
         climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)

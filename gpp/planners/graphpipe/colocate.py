@@ -1,4 +1,4 @@
-"""Devices that hold several stages: plans that share devices, as a dimension of the search.
+"""Walks over the plans of a problem, whose devices may hold several stages, or keep to one each.
 
 A stage starts when all that it receives is there, and sends when all of it is done. A device with one stage therefore waits in
 three ways that a device with several does not:
@@ -18,7 +18,8 @@ Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in so
 round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
 that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
 (`layouts`) and from data parallelism. What the rounds find is judged like any candidate. Nothing is searched where the best plan
-leaves no device idle.
+leaves no device idle. With `never`, where every device keeps to one stage as in the paper, the walks begin at the best plans and at
+data parallelism, and a stage that gets a device takes it from the stage that had it.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -29,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, final
+
+import numpy as np
 
 from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.series_parallel import Order
@@ -46,8 +49,11 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-ROUNDS: Final = {"auto": 24, "always": 240}
+ROUNDS: Final = {"never": 24, "auto": 24, "always": 240}
 """Rounds of a search."""
+
+APART = 12
+"""Rounds on plans whose devices keep to one stage each, before those of plans that share devices: they end at better starts."""
 
 PASSES = 4_000
 """Passes of all stages that a round times, for each operator of a model of `SMALL` operators or fewer."""
@@ -68,26 +74,31 @@ STAGES = 4
 """Stages for each device of the cluster."""
 
 
+def is_walked(incumbent: Incumbent) -> bool:
+    """Whether there are walks over the plans of a problem at all."""
+    assessor, regime = incumbent.assessor, incumbent.assessor.problem.regime
+    return assessor.cluster.num_devices <= MOST_DEVICES and regime.trains and regime.weights.flushes
+
+
 def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> str:
-    """Find plans that share devices and are faster than the incumbent's best.
+    """Find plans that are faster than the incumbent's best.
 
     Args:
         orders, lines: series-parallel structures of the graph and linear orders of its operators, for `layouts`.
 
     Returns:
-        What is known of such plans now, in words.
+        What is known of plans that share devices now, in words.
     """
-    costs = incumbent.assessor.costs
-    regime = costs.problem.regime
-    if how == "never" or not regime.trains or not regime.weights.flushes:
-        return "plans with several stages on a device were not tried"
-    if costs.cluster.num_devices > MOST_DEVICES:
-        return f"plans with several stages on a device were not tried, as there are more than {MOST_DEVICES} devices"
+    if not is_walked(incumbent):
+        many = f", as there are more than {MOST_DEVICES} devices" * (incumbent.assessor.cluster.num_devices > MOST_DEVICES)
+        return f"plans with several stages on a device were not tried{many}"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"
+    _Walks(incumbent, orders, lines, apart=True).run(ROUNDS[how] if how == "never" else APART)
+    if how == "never":
+        return "plans with several stages on a device were not tried"
     best, best_s = incumbent.best, incumbent.best_s
-    search = _SharedSearch(incumbent, orders, lines)
-    search.run(ROUNDS[how])
+    _Walks(incumbent, orders, lines, apart=False).run(ROUNDS[how])
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
     return "plans with several stages on a device were searched in part, by local search"
@@ -95,12 +106,13 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
 
 @final
 @dataclass(slots=True)
-class _SharedSearch:
+class _Walks:
     """Rounds of walks over the plans of a problem."""
 
     incumbent: Incumbent
     orders: Sequence[Order]
     lines: Sequence[tuple[int, ...]]
+    apart: bool
     timers: Timers = field(init=False)
     walkers: dict[int, Climber] = field(default_factory=dict)
     found: dict[int, list[tuple[float, State]]] = field(default_factory=dict)
@@ -140,7 +152,7 @@ class _SharedSearch:
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
         num_ops = len(start[0])
         passes = max(PASSES * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
-        walked = self.walkers[b].walk(start, seed + 1, threshold, passes)
+        walked = self.walkers[b].walk(start, seed + 1, threshold, passes, self.apart)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
         kept = sorted((seconds, state) for state, seconds in every.items())[:KEPT]
         if kept:
@@ -154,6 +166,8 @@ class _SharedSearch:
         plans = [plan for plan, _ in incumbent.best_by_size() if plan.stages[0].microbatch_size == b]
         found = [state_of([(mask_of(stage.ops), stage.devices) for stage in plan.stages], graph.num_ops) for plan in plans]
         everywhere = state_of([(graph.all_mask, tuple(range(most)))], graph.num_ops)
+        if self.apart:
+            return list(dict.fromkeys([*found, everywhere]))
         return list(dict.fromkeys([*found, *layouts(costs, self.orders, self.lines, b), everywhere]))
 
     def _candidate(self, b: int, state: State) -> Candidate | None:
@@ -180,5 +194,10 @@ def _promising(costs: StageCosts) -> list[int]:
 
 
 def _always_busy_s(costs: StageCosts, b: int) -> float:
-    """Seconds of an iteration in which no device ever waits."""
-    return costs.problem.minibatch_size // b * costs.least_work_s(costs.graph.all_mask, b) / costs.cluster.num_devices
+    """No iteration is shorter: no device ever waits, and each operator takes as long as on the device that is best for it."""
+    problem, work_s = costs.problem, costs.least_work_s(costs.graph.all_mask, b)
+    if not costs.cluster.homogeneous:
+        kinds = sorted(set(problem.type_of_device))
+        times = [(r, problem.op_times(b // r, kind)) for r in costs.replicas[b] for kind in kinds]
+        work_s = float(np.min([r * (t.forward_s + t.backward_s) for r, t in times], axis=0).sum())
+    return problem.minibatch_size // b * work_s / costs.cluster.num_devices

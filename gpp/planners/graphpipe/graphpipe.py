@@ -18,21 +18,17 @@ Constraints (paper, section 3):
 Steps of `GraphPipe.plan`:
 1. the best chains of `sequential`, and in small problems (operators times devices) those of `pipedream` and `piper`, as they are
    and with the data's edges only. Whatever follows, the plan is never predicted slower than `sequential`'s, nor than the whole
-   model on one device or on all of them. Larger problems on equal devices are searched without chains first, which may lead to
-   a worse hill, and step 3 climbs from the best chain as well where that is better than what was found;
+   model on one device or on all of them;
 2. candidate partitions (`candidate_partitions`, `partition_search`): a dynamic program finds the fewest devices for each depth
    below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
    linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
    on their iteration time until none can win;
-3. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
-4. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`);
-5. with `colocate`, plans whose devices hold several stages (`colocate`): from the best plans and from layouts made for sharing.
-On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
-step 3 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
+3. walks from the best plans (`colocate`): operators, devices and whole stages move, on unequal devices and links as on equal ones.
+   Where compiled code does not say what the prediction is, the local search of all planners climbs first (`common.local_search`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
-branches of equal signature count once, and P is at most 256 however many operators there are. Step 3 see `local_search`;
-step 4 judges at most a twentieth of `max_candidates`, those that their first stages do not rule out.
+branches of equal signature count once, and P is at most 256 however many operators there are. Step 3 times a number of passes that
+follows from the number of operators.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
@@ -48,7 +44,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -64,33 +60,25 @@ from gpp.planners.chains.sequential import best_chains, chain_candidates
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
-from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.planners.common.local_search import EqualMicrobatches, climb_best, in_vain, is_large
-from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
+from gpp.planners.common.moves import is_chain
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
-from gpp.planners.graphpipe.colocate import Colocate, colocate
-from gpp.planners.graphpipe.complete import complete
+from gpp.planners.graphpipe.colocate import Colocate, colocate, is_walked
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
-from gpp.settings import Count, Natural, settings
+from gpp.settings import Count, settings
 
 SMALL = 1000
-"""Operators times devices up to which chains are searched by two more objectives, and the search starts from all of them."""
+"""Operators times devices up to which chains are searched by two more objectives."""
 
 CUTS_OF_A_LINE = (4.0, 2.0)
 """Places to cut a line, for each device: without depths, which is a quick search, and with them."""
 
-FEW_DEVICES = 16
-"""Devices up to which small problems get more moves and steps: with more, there are too many ways to deal them out."""
-
 STARTS = 2
 """Climbs of the local search: from the best plans of so many micro-batch sizes."""
-
-STEPS, STEPS_IF_SMALL = 1, 3
-"""Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
 DEPTH_SCALES = (0.0, 0.5, 1.0)
 """Depths of a line that memory is reckoned with, in units of its stages: none, half of them, all."""
@@ -122,7 +110,6 @@ class GraphPipe(AbstractPlanner):
     Args:
         replication: whether a stage may be replicated.
         patience: simulations without a better plan after which a step of the search goes on to the next.
-        max_candidates: partitions that may be listed, and twenty times the candidates judged, to complete the search; 0: none.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         colocate: whether devices may hold several stages (`colocate`): `auto` searches such plans within a budget, `always` however
             long it takes, `never` leaves every stage devices of its own, as in the paper.
@@ -132,7 +119,6 @@ class GraphPipe(AbstractPlanner):
 
     replication: bool = True
     patience: Count = 6
-    max_candidates: Natural = 20_000
     per_stage: bool = False
     colocate: Colocate = "auto"
     tensor_parallel: bool = False
@@ -154,35 +140,13 @@ class GraphPipe(AbstractPlanner):
             search = found("searching", "SEARCH", AbstractSearch)["tensor_parallel"]
             return search.plan(replace(self, tensor_parallel=False), problem, predict)
         costs = StageCosts(problem, replication=self.replication)
-        shape = _GraphShape.of(costs)
-        incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
-        small, large = problem.graph.num_ops * problem.cluster.num_devices <= SMALL, is_large(problem)
-        searched = best_chains(
-            problem, predict, incumbent.planner, replication=self.replication, patience=in_vain(problem, self.patience)
-        )
-        later = list[Incumbent]()
-        if small:
-            self._start_from_chains(incumbent, searched)
-        elif problem.cluster.homogeneous:
-            later = [own for own, _ in searched]
-        else:
-            for own, _ in searched:
-                incumbent.absorb(own)
+        shape, incumbent = _GraphShape.of(costs), Incumbent(Assessor(costs), "graphpipe", predict)
+        self._chains(incumbent)
         self._partitions(incumbent, shape)
-        moves, patience, steps = ANY_STAGES, in_vain(problem, self.patience), STEPS
-        if small and problem.cluster.num_devices <= FEW_DEVICES:
-            moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
-        moves = (*moves, all_boundaries)
-        climb_best(incumbent, patience, moves=moves, starts=1 if large else STARTS, steps=steps)
-        for own in later:
-            if incumbent.absorb(own):
-                self._simulate_unchained(
-                    incumbent, [EqualMicrobatches(incumbent=own).start(plan) for plan, _ in own.best_by_size()]
-                )
-                climb_best(incumbent, patience, moves=moves, steps=steps)
-        if not problem.cluster.homogeneous:
-            rebalance(incumbent)
-        completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
+        if not (incumbent.is_timed and is_walked(incumbent)):
+            climb_best(incumbent, in_vain(problem, self.patience), starts=1 if is_large(problem) else STARTS)
+            if not problem.cluster.homogeneous:
+                rebalance(incumbent)
         if self.per_stage:
             from gpp.planners.graphpipe.vary import vary
 
@@ -190,40 +154,36 @@ class GraphPipe(AbstractPlanner):
         shared = colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
-        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed, shared))
+        return replace(incumbent.best, explanation=_explanation(incumbent, shape, shared))
+
+    def _chains(self, incumbent: Incumbent) -> None:
+        """The best chains by several objectives, as they are and with the data's edges only."""
+        problem, predict, chains = incumbent.assessor.problem, incumbent.predict, list[Candidate]()
+        patience = in_vain(problem, self.patience)
+        for own, candidates in best_chains(problem, predict, "graphpipe", replication=self.replication, patience=patience):
+            incumbent.absorb(own)
+            chains += candidates
+        if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:
+            # What runs: stages keep what they save and are not split.
+            piper = Piper(replication=self.replication, tensor_parallel=False)
+            for planner in (PipeDream(replication=self.replication), piper):
+                with contextlib.suppress(Infeasible):
+                    plan = planner.plan(problem, predict)
+                    incumbent.offer(plan)
+                    chains.append(EqualMicrobatches(incumbent=incumbent).start(plan))
+        found = (incumbent.assessor.assess(chain.parts, chain.microbatch_size) for chain in chains)
+        incumbent.simulate_all([one for one in found if isinstance(one, Candidate)], patience)
 
     def _partitions(self, incumbent: Incumbent, shape: _GraphShape) -> None:
         """Simulate the candidate partitions of the dynamic program."""
         for searches in _searches(incumbent.assessor.costs, shape):
             for search in searches:
-                found = candidate_partitions(search, incumbent.assessor, incumbent.best_s)
+                # Estimates are those of the slowest device: where devices differ, none tells what cannot win.
+                known_s = incumbent.best_s if incumbent.assessor.cluster.homogeneous else float("inf")
+                found = candidate_partitions(search, incumbent.assessor, known_s)
                 incumbent.simulate_all(found.fitting, in_vain(incumbent.assessor.problem, self.patience))
                 if found.lacking_s >= incumbent.best_s:
                     break
-        if not incumbent.assessor.cluster.homogeneous:
-            from gpp.planners.graphpipe.unequal import simulate_unequal
-
-            simulate_unequal(incumbent, shape.orders, shape.lines)
-
-    def _start_from_chains(self, incumbent: Incumbent, searched: Sequence[tuple[Incumbent, list[Candidate]]]) -> None:
-        """The best chains by three objectives, as they are and with the data's edges only."""
-        problem, chains = incumbent.assessor.problem, list[Candidate]()
-        for own, candidates in searched:
-            incumbent.absorb(own)
-            chains += candidates
-        # What runs: stages keep what they save and are not split.
-        piper = Piper(replication=self.replication, tensor_parallel=False)
-        for planner in (PipeDream(replication=self.replication), piper):
-            with contextlib.suppress(Infeasible):
-                plan = planner.plan(problem, incumbent.predict)
-                incumbent.offer(plan)
-                chains.append(EqualMicrobatches(incumbent=incumbent).start(plan))
-        self._simulate_unchained(incumbent, chains)
-
-    def _simulate_unchained(self, incumbent: Incumbent, chains: Iterable[Candidate]) -> None:
-        """Simulate chains with the data's edges only."""
-        found = (incumbent.assessor.assess(chain.parts, chain.microbatch_size) for chain in chains)
-        incumbent.simulate_all([one for one in found if isinstance(one, Candidate)], self.patience)
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
@@ -256,20 +216,15 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(incumbent: Incumbent, shape: _GraphShape, completed: bool, shared: str) -> tuple[str, ...]:
-    """Words for what was searched, and how far.
+def _explanation(incumbent: Incumbent, shape: _GraphShape, shared: str) -> tuple[str, ...]:
+    """Words for what was searched.
 
     Args:
-        completed: whether `complete` has judged all of its space; shared: what is known of plans whose devices hold several stages.
+        shared: what is known of plans whose devices hold several stages.
     """
     graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
-    how = (
-        "every partition along the branches of the graph, and every chain, was tried with devices of its own for each stage"
-        if completed
-        else "dynamic programming, then local search, because the model has too many partitions to try them all"
-    )
-    lines = [f"{how}; {shared}; best of {incumbent.num_simulated} simulated"]
+    lines = [f"dynamic programming, then local search; {shared}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
     if added:

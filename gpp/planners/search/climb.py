@@ -40,7 +40,7 @@ class Climber:
         self.taken, self.stack = array("q", room.stage_of), array("q", room.stage_of)
         self.state, self.kept, self.over = 1, [], 0.0
 
-    def walk(self, plan, seed: int, threshold: float, passes: int):
+    def walk(self, plan, seed: int, threshold: float, passes: int, apart: bool = False):
         """The best plans of a walk that fit, where it begins among them, those with the shortest steps first.
 
         Each is (seconds, stage of each operator, devices of each stage). A plan that does not fit counts as a longer step, so the
@@ -51,7 +51,9 @@ class Climber:
                 than the arrays have room for there is no walk: compiled code does not look whether it writes behind their ends.
             threshold: share of a step by which it may become longer at first.
             passes: that are timed until the walk ends.
+            apart: whether every device keeps to one stage; the walk then begins at such a plan.
         """
+        self.apart = apart
         idle = 0
         stage_of, devices = plan
         if len(devices) > self.most:
@@ -153,7 +155,7 @@ class Climber:
         if what < 62:
             return self._join()
         if what < 88:
-            return self._other_devices()
+            return self._resized() if self.apart else self._other_devices()
         return self._exchange()
 
     def _shift(self) -> bool:
@@ -177,7 +179,9 @@ class Climber:
             if self.size == self.most:
                 return False
             t = self.size
-            self.sets[t] = self._some_devices(s)
+            self.sets[t] = self._own_devices(s) if self.apart else self._some_devices(s)
+            if self.sets[t] == 0:
+                return False
             self.size += 1
         if t == s:
             return False
@@ -247,6 +251,8 @@ class Climber:
         for i in range(self.n):
             if self.of[i] == s:
                 self.of[i] = t
+        if self.apart and self._may(self.sets[s] | self.sets[t]):
+            self.sets[t] |= self.sets[s]
         return self._tidy(s)
 
     def _other_devices(self) -> bool:
@@ -259,13 +265,17 @@ class Climber:
         elif how == 1:
             d = self._draw(self.num_devices)
             self.sets[s] = ONE << d
+        elif how == 4:
+            own |= ONE << self._draw(self.num_devices)
+            own &= ~(ONE << self._draw(self.num_devices))
+            self.sets[s] = own
         else:
-            one = ONE << self._draw(self.num_devices)
-            if how != 3:
-                own |= one
-            if how != 2:
-                d = self._draw(self.num_devices)
-                own &= ~(ONE << d)
+            # As many more, or fewer, as make a number that a stage may have.
+            for _ in range(self.num_devices):
+                one = ONE << self._draw(self.num_devices)
+                own = own | one if how == 2 else own & ~one
+                if own != self.sets[s] and self._may(own):
+                    break
             self.sets[s] = own
         own = self.sets[s]
         return own != self.old_sets[s] and self._may(own)
@@ -278,8 +288,55 @@ class Climber:
             count += 1
         return self.allowed[count]
 
+    def _own_devices(self, s: int) -> int:
+        """A device for a new stage beside stage s that no other stage keeps; 0 if there is none."""
+        if self._draw(2):
+            d = self._idle()
+            if d:
+                return d
+        d = ONE << self._draw(self.num_devices)
+        for i in range(self.size):
+            own = self.sets[i]
+            if own & d:
+                own &= ~d
+                if own == 0 or not self._may(own):
+                    return 0
+                self.sets[i] = own
+        return d
+
+    def _resized(self) -> bool:
+        """A stage with more devices, idle ones or others', or with fewer."""
+        s = self.of[self._an_operator()]
+        own = self.sets[s]
+        less = self._draw(3) == 0
+        for _ in range(self.num_devices):
+            if less:
+                own &= own - 1
+                if own == 0:
+                    return False
+            else:
+                d = self._own_devices(s)
+                if d == 0 or d & own:
+                    return False
+                own |= d
+                self.sets[s] = own
+            if self._may(own):
+                self.sets[s] = own
+                return True
+        return False
+
     def _exchange(self) -> bool:
-        """Two stages with each other's devices."""
+        """Two stages with each other's devices, or two devices with each other's stages."""
+        if self._draw(2):
+            a = self._draw(self.num_devices)
+            b = self._draw(self.num_devices)
+            changed = False
+            for i in range(self.size):
+                own = self.sets[i]
+                if (own >> a & 1) != (own >> b & 1):
+                    self.sets[i] = own ^ (ONE << a) ^ (ONE << b)
+                    changed = True
+            return changed
         s = self._draw(self.size)
         t = self._draw(self.size)
         if self.sets[s] == self.sets[t]:

@@ -67,21 +67,25 @@ class PageTable:
     sortable: bool = True
 
 
-def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
+def render(template: str, *, scripts: Sequence[str] = (), beside: Path | None = None, **values: Any) -> str:
     """A page from a template of `gpp/report/templates`; whatever is not a `Drawing` is escaped.
 
     Args:
         scripts: names of scripts of this page alone, without `.js`.
+        beside: a folder with more templates and scripts.
 
     Raises:
         jinja2.UndefinedError: the template names a value that is not given.
     """
-    return _environment().get_template(template).render(tokens=Drawing(tokens_css()), script=page_script(*scripts), **values)
+    script = page_script(*scripts, beside=beside)
+    return _environment(beside).get_template(template).render(tokens=Drawing(tokens_css()), script=script, **values)
 
 
-def page_script(*more: str) -> Drawing:
-    """The scripts of a page as one, in a scope of their own; `more` are names of templates that follow, without `.js`."""
-    found = [(TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in (*SCRIPTS, *more)]
+def page_script(*more: str, beside: Path | None = None) -> Drawing:
+    """The scripts of a page as one, in a scope of their own; `more` and `beside` as `render` has them."""
+    paths = [(beside or TEMPLATES) / f"{name}.js" for name in more]
+    paths = [TEMPLATES / f"{name}.js" for name in SCRIPTS] + [path if path.exists() else TEMPLATES / path.name for path in paths]
+    found = [path.read_text(encoding="utf-8") for path in paths]
     return Drawing('(() => {\n"use strict";\n' + "\n".join(found) + "})();")
 
 
@@ -91,12 +95,12 @@ def embedded(data: Any) -> Drawing:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(beside: Path | None = None) -> Environment:
     # jinja2 is loaded with the first page: most commands that import this module end without one.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([TEMPLATES, *([beside] if beside else ())]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from gpp.analysis.comparison import Attempt
 from gpp.analysis.explore import Explored, peak_bytes
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -72,23 +73,12 @@ def page_data(found: Explored, graph: OpGraph, branches: Sequence[int | None]) -
     known = tuple(branches) or (None,) * graph.num_ops
     numbers: dict[int, int] = {}
     for attempt in found.attempts:
-        value: dict[str, Any] = {"status": attempt.status, "reason": attempt.reason}
+        value = figures(attempt)
         if attempt.plan is not None and attempt.predicted is not None:
-            metrics, cut = attempt.predicted.metrics, (attempt.plan.stages, attempt.plan.edges)
-            value = {
-                "status": attempt.status,
-                "plan": plans.number(cut, partial(_plan, attempt.plan, graph, known)),
-                "timeline": timelines.number(
-                    (cut, attempt.predicted.events), partial(_timeline, attempt.plan, attempt.predicted, graph, known)
-                ),
-                "step": text.seconds(metrics.iteration_s),
-                "idle": text.percent(metrics.bubble_fraction),
-                "peak": text.num_bytes(peak_bytes(attempt)),
-                "step_s": metrics.iteration_s,
-                "bubble": metrics.bubble_fraction,
-                "peak_bytes": peak_bytes(attempt),
-                "samples_per_s": metrics.throughput_samples_per_s,
-            }
+            cut = attempt.plan.stages, attempt.plan.edges
+            plan = plans.number(cut, partial(plan_view, attempt.plan, graph, known))
+            drawn = partial(timeline_view, attempt.plan, attempt.predicted, graph, known)
+            value |= {"plan": plan, "timeline": timelines.number((cut, attempt.predicted.events), drawn)}
         numbers[id(attempt)] = entries.number(tuple(value.values()), lambda value=value: value)
     return {
         "meanings": found.meanings,
@@ -98,6 +88,23 @@ def page_data(found: Explored, graph: OpGraph, branches: Sequence[int | None]) -
         "entries": entries.values,
         "plans": plans.values,
         "timelines": timelines.values,
+    }
+
+
+def figures(attempt: Attempt) -> dict[str, Any]:
+    """What a page says of an attempt beside its drawings: `status`, and the `reason` or its numbers, bare and in words."""
+    if attempt.plan is None or attempt.predicted is None:
+        return {"status": attempt.status, "reason": attempt.reason}
+    metrics = attempt.predicted.metrics
+    return {
+        "status": attempt.status,
+        "step": text.seconds(metrics.iteration_s),
+        "idle": text.percent(metrics.bubble_fraction),
+        "peak": text.num_bytes(peak_bytes(attempt)),
+        "step_s": metrics.iteration_s,
+        "bubble": metrics.bubble_fraction,
+        "peak_bytes": peak_bytes(attempt),
+        "samples_per_s": metrics.throughput_samples_per_s,
     }
 
 
@@ -116,7 +123,7 @@ class DistinctValues:
         return self._numbers[key]
 
 
-def _plan(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
+def plan_view(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
     """A plan: its drawing, its size, and the words of its planner."""
     return {
         "drawing": draw_stage_graph(plan, graph, branches, PAGE_WIDTH),
@@ -126,7 +133,8 @@ def _plan(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[
     }
 
 
-def _timeline(plan: Plan, predicted: Timeline, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
+def timeline_view(plan: Plan, predicted: Timeline, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
+    """A predicted step, as `timeline` of the page's scripts draws it."""
     tones = {s: tone(branch_of(stage, graph, branches)) for s, stage in enumerate(plan.stages)}
     names = {s: ", ".join(module_names(plan, graph, s)) for s in range(len(plan.stages))}
     return pack_timelines([("", predicted)], rows_of(plan.stages_of_device, tones, [predicted]), names=names)

@@ -35,6 +35,25 @@ def gain_lines(gains: Gains) -> list[str]:
     return lines
 
 
+def verdict(gains: Gains) -> str:
+    """What was gained over each rival, in a sentence that fits 80 columns.
+
+    Example: `Measured: 26 % faster than one device, as fast as the best chain.`
+    """
+    found: list[str] = []
+    for gain in gains.gains:
+        if gain.same or gain.speedup is None:
+            found.append(f"{gain.over} {'is the same plan' if gain.same else 'has no plan'}")
+        elif gain.surely_faster or gain.surely_slower:
+            factor, more = (gain.speedup, "fast") if gain.surely_faster else (1 / gain.speedup, "slow")
+            share = text.significant(100 * (factor - 1), 2 if factor >= 1.1 else 1)
+            far = f"{text.ratio(factor)} as {more} as" if factor >= 2 else f"{share} % {more}er than"
+            found.append(f"{far} {gain.over}")
+        else:
+            found.append(f"as fast as {gain.over}")
+    return f"{'Measured' if gains.measured else 'Predicted only'}: {', '.join(found)}."
+
+
 def _gain(gain: Gain) -> str:
     """One rival, as in `26.0 % faster than one device (64.0 ms a step against 80.6 ms)`."""
     if gain.same:

@@ -14,7 +14,7 @@ from rich.text import Text
 from gpp.analysis.gains import judged_s
 from gpp.report.draw import text
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
-from gpp.report.run.gain_words import gain_lines, one_stage_lines
+from gpp.report.run.gain_words import gain_lines, one_stage_lines, verdict
 from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
@@ -174,5 +174,7 @@ def show_result(
         console.print(Text(f"{what:<{width}}  {path}"), soft_wrap=True)
     for hint in hints:
         console.print(Text(hint, style="dim"), soft_wrap=True)
-    for number, line in enumerate(gain_lines(run.judged.gains) if run.judged.gains and status == "ok" else ()):
-        console.print(Text(line, style="" if number else "bold"))
+    if run.judged.gains and run.judged.gains.gains and status == "ok":
+        for line in gain_lines(run.judged.gains):
+            console.print(Text(line))
+        console.print(Text(verdict(run.judged.gains), style="bold"))

@@ -1,5 +1,7 @@
 // A page in which settings are changed: the reader's choice in, words and drawings out. What it reads is made by
-// gpp/report/explore/data.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
+// gpp/report/explore/page.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
+// A file has an entry for every state of its controls. A page with a planner behind it has `gpp.look(data)` in their place: a function
+// that gives, for a state or a plan that was edited, a promise of the entry, or of null where the reader has asked anew meanwhile.
 
 async function explore() {
   const at = (id) => document.getElementById(id);
@@ -9,8 +11,12 @@ async function explore() {
   let now = null;
   let before = null;
 
-  // The number of an entry: controls count as digits, the last one fastest.
-  const entryAt = (state) => data.entries[data.points[state.reduce((sum, digit, i) => sum * controls[i].values.length + digit, 0)]];
+  // The entries, each with its plan and its timeline. Controls count as the digits of a number, the last one fastest.
+  const entries = (data.entries ?? []).map((entry) => (
+    entry.status === "ok" ? { ...entry, plan: data.plans[entry.plan], timeline: data.timelines[entry.timeline] } : entry
+  ));
+  const entryAt = (state) => entries[data.points[state.reduce((sum, digit, i) => sum * controls[i].values.length + digit, 0)]];
+  const look = gpp.look?.(data) ?? (async (state) => entryAt(state));
 
   // The state that the address names; a word that is none of a control's values leaves that control as it is.
   const named = (fallback) => {
@@ -52,14 +58,17 @@ async function explore() {
     const changes = before
       ? controls.flatMap((c, i) => (state[i] === before.state[i] ? [] : [`${c.new[state[i]]} in place of ${c.old[before.state[i]]}`]))
       : [];
+    if (entry.change) changes.push(entry.change);
     const last = changes.pop();
     const lead = last ? `With ${changes.length ? `${changes.join(", ")} and ${last}` : last},` : "With these settings,";
-    if (entry.status === "infeasible") return [`${lead} ${entry.reason}`, fitting(state)];
+    if (entry.status === "infeasible") return [`${lead} ${entry.reason}`, ...(entries.length ? [fitting(state)] : [])];
     if (entry.status !== "ok") return [`${lead} planning fails: ${entry.reason}`];
+    const searching = entry.more ? ["The search goes on for a faster plan."] : [];
     const old = before && last && before.entry.status === "ok" ? before.entry : null;
     if (!old) {
       const again = last ? "there is a plan again, and " : "";
-      return [`${lead} ${again}a step takes ${entry.step}, its devices are idle for ${entry.idle} of it, and the fullest one holds ${entry.peak}.`];
+      const step = `${lead} ${again}a step takes ${entry.step}, its devices are idle for ${entry.idle} of it, and the fullest one holds ${entry.peak}.`;
+      return [step, ...searching];
     }
     const ratio = old.step_s / entry.step_s;
     const said = [`${lead}`];
@@ -69,11 +78,11 @@ async function explore() {
     const idle = old.idle === entry.idle ? "as before" : `${entry.bubble > old.bubble ? "up" : "down"} from ${old.idle}`;
     const peak = old.peak === entry.peak ? "as before" : `${entry.peak_bytes > old.peak_bytes ? "up" : "down"} from ${old.peak}`;
     said.push(`Its devices are idle for ${entry.idle} of it, ${idle}, and the fullest one holds ${entry.peak}, ${peak}.`);
-    const [plan, was] = [data.plans[entry.plan], data.plans[old.plan]];
-    if (entry.plan === old.plan) said.push("The plan is the same.");
+    const { plan } = entry, was = old.plan;
+    if (plan.drawing === was.drawing) said.push("The plan is the same.");
     else if (plan.stages !== was.stages) said.push(`The plan has ${plan.stages} ${plan.stages === 1 ? "stage" : "stages"} in place of ${was.stages}.`);
     else said.push("The plan is another one.");
-    return said;
+    return said.concat(searching);
   };
 
   // The first value of the memory limit with which there is a plan; the limits are ascending.
@@ -92,12 +101,12 @@ async function explore() {
 
   const figures = (entry) => {
     const old = before && before.entry.status === "ok" ? before.entry : null;
-    const plan = data.plans[entry.plan];
+    const { plan } = entry;
     const rows = [
       ["Predicted step", entry.step, old && old.step],
       ["Bubble", entry.idle, old && old.idle],
       ["Peak memory of a device", entry.peak, old && old.peak],
-      ["Stages, depth", `${plan.stages}, ${plan.depth}`, old && `${data.plans[old.plan].stages}, ${data.plans[old.plan].depth}`],
+      ["Stages, depth", `${plan.stages}, ${plan.depth}`, old && `${old.plan.stages}, ${old.plan.depth}`],
     ];
     return rows.map(([name, value, was]) => {
       const card = element("div", "", "card");
@@ -115,7 +124,7 @@ async function explore() {
     at(id).hidden = !entry;
     at(id).replaceChildren();
     if (!entry) return null;
-    const packed = data.timelines[entry.timeline];
+    const packed = entry.timeline;
     drawings[id] = timeline(at(id), { ...packed, panels: [{ ...packed.panels[0], name: heading }] }, { viewport });
     return drawings[id].ready;
   };
@@ -130,28 +139,43 @@ async function explore() {
     if (!ok) return;
     at("figures").append(...figures(entry));
     const old = at("beside").checked && before && before.entry.status === "ok" && before.entry !== entry ? before.entry : null;
-    const spans = [entry, old].filter(Boolean).map((each) => data.timelines[each.timeline].span_s);
+    const spans = [entry, old].filter(Boolean).map((each) => each.timeline.span_s);
     const viewport = makeViewport(Math.max(...spans));
     draw("now", "Now", entry, viewport);
     draw("before", "Before", old, viewport);
-    at("drawing").innerHTML = data.plans[entry.plan].drawing;
+    at("drawing").innerHTML = entry.plan.drawing;
     at("drawing").querySelectorAll("svg").forEach(adoptTitles);
-    at("words").append(...data.plans[entry.plan].words.map((words) => element("li", words)));
+    at("words").append(...entry.plan.words.map((words) => element("li", words)));
   };
 
-  const go = (state) => {
-    history.replaceState(null, "", address(state));
-    if (now && state.every((digit, i) => digit === now.state[i])) return;
-    before = now;
-    now = { state, entry: entryAt(state) };
-    setInputs(state);
+  // Shows the state that was asked for; a page with a planner hears of it, and may put a better entry in place of a quick one.
+  const shown = () => {
+    const mine = now;
     show();
+    gpp.shown?.(mine, (entry) => {
+      if (mine !== now) return;
+      now = { ...mine, entry: { ...entry, change: mine.entry.change } };
+      shown();
+    });
+  };
+
+  const go = async (state, edited = null) => {
+    history.replaceState(null, "", address(state));
+    if (now && !edited && !now.edited && state.every((digit, i) => digit === now.state[i])) return;
+    setInputs(state);
+    form.setAttribute("aria-busy", "true");
+    const entry = await look(state, edited);
+    if (!entry) return;
+    form.removeAttribute("aria-busy");
+    before = now;
+    now = { state, entry, edited };
+    shown();
   };
 
   form.addEventListener("input", (event) => (event.target.id === "beside" ? show() : go(readInputs())));
   form.addEventListener("submit", (event) => event.preventDefault());
   window.addEventListener("hashchange", () => go(named(now.state)));
-  at("fastest").addEventListener("click", () => {
+  at("fastest")?.addEventListener("click", () => {
     const fixed = ["devices", "memory"];
     let best = null;
     const visit = (state) => {
@@ -170,7 +194,8 @@ async function explore() {
     else at("changed").textContent = `No setting has a plan on ${controls[devices].new[now.state[devices]]} of ${controls[memory].new[now.state[memory]]}.`;
   });
 
-  go(named(data.start));
+  await go(named(data.start));
+  return { data, go, get now() { return now; } };
 }
 
 gpp.explored = explore();

@@ -22,8 +22,20 @@ ADDRESS, SECRET = "GPP_FEED", "GPP_FEED_SECRET"
 
 def tell(to: Connection, head: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
     """Send a message; tensors may be on any device."""
-    body = save({name: tensor.detach().cpu().contiguous() for name, tensor in (tensors or {}).items()}) if tensors else b""
+    body = save(_apart(tensors)) if tensors else b""
     to.send_bytes(json.dumps(head).encode() + b"\n" + body)
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors in main memory, each in memory of its own: labels may be the inputs themselves, which safetensors refuses."""
+    out: dict[str, torch.Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        out[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return out
 
 
 def hear(from_: Connection) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -166,7 +166,7 @@ class Ranks:
         self._guard(lambda: self._enter(meeting, job, lacks))
 
     def _enter(self, meeting: Meeting, job: Job, lacks: bool) -> None:
-        bring = partial(self._bring_weights, lacks)
+        bring = partial(self._bring_weights, job, lacks)
         made = working(job, self._run_dir, self.rank, self._world, self._device, LiveWorker, meeting.store, bring)
         self._worker = self._stack.enter_context(made)
         lines = self._stack.enter_context(open_lines(self._run_dir, self.rank))
@@ -174,10 +174,15 @@ class Ranks:
         self.notes = self._worker.notes
         self._status.enter(RESTING)
 
-    def _bring_weights(self, lacks: bool) -> None:
+    def _bring_weights(self, job: Job, lacks: bool) -> None:
         """Let machines that do not see rank 0's folder have the initial weights."""
         if not any(flag for (flag,) in self._numbers([int(lacks)])):
             return
+        if job.settings.checkpoint_every or job.settings.resume:
+            rule = "is not seen by all machines, and checkpoints have parts of all ranks"
+            raise InvalidConfig(
+                "run.folder", self._run_dir, rule, "name a folder on a shared file system, or leave checkpoints out"
+            )
         path = self._run_dir / "job" / "weights.safetensors"
         body = self._from_first(path.read_bytes() if self.rank == 0 else b"")
         if lacks:

@@ -17,7 +17,7 @@ import torch
 
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
-from gpp.runtime.hang_detection.status import SILENT
+from gpp.runtime.hang_detection.status import CHECKPOINT, SILENT
 from gpp.runtime.job import Job
 from gpp.runtime.live.fed import ADDRESS, SECRET, Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
@@ -52,7 +52,7 @@ class LiveWorker(Worker):
         super().__init__(*args, **kwargs, rows=Fed)
         self._rooms = all_ring_sizes(self.job, self.device_id, self.training, self.evaluation)
         self._turns = [Turn(self.job, self.modules, self._hooks, self.training, self.evaluation)]
-        self._at = 0
+        self._at, self._stop = 0, self.job.settings.first_step
 
     def add(self, folder: Path) -> None:
         """Be ready for batches of another form; all workers do so together.
@@ -120,7 +120,7 @@ class LiveWorker(Worker):
     def end(self) -> None:
         """Write down what was measured and the final weights, if there was a step."""
         self._turn(0)
-        if self._stop:
+        if self._stop > self.job.settings.first_step:
             self.finish()
 
     def serve(self, feed: Connection, out: TextIO) -> None:
@@ -150,6 +150,10 @@ class LiveWorker(Worker):
             found.update({name: value for name, value in record.items() if is_loss(name)})
 
         self.train(self._stop, 1, log)
+        if self.checkpoints.due(self._stop):
+            self.memory.end()
+            self.status.enter(CHECKPOINT)
+            self.checkpoints.save(self._stop)
         if self._at:
             # The measured times are those of steps on batches as the examples.
             self.kept.pop()

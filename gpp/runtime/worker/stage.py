@@ -70,7 +70,7 @@ def _seen(outputs: Mapping[str, torch.Tensor | _OutputEdge]) -> dict[str, torch.
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-class _Loss(NamedTuple):
+class _LossRoot(NamedTuple):
     """A loss: the tensor where the backward begins, and its value in memory of its own.
 
     The tensor that the pass has made is let go of: PyTorch makes the mean of squared errors, of one number, in the memory of all of
@@ -89,7 +89,7 @@ class _OpenPass:
 
     leaves: dict[str, torch.Tensor]
     outputs: Mapping[str, torch.Tensor | _OutputEdge]
-    losses: list[_Loss]
+    losses: list[_LossRoot]
     share: float
 
 
@@ -215,9 +215,9 @@ class StageRunner:
 
     def _take_results(
         self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor], empty: Collection[str]
-    ) -> list[_Loss]:
+    ) -> list[_LossRoot]:
         """Take the results out of `outputs`, and count them; returns the losses, those in `empty` without a gradient."""
-        portion, losses = self.portion, list[_Loss]()
+        portion, losses = self.portion, list[_LossRoot]()
         share, minibatch = (hi - lo) / portion.num_samples, microbatch // portion.accumulation
         for name in self.module.results:
             if name not in outputs:
@@ -230,7 +230,7 @@ class StageRunner:
             if is_loss(name):
                 if isinstance(number, torch.Tensor) or not math.isfinite(number):
                     self._unread.append((name, microbatch, lo, hi, number))
-                losses.append(_Loss(get_gradient_edge(value) if value.requires_grad and name not in empty else None, own))
+                losses.append(_LossRoot(get_gradient_edge(value) if value.requires_grad and name not in empty else None, own))
         return losses
 
     def examine(self) -> None:

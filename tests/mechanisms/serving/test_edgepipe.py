@@ -19,10 +19,10 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.formats.pipeedge.graph import cluster
 from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
 from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage, TypedChain
 from gpp.mechanisms.serving.requests import Requests
 from gpp.models.pipeedge import PipeEdge
 from gpp.plan.plan import Plan
-from gpp.planners.chains.typed_chain import PlacedStage, TypedChain
 from tests.checks.edgepipe import check
 from tests.support.cli import run
 from tests.support.long import thinned

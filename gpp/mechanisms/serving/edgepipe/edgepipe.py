@@ -11,7 +11,7 @@ Constraints:
 2. One device a stage, no replicas. All stages use the same b; b is swept, and the best prediction wins.
 3. Stages of a chain are intervals; of a graph, any partition whose stages form no cycle.
 
-Chains are solved exactly by `gpp.planners.chains.typed_chain`, on types of devices that no plan can tell apart (`Kinds`);
+Chains are solved exactly by `typed_chain`, on types of devices that no plan can tell apart (`Kinds`);
 graphs with few downsets exactly by `typed_stages`. Of other graphs the best is taken of: chains over two linear orders, on
 which messages are overrated, and the stages of `graphpipe`, whose devices are assigned anew; from there boundaries and devices
 are changed as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
@@ -42,11 +42,11 @@ from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.serving.edgepipe.assign import assigned, improve
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
 from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage
 from gpp.mechanisms.serving.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
-from gpp.planners.chains.typed_chain import PlacedStage
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.infeasible import explain
@@ -210,7 +210,7 @@ def _least_s(forward: ForwardProblem, kinds: Kinds) -> float:
 
 def _regrouped(forward: ForwardProblem, kinds: Kinds, predict: Predict) -> Assigned | None:
     """The stages of `graphpipe`, on the best devices for them; None where it finds none."""
-    partitioner = GraphPipe(replication=False, max_candidates=0, colocate="never")
+    partitioner = GraphPipe(replication=False, colocate="never")
     try:
         plan = partitioner.plan(replace(forward.problem, microbatch_size=forward.microbatch_size), predict)
     except Infeasible:

@@ -14,7 +14,7 @@ from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.kinds import Kinds
-from gpp.planners.chains.typed_chain import TypedChain
+from gpp.mechanisms.serving.edgepipe.typed_chain import TypedChain
 from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.stage_costs import StageCosts
 

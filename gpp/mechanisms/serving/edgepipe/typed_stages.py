@@ -7,7 +7,7 @@ one stage after the other. What decides how it can go on is
 
 so of two ways to one such state the second is left out. A stage is put onto a type if it takes at most tau and fits, and if so does
 each message that it gets: all tensors from one stage to another are one message. tau is bisected, as in
-`gpp.planners.chains.typed_chain`.
+`typed_chain`.
 
 On a chain the tensors to be read are those of the stage before, which makes it the same problem as there, more slowly.
 """
@@ -23,8 +23,8 @@ import numpy as np
 from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
 from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.typed_chain import CLOSE, Used
 from gpp.planners.chains.downsets import Budget, all_states
-from gpp.planners.chains.typed_chain import CLOSE, Used
 
 ROUNDING = 1 + 1e-12
 """By which sums of the same seconds may differ."""

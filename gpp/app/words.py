@@ -1,0 +1,149 @@
+"""Other words for the arguments of `gpp.parallelize` and `gpp.train`: earlier ones of this project, and those of its peers.
+
+A word that means the same is taken, and a `FutureWarning` says the new form; any other is answered by what to write.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from gpp.app.values import Data, Loss, Planning, Run
+from gpp.app.vocabulary import nearest
+from gpp.errors import InvalidConfig
+from gpp.runtime.checkpoint.resume import Checkpoints
+from gpp.runtime.engines.distributed import Distributed
+
+Values = dict[type, Any]
+"""The values that the arguments hold, by class: `Loss`, `Planning`, `Run`, `Data`, those that there are."""
+ARGUMENT = {Loss: "loss", Planning: "strategy", Run: "run", Data: "data"}
+"""The argument that takes a value of each class."""
+
+RENAMED: dict[str, tuple[type, str]] = {
+    **{each.name: (kind, each.name) for kind in (Loss, Planning, Run, Data) for each in fields(kind) if each.name != "train"},
+    "loss_fn": (Loss, "function"),
+    "criterion": (Loss, "function"),
+    "loss_scope": (Loss, "scope"),
+    "run_dir": (Run, "folder"),
+    "checkpoint_dir": (Run, "folder"),
+    "output_dir": (Run, "folder"),
+    "default_root_dir": (Run, "folder"),
+    "project_dir": (Run, "folder"),
+    "max_steps": (Run, "steps"),
+    "resume_from_checkpoint": (Run, "resume"),
+    "ckpt_path": (Run, "resume"),
+    "micro_batch_size": (Planning, "microbatch_size"),
+    "train_micro_batch_size_per_gpu": (Planning, "microbatch_size"),
+}
+"""Another word -> the value and the field that it is."""
+COUNTS = ("n_microbatches", "num_microbatches", "num_micro_batches", "chunks", "gradient_accumulation_steps", "micro_batches")
+"""The number of micro-batches of a mini-batch, in the words of torch, GPipe, Megatron and DeepSpeed."""
+PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "16": "float16"}
+SAVES = ("checkpoint_every", "save_steps")
+PRECISION_WORDS = ("precision", "mixed_precision", "autocast", "amp")
+
+ANSWERS = {
+    "optimizer": "say gpp.problem(..., optimizer=...)",
+    "lr": "say optimizer=gpp.Adam(lr=1e-3), or an optimizer of torch's over model.parameters()",
+    "learning_rate": "say optimizer=gpp.Adam(lr=1e-3), or an optimizer of torch's over model.parameters()",
+    "lr_scheduler": "give it to pipeline.train(loader, scheduler=...), or call scheduler.step() after each pipeline.step(...)",
+    "scheduler": "give it to pipeline.train(loader, scheduler=...), or call scheduler.step() after each pipeline.step(...)",
+    "callbacks": "give a function to pipeline.train(loader, on_step=...)",
+    "on_step": "give it to pipeline.train(loader, on_step=...), or say run=gpp.Run(progress=gpp.Progress(on_step=...))",
+    "epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
+    "max_epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
+    "num_train_epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
+    "train_dataset": "make a loader of it, and call pipeline.train(loader, steps=...)",
+    "train_dataloaders": "call pipeline.train(loader, steps=...)",
+    "eval_dataset": "call pipeline.evaluate(inputs, targets), or say pipeline.train(loader, held_out=..., evaluate_every=...)",
+    "device": "say devices=gpp.local_gpus() for the cards of this machine, devices=2 for two of its cores",
+    "accelerator": "say devices=gpp.local_gpus() for the cards of this machine, devices=2 for two of its cores",
+    "world_size": "start the program by torchrun, and leave devices out; or say devices=2 for workers of this machine",
+    "num_processes": "say devices=2 for workers of this machine, or start the program by torchrun and leave devices out",
+    "num_stages": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
+    "pp_size": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
+    "pipeline_parallel_degree": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
+    "split_spec": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
+    "split_points": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
+    "balance": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
+    "schedule": "say strategy='graphpipe schedule=gpipe', or any other word of conf/strategy/schedule",
+    "launch": "leave it out under torchrun; under srun say run=gpp.Run(engine=gpp.Distributed(launch='env'))",
+    "compile": "say run=gpp.Run(engine=gpp.Distributed(compile='inductor'))",
+    "clip_norm": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+    "max_grad_norm": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+    "gradient_clip_val": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+}
+"""What to write instead of a word that no single value is."""
+
+
+class Meaning(NamedTuple):
+    """A field of one of the values, what a word makes of it, and that as a user writes it."""
+
+    kind: type
+    name: str
+    value: Any
+    shown: str
+
+
+def with_words(values: Values, given: Mapping[str, Any], *, size: int = 0, stacklevel: int) -> Values:
+    """The values of a call with its other words in them.
+
+    Args:
+        given: the other words.
+        size: samples of a mini-batch, where micro-batches may be counted.
+        stacklevel: of the user's call, as of `warnings.warn`.
+
+    Raises:
+        InvalidConfig: a word means nothing here, or what a value has already; says what to write.
+    """
+    found, new = dict(values), list[str]()
+    for word, value in given.items():
+        kind, name, meant, shown = _meaning(word, value, values, size)
+        default = next(setting.default for setting in fields(kind) if setting.name == name)
+        if getattr(values[kind], name) != default and word not in PRECISION_WORDS:
+            rule = f"is the same as {ARGUMENT[kind]}.{name}, which has a value already"
+            raise InvalidConfig(word, value, rule, "leave one of them out")
+        found[kind] = replace(found[kind], **{name: meant})
+        new.append(f"{ARGUMENT[kind]}=gpp.{kind.__name__}({name}={shown})")
+    if "checkpoint_dir" in given and found[Run].checkpoint is None:
+        fix = "say run=gpp.Run(folder=..., checkpoint=gpp.Checkpoints(every=100))"
+        raise InvalidConfig("checkpoint_dir", given["checkpoint_dir"], "says where checkpoints lie, and not how often", fix)
+    if new:
+        warnings.warn(f"write {', '.join(new)} for {', '.join(given)}", FutureWarning, stacklevel=stacklevel)
+    return found
+
+
+def _meaning(word: str, value: Any, values: Values, size: int) -> Meaning:
+    """What a word stands for."""
+    if word in COUNTS and Planning in values:
+        if not isinstance(value, int) or value < 1 or size % value:
+            fix = "say strategy=gpp.Planning(microbatch_size=...), the samples of a micro-batch"
+            raise InvalidConfig(word, value, f"must divide the {size} samples of a mini-batch", fix)
+        return Meaning(Planning, "microbatch_size", size // value, str(size // value))
+    if word in SAVES:
+        return Meaning(Run, "checkpoint", Checkpoints(every=value), f"gpp.Checkpoints(every={value})")
+    if word in PRECISION_WORDS or (word in PRECISIONS and value is True):
+        type_of = PRECISIONS.get(str(word if value is True else value).removesuffix("-mixed").lower())
+        if type_of is None:
+            rule = "must be bf16 or fp16, the type of passes and messages; weights stay as they are"
+            raise InvalidConfig(word, value, rule, "leave it out, or say run=gpp.Run(engine=gpp.Distributed(autocast='bfloat16'))")
+        engine = replace(values[Run].engine or Distributed(), autocast=type_of)
+        return Meaning(Run, "engine", engine, f"gpp.Distributed(autocast={type_of!r})")
+    kind, name = RENAMED.get(word, (type(None), ""))
+    if kind not in values:
+        raise InvalidConfig(word, value, "is no argument of this function", _answer(word, values))
+    return Meaning(kind, name, value, repr(value) if isinstance(value, int | float | str) else "...")
+
+
+def _answer(word: str, values: Values) -> str:
+    """What to write instead of a word that means nothing here."""
+    if word in ANSWERS:
+        return ANSWERS[word]
+    known = {setting.name: kind for kind in values for setting in fields(kind)}
+    near = nearest(word, [*known, *(name for name in ("optimizer", "devices", "model") if Planning in values)])
+    if near in known:
+        return f"say {ARGUMENT[known[near]]}=gpp.{known[near].__name__}({near}=...)"
+    listed = "; ".join(f"gpp.{kind.__name__} has {', '.join(s.name for s in fields(kind))}" for kind in values)
+    return f"say {near}=..." if near else f"leave it out; {listed}"

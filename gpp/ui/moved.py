@@ -1,0 +1,82 @@
+"""Operators that go over a stage's border by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.plan.loss_stage import with_loss_apart
+from gpp.plan.plan import Plan
+from gpp.planners.common.moves import Point
+from gpp.strategy import Strategy
+
+BY_HAND = "Moved by hand:"
+
+
+class OperatorMove(NamedTuple):
+    """An operator, and the stage to which it goes."""
+
+    op: int
+    to: int
+
+
+class EditedPlan(NamedTuple):
+    """A plan after a move, and the stage from which the operator came."""
+
+    plan: Plan
+    source: int
+
+
+def moves(plan: Plan, graph: OpGraph) -> list[list[OperatorMove]]:
+    """For each stage the moves of one operator to a stage beside it, after which stages stay in their order and none is empty.
+
+    An operator may go where what it reads is made no later, and what reads it comes no earlier: then no path comes back to a stage.
+    """
+    stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    consumers = [set[int]() for _ in range(graph.num_ops)]
+    for op in range(graph.num_ops):
+        for before in bits(graph.predecessors[op]):
+            consumers[before].add(op)
+    beside = [{*plan.predecessors[s], *plan.successors[s]} for s in range(len(plan.stages))]
+
+    def allowed(s: int) -> Iterator[OperatorMove]:
+        for op in plan.stages[s].ops if len(plan.stages[s].ops) > 1 else ():
+            first = max((stage_of[other] for other in bits(graph.predecessors[op])), default=0)
+            last = min((stage_of[other] for other in consumers[op]), default=len(plan.stages))
+            yield from (OperatorMove(op, t) for t in sorted(beside[s]) if first <= t <= last)
+
+    return [list(allowed(s)) for s in range(len(plan.stages))]
+
+
+def moved(plan: Plan, problem: Problem, strategy: Strategy, move: OperatorMove) -> EditedPlan:
+    """The plan with an operator in a stage beside its own; stages keep their devices and sizes, and fit as the strategy has them.
+
+    Raises:
+        InvalidConfig: there is no such operator, or it may not go there.
+        InvalidPlan: the plan is none for this problem.
+    """
+    posed, graph = strategy.posed(problem), problem.graph
+    plan.check_stages(graph, problem.cluster.num_devices)
+    found = next((s for s, own in enumerate(moves(plan, graph)) if move in own), None)
+    if found is None:
+        rule = "must be an operator and a stage beside its own that it may go to"
+        raise InvalidConfig("move", list(move), rule, "take one of those that the page offers")
+    point, bit = Point.of(plan, graph), 1 << move.op
+    changed = {found: -bit, move.to: bit}
+    parts = tuple((mask + changed.get(s, 0), count) for s, (mask, count) in enumerate(point.parts))
+    said = [words for words in plan.explanation if words.startswith(BY_HAND)]
+    said.append(f"{BY_HAND} {graph.ops[move.op].name} from s{found} to s{move.to}.")
+    made = replace(point, parts=parts).plan(posed, plan.planner, [stage.sharing for stage in plan.stages])
+    made = with_loss_apart(replace(made, explanation=tuple(said)), posed)
+
+    def step_s(one: Plan, problem: Problem = posed) -> float:
+        return strategy.predict(one, problem, record=False).metrics.iteration_s
+
+    fitting = strategy.sparing.fastest(made, posed, step_s)
+    if fitting is None:
+        raise InvalidPlan("the changed plan does not fit the devices' memory. Fix: take the move back, or give more memory")
+    return EditedPlan(fitting, found)

@@ -1,0 +1,158 @@
+"""The runs of a folder, read from the files that they have written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar, final
+from urllib.parse import urlencode
+
+from gpp.app.recording import Timelines
+from gpp.errors import GppError
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.report.draw import text
+from gpp.report.draw.page import Cell, Column, PageTable
+from gpp.report.draw.svg import Drawing, element
+from gpp.report.sweep.jobs import RESULT, ResultFile, source_of
+from gpp.runtime.run_dir import RUN, RunIdentity, is_locked, run_of
+from gpp.serialization import read_json
+from gpp.ui.settings import CONFIG
+
+T = TypeVar("T")
+TIMED = re.compile(r"/\d{4}-\d\d-\d\d_[\d-]+$")
+"""The time in the name of a run directory; the table has it below the name."""
+MARKS = (RESULT, RUN)
+"""Files by which a folder is a run's."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RunFiles:
+    """A run directory. What its files do not tell, or tell wrongly, is None.
+
+    Args:
+        name: its path in the folder that is shown; `.` for that folder itself.
+    """
+
+    name: str
+    path: Path
+
+    @cached_property
+    def result(self) -> ResultFile:
+        """Its result, or the status of a run without one."""
+        if (found := self.read(ResultFile, RESULT)) is not None:
+            return found
+        words = "under way" if is_locked(self.path) else "no result.json that can be read: it was ended from outside"
+        return ResultFile(status="failed", reason=words)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has not ended."""
+        return is_locked(self.path)
+
+    @cached_property
+    def identity(self) -> RunIdentity | None:
+        """Which run it is; None where nobody says."""
+        try:
+            return run_of(self.path)
+        except GppError:
+            return None
+
+    @property
+    def started(self) -> str:
+        """Local date and time; empty where nobody says."""
+        return self.identity.started if self.identity else ""
+
+    @property
+    def command(self) -> str:
+        """The command line that began it; empty where nobody says."""
+        return self.identity.command if self.identity else ""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that it ran."""
+        return self.read(Plan, "job/plan.json")
+
+    @property
+    def graph(self) -> OpGraph | None:
+        """The operators of its plan."""
+        return self.read(OpGraph, "job/graph.json")
+
+    @property
+    def timelines(self) -> Timelines:
+        """What was predicted, and what was measured."""
+        return self.read(Timelines, "timeline.json") or Timelines(predicted=None, measured=None)
+
+    @property
+    def has_report(self) -> bool:
+        """Whether its own page is there."""
+        return self.inside("report.html") is not None
+
+    @property
+    def plans_again(self) -> bool:
+        """Whether it says of which settings it is."""
+        return self.inside(CONFIG) is not None
+
+    def link(self, page: str) -> str:
+        """The address of a page about it."""
+        return f"{page}?{urlencode({'run': self.name})}"
+
+    def inside(self, name: str) -> Path | None:
+        """A regular file of the directory; None where there is none, or a link that leads out."""
+        path = self.path / name
+        return path if path.is_file() and path.resolve().is_relative_to(self.path.resolve()) else None
+
+    def read(self, cls: type[T], name: str) -> T | None:
+        """The value of a file of the directory."""
+        try:
+            return read_json(cls, path) if (path := self.inside(name)) else None
+        except GppError:
+            return None
+
+
+def found_runs(folder: Path) -> dict[str, RunFiles]:
+    """The runs of a folder by their names, those that began last first. Links are not followed, runs inside runs left out."""
+    found = []
+    for path, folders, files in os.walk(folder):
+        if set(MARKS) & set(files):
+            name = Path(path).relative_to(folder).as_posix()
+            found.append(RunFiles(name, Path(path)))
+            folders.clear()
+        folders[:] = [each for each in folders if not each.startswith(".")]
+    # A run directory has its time in its name, and tells it in run.json.
+    return {run.name: run for run in sorted(found, key=lambda run: (run.started, run.name), reverse=True)}
+
+
+def table(runs: Mapping[str, RunFiles]) -> PageTable:
+    """A row for each run, with a box to choose it for a comparison."""
+    source = source_of(run.result for run in runs.values())
+    words, figures = ("two", "run", "status", "model", "strategy", "cluster", "engine"), ("predicted", source, "memory", "loss")
+    rows = [_row(run) for run in runs.values()]
+    kinds = [Column(name=name) for name in words] + [Column(name=name, kind="n") for name in figures]
+    return PageTable(columns=kinds, rows=rows)
+
+
+def _row(run: RunFiles) -> list[str | Cell]:
+    result = run.result
+    predicted, measured = result.get("predicted") or {}, result.get("measured") or {}
+    peaks = [peak for peak in (predicted.get("peak_memory_bytes") or {}).values() if peak is not None]
+    losses = [loss for loss in result.get("loss") or [] if loss is not None]
+    box = element("input", type="checkbox", name="run", value=run.name, aria_label=f"compare {run.name}")
+    linked = run.link("run") if run.plans_again else run.link("report") if run.has_report else ""
+    status = Cell(text="under way", look="line") if run.under_way else Cell(text=str(result["status"]), look="status")
+    named = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
+    return [
+        Drawing(box),
+        Cell(text=TIMED.sub("", run.name), link=linked, small=run.started[:16].replace("T", " ")),
+        status,
+        *named,
+        text.seconds(predicted.get("iteration_s")),
+        text.seconds(measured.get("iteration_s")),
+        text.num_bytes(max(peaks, default=None)),
+        text.significant(losses[-1], 4) if losses else "–",
+    ]

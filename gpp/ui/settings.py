@@ -1,0 +1,86 @@
+"""The objects that a run's config.yaml describes, made again: settings alone, and no code that the file chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from gpp.app.experiment import Experiment
+from gpp.cluster import Cluster
+from gpp.errors import InvalidConfig
+from gpp.formats.pipeedge.yaml import read_yaml
+from gpp.models.dotted import resolve
+from gpp.runtime.mode import mode_named
+from gpp.serialization import read_json
+
+CONFIG = "config.yaml"
+OURS = ("gpp", "baselines")
+FACTORIES = frozenset(
+    {
+        "gpp.cluster.flat",
+        "gpp.cluster.local",
+        "gpp.cluster.mixed",
+        "gpp.cluster.uniform",
+        "gpp.formats.pipeedge.graph.cluster",
+        "gpp.models.network.flat",
+        "gpp.models.pipeedge.from_files",
+        "gpp.models.specs.by_loss",
+        "gpp.runtime.cards.local.local_gpus",
+    }
+)
+"""Functions that a configuration may name: those of `conf/`. Any other name must be a dataclass."""
+
+LEFT_OUT = ("logger", "export", "plan", "resume", "confirm", "optimized_metric")
+"""Settings that say nothing of the planning problem."""
+
+
+def restored(described: Any, trusted: Collection[str] = ()) -> Any:
+    """The object of a plain value, in which a mapping with `_target_` stands for a settings object.
+
+    Args:
+        trusted: packages beside gpp whose classes may be made.
+
+    Raises:
+        InvalidConfig: a `_target_` is no settings object, or is code of another package; or a value is wrong.
+    """
+    if isinstance(described, list):
+        return [restored(each, trusted) for each in described]
+    if not isinstance(described, dict):
+        return described
+    values = {name: restored(each, trusted) for name, each in described.items() if name != "_target_"}
+    if (target := described.get("_target_")) is None:
+        return values
+    field, package = f"{CONFIG}: _target_", str(target).partition(".")[0]
+    if package not in (*OURS, *trusted):
+        rule = "is code of another package, and a page runs none that a file names"
+        raise InvalidConfig(field, target, rule, f"if the folder is your own, start with --trust {package}")
+    made = resolve(str(target), field=field)
+    if not (dataclasses.is_dataclass(made) if isinstance(made, type) else target in FACTORIES):
+        raise InvalidConfig(field, target, "must name a class of settings", "use a folder that a run has written")
+    try:
+        return made(**values)
+    except TypeError as error:
+        raise InvalidConfig(field, target, f"has other fields ({error})", "plan again with this version of gpp") from error
+
+
+def experiment_of(run_dir: Path, trusted: Collection[str] = ()) -> Experiment:
+    """The experiment of a run directory, as one that plans.
+
+    Args:
+        trusted: as `restored` has it.
+
+    Raises:
+        InvalidConfig: its config.yaml is missing, or describes none.
+    """
+    config: dict[str, Any] = read_yaml(dict, run_dir / CONFIG, setting="RUN_DIR")
+    known = {each.name for each in dataclasses.fields(Experiment)} - set(LEFT_OUT)
+    described = {name: value for name, value in config.items() if name in known}
+    if (run_dir / "job" / "cluster.json").exists():
+        described["cluster"] = None
+    values = restored(described, trusted)
+    # The devices of the run: a local cluster would be made of the memory that this machine has now.
+    values["cluster"] = values["cluster"] or read_json(Cluster, run_dir / "job" / "cluster.json")
+    mode = values.get("mode", "train")
+    return Experiment(**values | {"mode": mode if mode_named(mode) else "plan"})

@@ -1,0 +1,98 @@
+// The page of a run whose planner answers: the entries of explore.js come from the server, operators go over borders, and plans are
+// taken along. It stands before explore.js.
+
+gpp.page = Math.random().toString(36).slice(2); // which page asks: a question ends the one that it asked before
+{
+  const address = `plan?${new URLSearchParams({ run: new URLSearchParams(location.search).get("run"), page: gpp.page })}`;
+  const at = (id) => document.getElementById(id);
+  let asked = 0;
+  let undo = []; // entries before the changes by hand
+
+  // The answer to a question; null where another one was asked meanwhile.
+  const ask = async (question) => {
+    const mine = ++asked;
+    try {
+      const response = await fetch(`${address}&turn=${mine}`, { method: "POST", body: JSON.stringify(question) });
+      if (mine !== asked || response.status === 204) return null;
+      if (response.headers.get("content-type") === "application/json") return await response.json();
+      throw new Error(`the server answers ${response.status}`);
+    } catch (error) {
+      return mine === asked ? { status: "failed", reason: `${error.message}. Is gpp ui still running?` } : null;
+    }
+  };
+
+  let near; // the micro-batch size of the plan that is shown, by which a quick search is quick
+  gpp.look = (data) => {
+    near = data.near;
+    return async (state, edited) => {
+      if (edited?.entry) return edited.entry;
+      const entry = await ask({ state, near, ...edited });
+      if (entry && !edited) undo = [];
+      return entry;
+    };
+  };
+
+  const moves = ({ entry }) => {
+    const rows = new Map();
+    for (const [op, from, to, name] of entry.moves) {
+      if (!rows.has(from)) rows.set(from, []);
+      const words = name.length > 40 ? `…${name.slice(-39)}` : name;
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: `${words} → s${to}`, title: name });
+      button.addEventListener("click", () => edit(op, to));
+      rows.get(from).push(button);
+    }
+    const table = document.createElement("table");
+    for (const [stage, buttons] of rows) {
+      const row = table.insertRow();
+      row.dataset.stage = stage;
+      row.insertCell().textContent = `s${stage}`;
+      row.insertCell().append(...buttons);
+    }
+    at("moves").replaceChildren(rows.size ? table : paragraph("No operator of this plan can go to a stage beside its own.", "sub"));
+    at("back").disabled = !undo.length;
+  };
+
+  const edit = async (op, to) => {
+    const { now, go } = await gpp.explored;
+    undo.push(now.entry);
+    await go(now.state, { plan: now.entry.json, move: [op, to] });
+    if (now.entry === (await gpp.explored).now.entry) undo.pop(); // another question came between
+  };
+
+  // Shows what belongs to a plan, and has a search that was quick go on.
+  gpp.shown = (now, refine) => {
+    at("exported").replaceChildren();
+    if (now.entry.status === "ok") {
+      near = now.entry.size;
+      document.querySelectorAll("#found .key").forEach((key, n) => { key.innerHTML = now.entry.legends[n]; });
+      moves(now);
+    }
+    if (now.entry.more) ask({ state: now.state, whole: true }).then((entry) => entry && refine(entry));
+  };
+
+  at("back").addEventListener("click", async () => {
+    const { now, go } = await gpp.explored, entry = undo.pop();
+    go(now.state, undo.length || entry.change ? { entry: { ...entry, more: false } } : { entry: { ...entry, more: false, change: undefined } });
+  });
+
+  at("save").addEventListener("click", async () => {
+    const { now } = await gpp.explored;
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([now.entry.json], { type: "application/json" }));
+    link.download = "plan.json";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+
+  for (const button of document.querySelectorAll("[data-export]")) {
+    button.addEventListener("click", async () => {
+      const { now } = await gpp.explored;
+      at("exported").replaceChildren(paragraph("Writing ...", "sub"));
+      const found = await ask({ state: now.state, plan: now.entry.json, export: button.dataset.export, nearest: at("nearest").checked });
+      if (!found) return;
+      const page = Object.assign(document.createElement("pre"), { textContent: found.page ?? found.reason });
+      const said = found.folder ? [paragraph(`Written to ${found.folder}. It is started there with: ${found.command}`)] : [];
+      at("exported").replaceChildren(...said, page);
+    });
+  }
+}

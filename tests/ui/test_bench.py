@@ -1,0 +1,146 @@
+"""What a run's page asks is answered by the run's own problem and strategy; config.yaml chooses no code."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpp.errors import InvalidConfig
+from gpp.plan.plan import Plan
+from gpp.serialization import from_json, read_json
+from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question
+from gpp.ui.moved import moves
+from gpp.ui.settings import FACTORIES, restored
+from tests.support.conf import CONF
+
+
+def state(bench: Bench, **words: str) -> list[int]:
+    """The positions of these values, the others as the run has them."""
+    out = list(bench.start)
+    for position, control in enumerate(bench.controls):
+        if control.key in words:
+            out[position] = list(control.values).index(words[control.key])
+    return out
+
+
+def answer(bench: Bench, *, whole: bool = True, **words: str) -> dict[str, Any]:
+    return bench.answer(PlanQuestion(state=state(bench, **words), whole=whole))
+
+
+def test_the_start_is_the_plan_of_the_run(bench: Bench, folder: Path) -> None:
+    found, kept = answer(bench), read_json(Plan, folder / "towers" / "graphpipe" / "job" / "plan.json")
+    plan = from_json(Plan, found["json"])
+    assert (plan.stages, plan.edges) == (kept.stages, kept.edges)
+    result = json.loads((folder / "towers" / "graphpipe" / "result.json").read_text())
+    assert found["step_s"] == result["predicted"]["iteration_s"]
+    assert not found["more"] and found["plan"]["drawing"].startswith("<svg")
+    page = bench.page()
+    assert page["exporters"] == list(EXPORTERS) and json.loads(json.dumps(page)) is not None
+
+
+def test_changed_settings_are_planned_by_the_real_planner(bench: Bench, folder: Path) -> None:
+    for words in (
+        {"devices": "2", "microbatch": "4"},
+        {"strategy": "sequential", "schedule": "gpipe"},
+        {"strategy": "sequential", "schedule": "zero_bubble_h1", "devices": "3"},
+    ):
+        found = answer(bench, **words)
+        plan = from_json(Plan, found["json"])
+        assert plan.num_devices <= int(words.get("devices", "4"))
+        assert "microbatch" not in words or {stage.microbatch_size for stage in plan.stages} == {4}
+        strategy, problem = bench._posed(state(bench, **words))
+        assert found["step_s"] == strategy.predict(strategy.plan(problem), problem).metrics.iteration_s
+    chain = json.loads((folder / "towers" / "sequential" / "result.json").read_text())
+    assert answer(bench, strategy="sequential")["step_s"] == chain["predicted"]["iteration_s"]
+    assert bench.controls[1].values[0] == AUTO and list(bench.controls[0].values) == ["1", "2", "3", "4"]
+
+
+def test_a_quick_answer_says_that_there_is_more(bench: Bench) -> None:
+    quick, whole = answer(bench, whole=False), answer(bench)
+    assert quick["more"] and not whole["more"] and quick["step_s"] >= whole["step_s"]
+    assert not answer(bench, whole=False, strategy="sequential")["more"]  # without a size to keep to it has no quick form
+    near = bench.answer(PlanQuestion(state=state(bench, strategy="sequential"), near=2))
+    assert near["more"] and near["size"] == 2 and bench.near == whole["size"]
+
+
+def test_too_little_memory_is_a_reason_at_once_and_then_in_numbers(bench: Bench) -> None:
+    _, problem = bench._posed(state(bench, memory=bench.controls[2].values[0]))
+    memory = [[device.memory_bytes for device in each.cluster.devices] for each in (problem, bench.problem)]
+    assert memory[0] == pytest.approx([least / 64 for least in memory[1]], rel=5e-3)
+    devices = tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices)
+    tight = replace(bench, problem=replace(bench.problem, cluster=replace(bench.problem.cluster, devices=devices)))
+    quick, whole = answer(tight, whole=False, strategy="sequential"), answer(tight, strategy="sequential")
+    assert quick["status"] == whole["status"] == "infeasible" and quick["more"] and not whole["more"]
+    assert "Smallest change that fits" in whole["reason"] and quick["reason"].rstrip(".") in whole["reason"]
+
+
+def test_every_move_that_is_offered_gives_a_plan_that_is_right(bench: Bench) -> None:
+    start = answer(bench)
+    plan, graph = from_json(Plan, start["json"]), bench.problem.graph
+    offered = [move for own in moves(plan, graph) for move in own]
+    assert offered and [(op, to) for op, _, to, _ in start["moves"]] == [tuple(move) for move in offered]
+    strategy, problem = bench._posed(state(bench))
+    for op, to in offered:
+        found = bench.answer(PlanQuestion(state=state(bench), plan=start["json"], move=[op, to]))
+        changed = from_json(Plan, found["json"])
+        assert op in changed.stages[to].ops
+        assert [set(s.ops) - {op} for s in changed.stages] == [set(s.ops) - {op} for s in plan.stages]
+        assert [s.devices for s in changed.stages] == [s.devices for s in plan.stages]
+        strategy.check(changed, problem)
+        assert found["step_s"] == strategy.predict(changed, problem).metrics.iteration_s
+        assert graph.ops[op].name in found["change"] and changed.explanation[-1].startswith("Moved by hand: ")
+        # The way back is open, and leads to where it began.
+        again = bench.answer(PlanQuestion(state=state(bench), plan=found["json"], move=[op, _stage(plan, op)]))
+        assert from_json(Plan, again["json"]).stages == plan.stages and again["step_s"] == start["step_s"]
+
+
+def _stage(plan: Plan, op: int) -> int:
+    return next(s for s, stage in enumerate(plan.stages) if op in stage.ops)
+
+
+def test_what_no_page_asks_is_refused(bench: Bench) -> None:
+    text = answer(bench)["json"]
+    plan = from_json(Plan, text)
+    offered = {tuple(move) for own in moves(plan, bench.problem.graph) for move in own}
+    every = {(op, to) for op in range(bench.problem.graph.num_ops) for to in range(len(plan.stages))}
+    for op, to in sorted(every - offered)[::3]:
+        with pytest.raises(InvalidConfig, match="may go to"):
+            bench.answer(PlanQuestion(state=state(bench), plan=text, move=[op, to]))
+    for wrong in ([0], [*state(bench)[:-1], 99], [-1, *state(bench)[1:]]):
+        with pytest.raises(InvalidConfig, match="position for each control"):
+            bench.answer(PlanQuestion(state=wrong))
+    with pytest.raises(InvalidConfig, match="must be one of torch, torchtitan, megatron, deepspeed"):
+        bench.answer(PlanQuestion(state=state(bench), plan=text, export="../torch"))
+    for body in (b"", b"[]", b'{"state": ["0"]}', b'{"state": [0], "other": 1}', b'{"plan": "x"}'):
+        with pytest.raises(InvalidConfig, match="the request"):
+            question(body)
+
+
+def test_config_names_settings_and_no_other_code() -> None:
+    link = {"_target_": "gpp.links.Link", "latency_s": 0.0, "bandwidth_bytes_per_s": 1.0}
+    assert restored([link])[0].bandwidth_bytes_per_s == 1.0
+    for target in ("os.system", "builtins.eval", "tests.support.zoo.Towers"):
+        with pytest.raises(InvalidConfig, match="code of another package"):
+            restored({"a": {"_target_": target}})
+    for target in ("gpp.files.write_text", "gpp.serialization.read_text", "gpp.app.command.main", "gpp.ui.command"):
+        with pytest.raises(InvalidConfig, match="must name a class of settings"):
+            restored({"_target_": target})
+    with pytest.raises(InvalidConfig, match="has other fields"):
+        restored({"_target_": "gpp.links.Link", "speed": 1})
+    with pytest.raises(InvalidConfig, match="must name a class of settings"):  # trusted, and still no class of settings
+        restored({"_target_": "os.system"}, ("os",))
+
+
+def test_factories_are_the_functions_of_conf() -> None:
+    named = {
+        word
+        for path in CONF.rglob("*.yaml")
+        for word in re.findall(r"^\s*_target_: ([\w.]+)", path.read_text(), re.M)
+        if word.rpartition(".")[2].islower() and not word.startswith("hydra")
+    }
+    assert named == set(FACTORIES)
