@@ -1,6 +1,6 @@
 """Runs PipeBench: every planner on every problem, bounds, and the table.
 
-    python -m benchmarks.pipebench                          all of it; writes known.json and table.md
+    python -m benchmarks.pipebench                          all of it; writes known.json, and the table of README.md
     python -m benchmarks.pipebench --only 'random_0' --out FOLDER
     python -m benchmarks.pipebench --table                  the table again, from known.json alone
 
@@ -25,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 LIMIT_S = 10.0
 """Seconds of a mixed-integer program, of which a problem has one to three."""
 SAME = 1e-9
+TABLE = "## The table\n"
+"""Where it begins in README.md."""
 
 
 def problems(only: str = "") -> list[dict[str, Any]]:
@@ -100,7 +102,7 @@ def main(words: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="PATTERN")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of known.json and table.md")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of known.json and README.md")
     parser.add_argument("--seconds", type=float, default=LIMIT_S, help="of a mixed-integer program")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args(words)
@@ -116,7 +118,9 @@ def main(words: list[str] | None = None) -> int:
         print(f"{problem['name']}: {found['best_s']} s by {found['found_by']}, {said}", flush=True)
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "known.json").write_text(json.dumps(known, indent=1) + "\n")
-    (given.out / "table.md").write_text(table(known))
+    page = given.out / "README.md"
+    before = page.read_text().partition(TABLE)[0] if page.exists() else ""
+    page.write_text(f"{before}{TABLE}\n{table(known)}")
     print(table(known))
     print(f"{len(known)} problems in {time.monotonic() - start:.0f} s")
     return int(bool(wrong) or not known)

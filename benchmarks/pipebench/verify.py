@@ -44,14 +44,17 @@ def _shape(problem: dict[str, Any], plan: Any) -> tuple[int, list[tuple[list[int
         raise Invalid("1: a plan is an object with microbatch and stages, of which there is one at least")
     if plan.get("problem", problem["name"]) != problem["name"]:
         raise Invalid(f"1: the plan is for {plan['problem']}, and the problem is {problem['name']}")
-    size, used = plan.get("microbatch"), set[int]()
+    given: dict[str, Any] = plan
+    size: Any = given.get("microbatch")
+    used = set[int]()
     if not _whole(size) or size < 1 or problem["minibatch"] % size:
         raise Invalid(f"2: microbatch={size!r} must be a divisor of {problem['minibatch']}")
-    out = []
+    out: list[tuple[list[int], list[int]]] = []
     for s, stage in enumerate(plan["stages"]):
         if not isinstance(stage, dict):
             raise Invalid(f"1: stage {s} is an object with operators and devices")
-        ops, devices = stage.get("operators"), stage.get("devices")
+        ops: Any = stage.get("operators")
+        devices: Any = stage.get("devices")
         for name, values, count in (("operators", ops, len(problem["operators"])), ("devices", devices, problem["devices"])):
             if not isinstance(values, list) or not values or not all(_whole(v) and 0 <= v < count for v in values):
                 raise Invalid(f"1: {name} of stage {s} are numbers from 0 to {count - 1}, one at least")

@@ -115,9 +115,11 @@ def judged(one: Published) -> Judged:
     problem, modules = posed(one)
     layout = layout_of(one.text)
     assert layout is not None
-    schedule = OneFOneB() if one.chunks == 1 else Interleaved1F1B(k=one.chunks)
-    strategy = Strategy(name="by hand", planner=Sequential(replication=False), schedule=schedule)
     plan = replace(layout, degree=one.ranks).plan(problem, modules)
+    # Where a stage is empty, as that of a layer which predicts tokens, ranks have not equally many, and Megatron's order is none.
+    even = all(len(stages) == one.chunks for stages in plan.stages_of_device.values())
+    schedule = Interleaved1F1B(k=one.chunks) if one.chunks > 1 and even else OneFOneB()
+    strategy = Strategy(name="by hand", planner=Sequential(replication=False), schedule=schedule)
     strategy.check(plan, problem)
     predicted = strategy.predict(plan, problem)
     step_s = predicted.metrics.iteration_s
@@ -143,7 +145,11 @@ def judged(one: Published) -> Judged:
 def applied(changed: Plan, one: Published, problem: Problem, modules: Modules, strategy: Strategy) -> float:
     """Seconds of a changed plan as its user would apply it: as a layout in a file, of which nothing is known but the names."""
     names = {op.name for op in problem.graph.ops} & set(modules.names)
-    rows = [[problem.graph.ops[op].name for op in stage.ops if problem.graph.ops[op].name in names] for stage in changed.stages]
+    rows: list[list[str]] = []
+    for stage in changed.stages:
+        while len(rows) % one.ranks != stage.devices[0]:
+            rows.append([])  # an empty stage keeps its place among the ranks
+        rows.append([problem.graph.ops[op].name for op in stage.ops if problem.graph.ops[op].name in names])
     text = f"[parallelism]\npipeline_parallel_degree = {one.ranks}\nmodule_fqns_per_model_part = {json.dumps(rows)}\n"
     read: GivenLayout | None = layout_of(text)
     assert read is not None

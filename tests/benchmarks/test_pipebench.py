@@ -76,11 +76,11 @@ def test_each_rule_is_named() -> None:
 
 def test_the_judge_and_the_platform_agree_on_mutated_plans() -> None:
     every, decided = problems(), Counter[str]()
-    for number in range(150):
+    for number in range(80):
         why, differs = compared(number, every)
         assert differs is None
         decided[why] += 1
-    assert decided["valid"] >= 10 and len(decided) == 7
+    assert decided["valid"] >= 5 and len(decided) == 7
 
 
 def test_the_judge_needs_nothing_but_python() -> None:

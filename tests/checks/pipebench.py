@@ -79,7 +79,8 @@ def mutated(rng: random.Random, problem: dict[str, Any], plan: dict[str, Any]) -
         stages.insert(stages.index(one) + 1, {"operators": ops[at:], "devices": [rng.randrange(problem["devices"])]})
         one["operators"] = ops[:at]
     elif kind == 9:
-        rng.choice([ops, devices])[0] = rng.choice(["0", 0.5, None, True, [0]])
+        wrong: list[Any] = ["0", 0.5, None, True, [0]]
+        rng.choice([ops, devices])[0] = rng.choice(wrong)
     elif kind == 10:
         one.pop(rng.choice(["operators", "devices"]), None)
     elif other.get("operators"):

@@ -96,9 +96,9 @@ def change_words(change: WhatIf) -> str:
 
 
 def alternatives_heading(explanation: Explanation) -> str:
-    """Heading of the other plans for the problem: they are worse, unless the search was cut short."""
+    """Heading of the other plans for the problem: mostly they are worse."""
     missed = any(change.speedup is not None and change.speedup > 1 + SAME for change in explanation.alternatives)
-    return "other plans; the search missed a faster one" if missed else "next-best plans"
+    return "other plans, of which one is faster" if missed else "next-best plans"
 
 
 def shape_words(shape: PlanShape) -> str:
