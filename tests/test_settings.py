@@ -21,6 +21,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pydantic import Field
 
+from gpp.app.values import Loss, Planning, Run
 from gpp.cluster import Device, Link, local
 from gpp.cost.models.analytical import Analytical
 from gpp.data.digits import DigitsData
@@ -62,9 +63,10 @@ UNLIKELY = [-1, 0, 10**12, "graphpip", [0.5, "x"]]
 """Of a usual type, and hardly what any setting takes."""
 LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e9)
+EVEN = Strategy(name="even", planner=Even(), schedule=OneFOneB())
 OBJECTS = (
     Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
-    Jsonl(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
+    Jsonl(), SGD(lr=0.1), EVEN, RandomGraph(num_ops=3).captured(), Loss(), Planning(strategy=EVEN), Run(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
 

@@ -193,7 +193,7 @@ def posed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
         update_s_per_byte=0.0,
         move_s_per_byte=0.0,
     )
-    cost = Profiled(cache_dir=str(tmp_path), profiles=(profile,))
+    cost = Profiled(cache_dir=str(tmp_path), profiles=(profile,), rehearsals=6)
     Fake.truth = np.array([1e-3] * graph.num_ops)
     Fake.truth[1:4] = 4e-3  # the first branch is slower in place
     Fake.error = None
