@@ -29,11 +29,6 @@ class Incumbent:
         self._by_size: dict[int, tuple[Plan | Candidate, float]] = {}
         self._timers = self.timers(assessor.cluster.num_devices)
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether compiled code says the prediction of every candidate."""
-        return self._timers.exact
-
     def timers(self, most_stages: int) -> Timers:
         """What times plans of at most so many stages, where that is the prediction."""
         return Timers(self.assessor.posed, most_stages, plain=isinstance(self.predict, PlainPrediction))

@@ -50,11 +50,8 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-ROUNDS: Final = {"never": 24, "auto": 24, "always": 240}
+ROUNDS: Final = {"never": 24, "auto": 32, "always": 240}
 """Rounds of a search."""
-
-APART = 12
-"""Rounds on plans whose devices keep to one stage each, before those of plans that share devices: they end at better starts."""
 
 PASSES = 4_000
 """Passes of all stages that a round times, for each operator of a model of `SMALL` operators or fewer."""
@@ -75,12 +72,6 @@ STAGES = 4
 """Stages for each device of the cluster."""
 
 
-def is_walked(incumbent: Incumbent) -> bool:
-    """Whether there are walks over the plans of a problem at all."""
-    assessor, regime = incumbent.assessor, incumbent.assessor.problem.regime
-    return assessor.cluster.num_devices <= MOST_DEVICES and regime.trains and regime.weights.flushes
-
-
 def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> str:
     """Find plans that are faster than the incumbent's best.
 
@@ -90,16 +81,17 @@ def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     Returns:
         What is known of plans that share devices now, in words.
     """
-    if not is_walked(incumbent):
-        many = f", as there are more than {MOST_DEVICES} devices" * (incumbent.assessor.cluster.num_devices > MOST_DEVICES)
-        return f"plans with several stages on a device were not tried{many}"
+    assessor, regime = incumbent.assessor, incumbent.assessor.problem.regime
+    if not (regime.trains and regime.weights.flushes):
+        return "plans with several stages on a device were not tried"
+    if assessor.cluster.num_devices > MOST_DEVICES:
+        return f"plans with several stages on a device were not tried, as there are more than {MOST_DEVICES} devices"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"
-    _Walks(incumbent, orders, lines, apart=True).run(ROUNDS[how] if how == "never" else APART)
+    best, best_s = incumbent.best, incumbent.best_s
+    _Walks(incumbent, orders, lines, apart=how == "never").run(ROUNDS[how])
     if how == "never":
         return "plans with several stages on a device were not tried"
-    best, best_s = incumbent.best, incumbent.best_s
-    _Walks(incumbent, orders, lines, apart=False).run(ROUNDS[how])
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
     slow = "" if COMPILED else " in plain Python, fifty times slower: gpp was installed without a C compiler, or has changed since"

@@ -23,11 +23,11 @@ Steps of `GraphPipe.plan`:
    below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
    linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
    on their iteration time until none can win;
-3. walks from the best plans (`colocate`): operators, devices and whole stages move, on unequal devices and links as on equal ones.
-   Where compiled code does not say what the prediction is, the local search of all planners climbs first (`common.local_search`).
+3. a local search from the best plans (`common.local_search`), and on unequal devices moves of devices and boundaries (`rebalance`);
+4. walks from the best plans (`colocate`): operators, devices and whole stages move, on unequal devices and links as on equal ones.
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
-branches of equal signature count once, and P is at most 256 however many operators there are. Step 3 times a number of passes that
+branches of equal signature count once, and P is at most 256 however many operators there are. Step 4 times a number of passes that
 follows from the number of operators.
 
 Departures from the paper:
@@ -66,7 +66,7 @@ from gpp.planners.common.moves import is_chain
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
-from gpp.planners.graphpipe.colocate import Colocate, colocate, is_walked
+from gpp.planners.graphpipe.colocate import Colocate, colocate
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
 from gpp.settings import Count, settings
@@ -143,10 +143,9 @@ class GraphPipe(AbstractPlanner):
         shape, incumbent = _GraphShape.of(costs), Incumbent(Assessor(costs), "graphpipe", predict)
         self._chains(incumbent)
         self._partitions(incumbent, shape)
-        if not (incumbent.is_timed and is_walked(incumbent)):
-            climb_best(incumbent, in_vain(problem, self.patience), starts=1 if is_large(problem) else STARTS)
-            if not problem.cluster.homogeneous:
-                rebalance(incumbent)
+        climb_best(incumbent, in_vain(problem, self.patience), starts=1 if is_large(problem) else STARTS)
+        if not problem.cluster.homogeneous:
+            rebalance(incumbent)
         if self.per_stage:
             from gpp.planners.graphpipe.vary import vary
 

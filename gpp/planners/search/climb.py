@@ -265,17 +265,13 @@ class Climber:
         elif how == 1:
             d = self._draw(self.num_devices)
             self.sets[s] = ONE << d
-        elif how == 4:
-            own |= ONE << self._draw(self.num_devices)
-            own &= ~(ONE << self._draw(self.num_devices))
-            self.sets[s] = own
         else:
-            # As many more, or fewer, as make a number that a stage may have.
-            for _ in range(self.num_devices):
-                one = ONE << self._draw(self.num_devices)
-                own = own | one if how == 2 else own & ~one
-                if own != self.sets[s] and self._may(own):
-                    break
+            one = ONE << self._draw(self.num_devices)
+            if how != 3:
+                own |= one
+            if how != 2:
+                d = self._draw(self.num_devices)
+                own &= ~(ONE << d)
             self.sets[s] = own
         own = self.sets[s]
         return own != self.old_sets[s] and self._may(own)
@@ -327,7 +323,7 @@ class Climber:
 
     def _exchange(self) -> bool:
         """Two stages with each other's devices, or two devices with each other's stages."""
-        if self._draw(2):
+        if self.apart and self._draw(2):
             a = self._draw(self.num_devices)
             b = self._draw(self.num_devices)
             changed = False
