@@ -21,6 +21,7 @@ def test_each_layout_has_the_modules_of_its_model() -> None:
         assert one.chunks * one.ranks >= len(layout.parts)
 
 
+@pytest.mark.long
 def test_a_change_that_is_applied_takes_what_was_told(capsys: pytest.CaptureFixture[str]) -> None:
     found = judged(LAYOUTS[0])
     assert found.changes and found.off <= SAME and found.full < 1
