@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from gpp import inline
 from gpp.stage import Stage
@@ -48,4 +49,4 @@ def picture(head: str, stages: Sequence[Stage], edges: Sequence[tuple[int, int]]
         devices = "d" + ", ".join(map(str, stage.devices))
         sizes = f"micro-batch {stage.microbatch_size}, {stage.in_flight} in flight"
         boxes.append((column[s], (f"s{s}: {len(stage.ops)} operators", devices, sizes)))
-    return f"<p>{head}</p>{inline.stages(boxes, edges, head)}"
+    return f"<p>{escape(head)}</p>{inline.stages(boxes, edges, head)}"

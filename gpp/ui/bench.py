@@ -252,13 +252,14 @@ def _legend(swatches: Sequence[Swatch]) -> str:
 
 
 def quick(strategy: Strategy, problem: Problem, near: int | None) -> tuple[Strategy, Problem]:
-    """The part of a search that answers while a reader waits: with one micro-batch size, and with one stage on a device.
+    """The part of a search that answers while a reader waits: with one micro-batch size, and without walks.
 
-    For mmt on 32 devices that is a tenth of the search. Its plan is mostly within 4 % of the one that the whole search finds.
+    For mmt on 32 devices that is a tenth of the search. Of ten changes its plans were 0.6 to 7.9 % slower than those of the
+    whole search, 2.4 % in the median.
     """
     planner = strategy.planner
-    if isinstance(planner, GraphPipe) and planner.colocate == "auto":
-        strategy = replace(strategy, planner=replace(planner, colocate="never"))
+    if isinstance(planner, GraphPipe):
+        strategy = replace(strategy, planner=replace(planner, rounds=0))
     if problem.microbatch_size is None and near in problem.microbatch_sizes():
         problem = replace(problem, microbatch_size=near)
     return strategy, problem

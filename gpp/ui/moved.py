@@ -37,16 +37,12 @@ def moves(plan: Plan, graph: OpGraph) -> list[list[OperatorMove]]:
     An operator may go where what it reads is made no later, and what reads it comes no earlier: then no path comes back to a stage.
     """
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    consumers = [set[int]() for _ in range(graph.num_ops)]
-    for op in range(graph.num_ops):
-        for before in bits(graph.predecessors[op]):
-            consumers[before].add(op)
     beside = [{*plan.predecessors[s], *plan.successors[s]} for s in range(len(plan.stages))]
 
     def allowed(s: int) -> Iterator[OperatorMove]:
         for op in plan.stages[s].ops if len(plan.stages[s].ops) > 1 else ():
             first = max((stage_of[other] for other in bits(graph.predecessors[op])), default=0)
-            last = min((stage_of[other] for other in consumers[op]), default=len(plan.stages))
+            last = min((stage_of[other] for other in bits(graph.successors[op])), default=len(plan.stages))
             yield from (OperatorMove(op, t) for t in sorted(beside[s]) if first <= t <= last)
 
     return [list(allowed(s)) for s in range(len(plan.stages))]

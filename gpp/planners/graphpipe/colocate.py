@@ -50,7 +50,7 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-ROUNDS: Final = {"never": 24, "auto": 32, "always": 240}
+ROUNDS: Final = {"never": 24, "auto": 32, "always": 320}
 """Rounds of a search."""
 
 PASSES = 4_000
@@ -72,24 +72,27 @@ STAGES = 4
 """Stages for each device of the cluster."""
 
 
-def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> str:
+def colocate(
+    incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate, rounds: int | None
+) -> str:
     """Find plans that are faster than the incumbent's best.
 
     Args:
         orders, lines: series-parallel structures of the graph and linear orders of its operators, for `layouts`.
+        rounds: in place of those that go with `how`, unless None.
 
     Returns:
         What is known of plans that share devices now, in words.
     """
     assessor, regime = incumbent.assessor, incumbent.assessor.problem.regime
-    if not (regime.trains and regime.weights.flushes):
+    if rounds == 0 or not (regime.trains and regime.weights.flushes):
         return "plans with several stages on a device were not tried"
     if assessor.cluster.num_devices > MOST_DEVICES:
         return f"plans with several stages on a device were not tried, as there are more than {MOST_DEVICES} devices"
     if not _leaves_idle(incumbent):
         return "plans with several stages on a device were not tried, as they could gain next to nothing"
     best, best_s = incumbent.best, incumbent.best_s
-    _Walks(incumbent, orders, lines, apart=how == "never").run(ROUNDS[how])
+    _Walks(incumbent, orders, lines, apart=how == "never").run(ROUNDS[how] if rounds is None else rounds)
     if how == "never":
         return "plans with several stages on a device were not tried"
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):

@@ -69,7 +69,7 @@ from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate
 from gpp.planners.graphpipe.colocate import Colocate, colocate
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
-from gpp.settings import Count, settings
+from gpp.settings import Count, Natural, settings
 
 SMALL = 1000
 """Operators times devices up to which chains are searched by two more objectives."""
@@ -113,6 +113,7 @@ class GraphPipe(AbstractPlanner):
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         colocate: whether devices may hold several stages (`colocate`): `auto` searches such plans within a budget, `always` however
             long it takes, `never` leaves every stage devices of its own, as in the paper.
+        rounds: of the walks (`colocate`); None for as many as go with `colocate`. A search without any (0) is quick: a draft.
         tensor_parallel: whether plans are tried too in which every operator is split over 2 or 4 devices, as the model declares.
             The paper's operators are whole.
     """
@@ -121,6 +122,7 @@ class GraphPipe(AbstractPlanner):
     patience: Count = 6
     per_stage: bool = False
     colocate: Colocate = "auto"
+    rounds: Natural | None = None
     tensor_parallel: bool = False
 
     @property
@@ -150,7 +152,7 @@ class GraphPipe(AbstractPlanner):
             from gpp.planners.graphpipe.vary import vary
 
             vary(incumbent)
-        shared = colocate(incumbent, shape.orders, shape.lines, self.colocate)
+        shared = colocate(incumbent, shape.orders, shape.lines, self.colocate, self.rounds)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, shared))
