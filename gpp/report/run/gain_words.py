@@ -18,7 +18,7 @@ TIGHT = 0.9
 
 
 def gain_lines(gains: Gains) -> list[str]:
-    """One sentence on what was gained, and one on why where it was nothing; empty where there is nothing to compare with."""
+    """What was gained, in one sentence; then why, where it was nothing, and how it was measured. Empty without anything to compare with."""
     if not gains.gains:
         return []
     how = " (measured)" if gains.measured else "" if all(gain.same for gain in gains.gains) else " (predicted)"
@@ -33,25 +33,6 @@ def gain_lines(gains: Gains) -> list[str]:
         turns = f"{gains.rounds} turns each of {gains.steps} steps or more"
         lines.append(f"For these times all plans took turns on the same workers, {turns}, apart from the run above.")
     return lines
-
-
-def verdict(gains: Gains) -> str:
-    """What was gained over each rival, in a sentence that fits 80 columns.
-
-    Example: `Measured: 26 % faster than one device, as fast as the best chain.`
-    """
-    found: list[str] = []
-    for gain in gains.gains:
-        if gain.same or gain.speedup is None:
-            found.append(f"{gain.over} {'is the same plan' if gain.same else 'has no plan'}")
-        elif gain.surely_faster or gain.surely_slower:
-            factor, more = (gain.speedup, "fast") if gain.surely_faster else (1 / gain.speedup, "slow")
-            share = text.significant(100 * (factor - 1), 2 if factor >= 1.1 else 1)
-            far = f"{text.ratio(factor)} as {more} as" if factor >= 2 else f"{share} % {more}er than"
-            found.append(f"{far} {gain.over}")
-        else:
-            found.append(f"as fast as {gain.over}")
-    return f"{'Measured' if gains.measured else 'Predicted only'}: {', '.join(found)}."
 
 
 def _gain(gain: Gain) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from gpp.analysis.gains import judged_s
 from gpp.report.draw import text
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
-from gpp.report.run.gain_words import gain_lines, one_stage_lines, verdict
+from gpp.report.run.gain_words import gain_lines, one_stage_lines
 from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
@@ -175,6 +175,8 @@ def show_result(
     for hint in hints:
         console.print(Text(hint, style="dim"), soft_wrap=True)
     if run.judged.gains and run.judged.gains.gains and status == "ok":
-        for line in gain_lines(run.judged.gains):
+        gained, *reasons = gain_lines(run.judged.gains)
+        for line in reasons:
             console.print(Text(line))
-        console.print(Text(verdict(run.judged.gains), style="bold"))
+        # The last line of a run is what was gained.
+        console.print(Text(gained, style="bold"))
