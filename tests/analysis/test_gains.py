@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.analysis.gains import CHAIN, ONE_DEVICE, Gain, Gains, Rival, gain_of_rounds, predicted_gains, rivals
+from gpp.analysis.gains import ONE_DEVICE, Gain, Gains, Rival, gain_of_rounds, predicted_gains, rivals
 from gpp.analysis.one_stage import one_stage
 from gpp.planners.chains.single import Single
 from gpp.planners.graphpipe.graphpipe import GraphPipe

@@ -1,7 +1,7 @@
 """What happens where two mechanisms meet: both are put on the first stage of one small plan, which is then checked, lowered,
 predicted and made a job, as a run does it.
 
-    python -m tests.mechanisms.pairs        writes the table of pairs into docs/architecture.md
+    python -m tests.mechanisms.pairs        writes the table of pairs into gpp/mechanisms/README.md
 
 `PUTS` says how each mechanism is put on a plan; a new folder of `gpp/mechanisms/` needs a row.
 """
@@ -51,7 +51,7 @@ from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.split import halves
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "gpp" / "mechanisms" / "README.md"
 HEADING: Final = "## Mechanisms that meet"
 MINIBATCH, MICROBATCH, STEPS = 16, 4, 2
 ALLOWED: Final = "yes"
@@ -203,11 +203,10 @@ def section() -> str:
 
 
 def written(page: str, table: str) -> str:
-    """The page with the table in place of what its section has, from the first row to the last refusal."""
+    """The page with the table in place of what its last section has, from the first row to the last refusal."""
     head, _, rest = page.partition(f"{HEADING}\n")
     words, _, _ = rest.partition("||")
-    _, _, after = rest.partition("\n\n## ")
-    return f"{head}{HEADING}\n{words}{table}\n\n## {after}"
+    return f"{head}{HEADING}\n{words}{table}\n"
 
 
 if __name__ == "__main__":

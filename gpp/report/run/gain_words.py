@@ -18,7 +18,7 @@ TIGHT = 0.9
 
 
 def gain_lines(gains: Gains) -> list[str]:
-    """What was gained, in one sentence; then why, where it was nothing, and how it was measured. Empty without anything to compare with."""
+    """What was gained in one sentence, then why not, and how it was measured; empty without anything to compare with."""
     if not gains.gains:
         return []
     how = " (measured)" if gains.measured else "" if all(gain.same for gain in gains.gains) else " (predicted)"
