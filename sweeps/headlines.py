@@ -20,6 +20,7 @@ from sweeps.readings import (
     planning,
     real,
     runtime,
+    thirty_two,
     unfitted,
 )
 
@@ -44,6 +45,13 @@ class Headline:
 
 
 HEADLINES = (
+    Headline(
+        "readme",
+        "How does GraphPipe's model run best on 32 V100s?",
+        ("python run.py model=mmt cluster=summit_8x4 mode=compare minibatch_size=512 'strategies=[graphpipe,sequential]'",),
+        "README's figure: predicted, from the card's data sheet. The bound is the work of all operators over all devices.",
+        thirty_two,
+    ),
     Headline(
         "branches_planned",
         "What are branches worth, as planned?",

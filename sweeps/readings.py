@@ -310,3 +310,13 @@ def runtime(text: str, _: Path) -> list[Number]:
     for width, count, over in re.findall(r"width (\d+), (\d+) micro-batches[^\n]*\n +ours +[\d.]+ ms: ([\d.]+) of the ideal", text):
         out.append(Number(f"width {width}, {count} micro-batches", float(over), "of the ideal step"))
     return out
+
+
+def thirty_two(printed: str, _: Path) -> list[Number]:
+    """The steps of a graph of stages and of the best chain, and the bound, as `mode=compare` prints them in milliseconds."""
+    rows = {
+        "a graph of stages": r"graphpipe +([\d.]+) ms",
+        "the best chain": r"sequential +([\d.]+) ms",
+        "bound": r"bound ([\d.]+) ms",
+    }
+    return [Number(what, found_in(printed, pattern)[0], "ms") for what, pattern in rows.items()]

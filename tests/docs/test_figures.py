@@ -50,6 +50,16 @@ def test_the_commands_are_known(tmp_path: Path) -> None:
         assert not unknown_words(on_page[command], tmp_path), command
 
 
+def test_the_readme_has_the_numbers_of_its_command() -> None:
+    """README's command is that of a headline, and the numbers beside it are those that the headline has kept."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+    (readme,) = (headline for headline in HEADLINES if headline.name == "readme")
+    graph, chain, bound = (f"{number['value']:.0f} ms" for number in kept()["readme"]["numbers"])
+    assert readme.commands[0] in text
+    assert f"predicts {graph} a step for a graph of stages, {chain} for the best chain" in text
+    assert f"no plan is below {bound}" in text
+
+
 def test_a_headline_is_run_where_nobody_else_writes() -> None:
     """A sweep's results of before are never taken for those of today."""
     (memory,) = (headline for headline in HEADLINES if headline.name == "memory")
