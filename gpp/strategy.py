@@ -44,6 +44,7 @@ from gpp.settings import settings
 from gpp.simulate.added import Objective, own_prediction, planning
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
+from gpp.simulate.spread import judged_by_tail, with_spread
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -111,10 +112,12 @@ class Strategy:
         """
         if problem.copies:
             return best_copies(problem, partial(self.plan, first=first), self._step_s)
+        if problem.varying and not (problem.varying.judged or first):
+            return judged_by_tail(problem, self.plan, self.predict)
         self._check_problem(problem)
         check_count(self.schedule, problem, self.planner)
-        own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
-        sharing(self.replicas).check(problem, problem.microbatch_size or own)
+        own = problem.microbatch_size or (None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size))
+        sharing(self.replicas).check(problem, own)
         if self.drafted is not self:
             return self.drafted.plan(problem, first=first)
         start = time.perf_counter()
@@ -127,7 +130,6 @@ class Strategy:
         except Infeasible as error:
             if judged.refused or not (self.memory.ways or self.planner.marks):
                 raise
-            # Frames of the traceback would keep all that the search had found.
             why, even = error.with_traceback(None), f"even with strategy.memory={self.memory.name}"
             said = f"{why.short}, {even}" if self.memory.ways else why.constraint
             raise explain_marked(problem, lambda asked: self.plan(asked, first=True), why, said) from None
@@ -237,8 +239,7 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in it.
         """
         self._check_problem(problem)
-        posed = self.posed(problem)
-        if (own := planning(posed)) is not None:
+        if (own := planning(posed := self.posed(problem))) is not None:
             own.check(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         if not self.schedule.drains:
@@ -264,7 +265,9 @@ class Strategy:
             warmups = [self.schedule.warmup(plan, s, count) for s, count in enumerate(counts)]
             if can_score(plan, warmups) and not problem.cluster.crowded(plan.num_devices):
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
-        return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
+        program, posed = self._program(plan, problem), self.posed(problem)
+        found = simulate(program, plan, posed, record=record)
+        return with_spread(found, program, plan, posed) if record and problem.varying else found
 
     def _step_s(self, plan: Plan, problem: Problem) -> float:
         return self.predict(plan, problem, record=False).metrics.iteration_s
@@ -330,9 +333,7 @@ class Strategy:
 
         choices = self.schedule.choices(self.work(plan, problem, samples))
         found = choices[0] if len(choices) == 1 else min(choices, key=step_s)
-        if self.schedule.needs_bills:  # it took long
-            known[key] = found
-        return found
+        return known.setdefault(key, found) if self.schedule.needs_bills else found  # it took long
 
     def work(self, plan: Plan, problem: Problem, samples: int) -> Work:
         """The work that the schedule is to put in order."""
@@ -399,8 +400,7 @@ class Strategy:
         except Infeasible as error:
             judged.refused.append(f"{error.constraint}. Fix: {error.remedy}")
             return Timeline(source="predicted", metrics=ENDLESS)
-        plan = self.memory.fastest(chosen, problem, self._step_s, CLOSE)
-        if plan is not chosen:
+        if (plan := self.memory.fastest(chosen, problem, self._step_s, CLOSE)) is not chosen:
             judged.note(self.predict(chosen, problem, record=False))
         if plan is None or not judged.can_run(problem.refuses(plan)):
             return Timeline(source="predicted", metrics=ENDLESS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -83,6 +83,29 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """Seconds of steps that are not alike: their median and mean, and within which the share `quantile` of them ends."""
+
+    median_s: float
+    mean_s: float
+    tail_s: float
+    quantile: float
+    steps: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], quantile: float) -> StepSpread:
+        """The spread of some steps."""
+        ordered, last = sorted(seconds), len(seconds) - 1
+
+        def at(share: float) -> float:
+            low = int(share * last)
+            return ordered[low] + (ordered[min(low + 1, last)] - ordered[low]) * (share * last - low)
+
+        mean_s = sum(ordered) / len(ordered)
+        return cls(median_s=at(0.5), mean_s=mean_s, tail_s=at(quantile), quantile=quantile, steps=len(ordered))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """METRICS of the run contract, the same for predicted and measured.
 
@@ -90,7 +113,8 @@ class Metrics:
     between the weights that a forward starts from and the update that applies its gradient (0 where the pipeline
     drains). `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own
     time for each compute action, which goes neither into computing, nor into messages, nor into waiting for them. `serving` is of a
-    stream of requests only, of which `iteration_s` is the seconds of one.
+    stream of requests only, of which `iteration_s` is the seconds of one. `spread` is known where the work differs from sample to
+    sample (`gpp.cost.uneven`).
     """
 
     iteration_s: float
@@ -103,6 +127,7 @@ class Metrics:
     staleness: dict[int, int] = field(default_factory=dict)
     overhead_s: float | None = None
     serving: Annotated[Serving | None, Field(exclude_if=lambda found: found is None)] = None
+    spread: Annotated[StepSpread | None, Field(exclude_if=lambda found: found is None)] = None
 
     @property
     def course(self) -> Serving | None:

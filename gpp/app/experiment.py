@@ -20,12 +20,14 @@ from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
 from gpp.app.sections import GraphSettings, LossSettings
 from gpp.app.several import check_survey
+from gpp.app.uneven import with_varying
 from gpp.cluster import Cluster
 from gpp.cost.counted import check_counted, masked_warnings
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
+from gpp.cost.uneven import UnevenSamples
 from gpp.data.base import AbstractData, Samples
 from gpp.errors import InvalidConfig
 from gpp.export.base import AbstractExporter, check_export
@@ -81,6 +83,7 @@ class Experiment:
             `trace` fails at the first gradient that is NaN, too, and names the function that made it.
         graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
+        uneven: the input that says how much work a sample makes, and what follows.
         plan: path of a plan.json to run instead of planning, or a layout in the form of another engine (`gpp.export.imports`).
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
@@ -108,6 +111,7 @@ class Experiment:
     on_nonfinite: Literal["stop", "warn", "trace"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
+    uneven: UnevenSamples = field(default_factory=UnevenSamples)
     plan: str | None = None
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
@@ -244,9 +248,10 @@ class Experiment:
         """Samples of each split; none where nothing is computed."""
         if not self.computes and not (self.export and self.export.weights):
             return {"train": 0, "test": 0}
-        return {split: len(self._load(split)) for split in ("train", "test")}
+        return {split: len(self.samples(split)) for split in ("train", "test")}
 
-    def _load(self, split: str) -> Samples:
+    def samples(self, split: str) -> Samples:
+        """The samples of a split."""
         return self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)
 
     def captured(self) -> Captured:
@@ -260,7 +265,7 @@ class Experiment:
         if not (self.trains and must_compare(captured)):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
-        found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
+        found, self.made.network = compared_model(self.model, captured, self.samples("train"), self.cache_dir, **given)
         return found
 
     def op_graph(self, captured: Captured) -> OpGraph:
@@ -305,7 +310,7 @@ class Experiment:
             minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
+        posed = with_varying(with_asked(posed, self.optimizer, self.engine.worker_settings), captured, self)
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed
@@ -357,7 +362,7 @@ class Experiment:
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
         uneven = self.trains and uneven_targets(
-            captured, self._load("train"), self.minibatch_size, self.seed, weighs=not whole_model
+            captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole_model
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
@@ -392,6 +397,7 @@ class Experiment:
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             replan_every=every,
+            uneven=self.uneven if self.uneven.amount else None,
             course=self.own_mode and self.own_mode.course(self, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpp.cluster import LOOPBACK, Cluster
+from gpp.cost.models.in_place import StageTimes
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, keep
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
@@ -25,7 +27,7 @@ from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
-from gpp.runtime.rehearsal.rehearse import Rehearsals, message_factor, short, stage_times
+from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
 from gpp.strategy import Strategy
 
@@ -199,7 +201,8 @@ class _Settled:
             # Operators are timed: what a memory policy adds to a pass would be taken for theirs.
             job = short(job_of(self.problem.with_endless_memory, plan.keeping), steps, rate)
             times = rehearsals.run(job, initial, predicted_s=predicted_s)
-            self.profile = self.profile.timed(stage_times(job, times, self.profile.pass_s))
+            found = stage_times(job, times, self.profile.pass_s)
+            self.profile = self.profile.timed(_at_full_amount(self.problem, found, steps))
             if self.costs is not None:
                 alone = _on(self.problem, self.costs, replace(self.profile, messages=1.0))
                 factor = message_factor(times, plan.sending_s(alone))
@@ -213,6 +216,24 @@ class _Settled:
         # Of those that were timed one may be better than the plan that followed from it.
         timed = [own for own in [plan, *tried] if _timed(self.profile, own)]
         return self.problem, min(timed, key=self.seconds, default=plan)
+
+
+def _at_full_amount(problem: Problem, stages: Iterable[StageTimes], steps: int) -> list[StageTimes]:
+    """Stages timed in place as they would be on full samples, where the samples of the rehearsal's steps made less work."""
+    varying = problem.varying
+    if varying is None:
+        return list(stages)
+    seen = [float(amounts.mean()) for amounts in varying.batches[UNTIMED:steps]] or [varying.amount]
+    full, own = (replace(problem, varying=varying.at(amount)) for amount in (1.0, statistics.median(seen)))
+    out = list[StageTimes]()
+    for stage in stages:
+        index, (whole, part) = list(stage.ops), (one.op_times(stage.samples, 0) for one in (full, own))
+        forward, backward = (
+            float(a[index].sum() / b[index].sum()) if b[index].sum() else 1.0
+            for a, b in ((whole.forward_s, part.forward_s), (whole.backward_s, part.backward_s))
+        )
+        out.append(replace(stage, forward_s=stage.forward_s * forward, backward_s=stage.backward_s * backward))
+    return out
 
 
 def _to_time(profile: GraphProfile, plan: Plan) -> bool:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
-from gpp.cluster import Cluster
+from gpp.cluster import Cluster, Device
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import AbstractUpdates, Regime
 from gpp.cost.tensors import StageTensors
+from gpp.cost.uneven import Varying
 from gpp.cost.variants import NOTHING_AGAIN, Repeats, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
@@ -92,6 +93,7 @@ class Problem:
         refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: the most replicas of a stage; None: as many as devices. 1 for a model that runs at one batch size only.
         copies: whether there may be copies of a whole pipeline then, each with micro-batches of that size (`gpp.plan.copies`).
+        varying: how the work differs from sample to sample; None: it does not.
 
     >>> cluster = flat(num_devices=2, bandwidth_bytes_per_s=1e9, memory_bytes=1e12)
     >>> Problem(graph=equal_chain(2), cluster=cluster, cost=Constant(), minibatch_size=8).microbatch_sizes()
@@ -107,6 +109,7 @@ class Problem:
     updates: AbstractUpdates | None = None
     max_replicas: int | None = None
     copies: bool = False
+    varying: Varying | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
     norm_for: tuple[str, object, str] | None = None
@@ -161,7 +164,8 @@ class Problem:
         """
         key = (samples, self.type_of_device[device], degree)
         if key not in self._times:
-            times = self.cost.op_times(self.graph, samples, self.cluster.devices[device], degree)
+            of = partial(self._full_times, device=self.cluster.devices[device], degree=degree)
+            times = of(samples) if self.varying is None else self.varying.times(of, samples)
             if self.graph.differentiated != self.graph.all_mask:
                 where = self.graph.amounts.differentiated
                 times = replace(
@@ -174,6 +178,9 @@ class Problem:
                 times = replace(times, forward_s=times.forward_s + written * self.overheads.answer_s_per_byte)
             self._times[key] = times
         return self._times[key]
+
+    def _full_times(self, samples: int, device: Device, degree: int) -> OpTimes:
+        return self.cost.op_times(self.graph, samples, device, degree)
 
     def stage_times(
         self, ops: tuple[int, ...], microbatch_size: int, devices: tuple[int, ...], stride: int = 1

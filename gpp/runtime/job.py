@@ -22,6 +22,7 @@ from gpp import mechanism
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
+from gpp.cost.uneven import UnevenSamples
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
 from gpp.files import write_tensors, write_text
@@ -100,6 +101,7 @@ class Settings:
         replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
         resume, first_step: folder of the checkpoint to go on from, absolute, None to start anew; the first step to do.
         course: what the workers do in place of training steps; None for a job that trains.
+        uneven: where the work differs from sample to sample.
         mechanisms: packages of the user's own mechanisms, which workers import.
         timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
     """
@@ -136,6 +138,7 @@ class Settings:
     checkpoint_keep: Count = 2
     checkpoint_drain: bool = False
     replan_every: Natural = 0
+    uneven: Annotated[UnevenSamples | None, Field(exclude_if=lambda found: found is None)] = None
     resume: str | None = None
     first_step: Natural = 0
     course: Course = None

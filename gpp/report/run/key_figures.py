@@ -48,6 +48,7 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Ke
         figure("iteration time", "iteration_s", "seconds"),
         figure("throughput, samples", "throughput_samples_per_s", "rate"),
         *_of_course(predicted, measured),
+        *_of_spread(predicted, measured),
         figure("bubble", "bubble_fraction", "percent"),
         KeyFigure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
         figure("communication per step", "communication_bytes", "bytes"),
@@ -62,6 +63,16 @@ def _of_course(predicted: Metrics | None, measured: Metrics | None) -> tuple[Key
         KeyFigure(name=name, predicted=own and getattr(own, attribute), measured=real and getattr(real, attribute), unit=unit)
         for name, attribute, unit in (known.figures if known else ())
     )
+
+
+def _of_spread(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
+    """The time within which most steps end, where they differ; none where that is not known."""
+    own, real = predicted and predicted.spread, measured and measured.spread
+    known = own or real
+    if known is None:
+        return ()
+    name = f"{text.percent(known.quantile)} of the steps within"
+    return (KeyFigure(name=name, predicted=own and own.tail_s, measured=real and real.tail_s, unit="seconds"),)
 
 
 def run_figures(run: RunRecord) -> tuple[KeyFigure, ...]:

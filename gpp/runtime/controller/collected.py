@@ -15,7 +15,7 @@ from gpp.runtime.controller.controller import Follower, clock_offset_s
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
-from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
+from gpp.timeline import Event, Metrics, Outcome, StepSpread, Timeline, bubble_fraction
 
 SENT = SENDS | {REDUCE}
 """Kinds whose bytes count as communication."""
@@ -92,7 +92,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
         (event._replace(start_s=event.start_s * seconds, end_s=event.end_s * seconds) for event in events),
         key=lambda e: (e.start_s, e.device),
     )
-    iteration_s = median_s * seconds
+    iteration_s, uneven = median_s * seconds, job.settings.uneven
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
@@ -103,6 +103,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
         weight_versions=_largest(job, devices, "weight_versions", 1),
         staleness=_largest(job, devices, "staleness", 0),
         overhead_s=_overhead_s(devices),
+        spread=StepSpread.of([s * seconds for s in took.values()], uneven.quantile) if uneven and uneven.amount else None,
     )
     return Timeline(source="measured", metrics=metrics, events=tuple(events), steps=steps)
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.even import EvenOrder
 from gpp.runtime.job import Settings
 from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.stage import Fetch
@@ -61,6 +62,10 @@ class Fed(Rows):
             return {name: self.batch[name][lo:hi].to(self._device, non_blocking=True) for name in names}
 
         return fetch
+
+    def evened(self, indices: torch.Tensor, even: EvenOrder) -> torch.Tensor:
+        """They come in this order already (`gpp.app.pipeline`)."""
+        return indices
 
     def ahead(self) -> None:
         """Nothing is known of the next step."""

@@ -13,11 +13,16 @@ import torch
 from gpp.data.base import Samples
 from gpp.data.sampler import epoch_order, position
 from gpp.runtime.cards.card import AbstractCard, CardEvent
+from gpp.runtime.even import EvenOrder
 from gpp.runtime.job import Settings, restore
 from gpp.runtime.worker.stage import Fetch
 
 Order = Callable[[int], torch.Tensor]
 """Function that gives the indices of the samples of a mini-batch of the pass."""
+
+
+KEPT_ORDERS = 4
+"""Mini-batches whose order is kept: the one that is run, the next, and as many of a pipeline that does not drain."""
 
 
 @lru_cache(maxsize=2)
@@ -53,17 +58,14 @@ class Rows:
         self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]]] = {}
         self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]] = {}
         self._copied: deque[_RowsOnTheWay] = deque()
+        self._orders: dict[tuple[int, ...], torch.Tensor] = {}
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
         """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples."""
         wanted = set(names)
         if wanted:
-            with self.loading():
-                if split not in self._samples:
-                    settings = self._settings
-                    self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
-                # A column may be made when a row of it is first asked for.
-                self._samples[split].fetch(torch.zeros(1, dtype=torch.int64), wanted)
+            # A column may be made when a row of it is first asked for.
+            self._loaded(split, wanted)
 
         def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
             found = self._samples[split].fetch(indices, wanted)
@@ -97,6 +99,26 @@ class Rows:
             return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
 
         return fetch
+
+    def _loaded(self, split: str, names: set[str]) -> Samples:
+        """The samples of a split, of which these columns are there."""
+        with self.loading():
+            if split not in self._samples:
+                settings = self._settings
+                self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
+            self._samples[split].fetch(torch.zeros(1, dtype=torch.int64), names)
+        return self._samples[split]
+
+    def evened(self, indices: torch.Tensor, even: EvenOrder) -> torch.Tensor:
+        """The samples of a mini-batch of the training in the order that makes micro-batches even."""
+        assert even.amount
+        key = tuple(indices.tolist())
+        if key not in self._orders:
+            masks = self._loaded("train", {even.amount}).fetch(indices, {even.amount})[even.amount]
+            self._orders[key] = indices[torch.from_numpy(even.of(masks))]
+            while len(self._orders) > KEPT_ORDERS:
+                self._orders.pop(next(iter(self._orders)))
+        return self._orders[key]
 
     def ahead(self) -> None:
         """Prepare the next mini-batch's rows; they wait until they are fetched. On a card they are sent off."""

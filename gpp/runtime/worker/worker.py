@@ -21,6 +21,7 @@ from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.even import EvenOrder
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING
 from gpp.runtime.job import Job, Settings, owners_of, restore
 from gpp.runtime.torch_optimizer import set_rate
@@ -90,7 +91,7 @@ class Worker:
         self.optimizers = build_optimizers(specs, self.modules, elsewhere)
         known = policy, plan, self.modules, self.optimizers, specs
         self.weights = part_of(policy).weights(*known, rate=self._rate, saved_at=self._saved_at)
-        self.rows = rows(settings, device, seat.card)
+        self.rows, self._even = rows(settings, device, seat.card), EvenOrder(job)
         overlaps = settings.backend == "nccl" and not job.streams
         self.gradients = self._gradients(reduce_groups(plan, job.graph), BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
@@ -219,7 +220,9 @@ class Worker:
         settings = self.job.settings
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
-            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, settings.train_samples, settings.seed)
+            step = first + minibatch_of_stretch
+            indices = minibatch_indices(step, settings.minibatch_size, settings.train_samples, settings.seed)
+            return self.rows.evened(indices, self._even) if self._even.amount else indices
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
