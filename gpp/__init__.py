@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpp.cluster import Cluster, Device, Link, local, mixed, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
+    from gpp.cost.uneven import UnevenSamples
     from gpp.mechanisms.helpers.layerpipe import LayerPipe
     from gpp.mechanisms.marks.dawnpiper import DawnPiper
     from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
@@ -73,6 +74,7 @@ _NAMES = {
     "gpp.cluster": "Cluster Device Link local mixed uniform",
     "gpp.cost.models.analytical": "Analytical",
     "gpp.cost.models.profiled": "Profiled",
+    "gpp.cost.uneven": "UnevenSamples",
     "gpp.mechanisms.helpers.layerpipe": "LayerPipe",
     "gpp.mechanisms.marks.dawnpiper": "DawnPiper",
     "gpp.mechanisms.marks.policies": "Auto Offload Recompute",

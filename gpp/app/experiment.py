@@ -251,7 +251,6 @@ class Experiment:
         return {split: len(self.samples(split)) for split in ("train", "test")}
 
     def samples(self, split: str) -> Samples:
-        """The samples of a split."""
         return self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)
 
     def captured(self) -> Captured:
@@ -310,13 +309,13 @@ class Experiment:
             minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        posed = with_varying(with_asked(posed, self.optimizer, self.engine.worker_settings), captured, self)
+        posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
+        train = partial(self.samples, "train") if self.own_mode is None else None
+        posed = with_varying(posed, captured, self.uneven, train, steps=self.num_steps, seed=self.seed)
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
-        if not self.engine.runs:
-            return posed
-        from gpp.app import in_place
+        from gpp.app.in_place import here
 
-        return in_place.here(posed, self.engine)
+        return here(posed, self.engine) if self.engine.runs else posed
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.

@@ -11,6 +11,7 @@ from gpp.app.batches import check_ignored, named_targets, rows_of, same_constant
 from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
 from gpp.app.peers import INSTEAD, StepLoss
+from gpp.app.uneven import evened_rows
 from gpp.app.wanted import Wanted
 from gpp.cost.problem import Problem
 from gpp.data.base import TARGET
@@ -290,6 +291,7 @@ class Pipeline:
                 self._given.renew()
             check_ignored(self._forms.jobs[form], rows, self._ignored)
             if what == "step":
+                rows = evened_rows(self._forms.jobs[form], rows)
                 self._given.look()
                 if (values := self._given.settings()) is not None:
                     workers.follow(values)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
 from gpp.cost.models.base import AbstractCostModel
+from gpp.cost.uneven import UnevenSamples
 from gpp.errors import InvalidConfig
 from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
@@ -53,6 +54,7 @@ class Planning:
         cost: what operators take; measured on this machine if None.
         lengths: at how many lengths (sizes behind the samples) the model may be captured, those of the examples included; a new one
             takes as long as the first capture, once. 1 refuses others.
+        uneven: where the work differs from sample to sample; its spread is foreseen from the examples' samples.
     """
 
     strategy: Strategy | str | None = None
@@ -60,6 +62,7 @@ class Planning:
     microbatch_size: Count | None = None
     cost: AbstractCostModel | None = None
     lengths: Count = 16
+    uneven: UnevenSamples = field(default_factory=UnevenSamples)
 
     @property
     def made(self) -> Strategy:

@@ -13,6 +13,7 @@ from gpp.app.api import found_checkpoint
 from gpp.app.batches import items_of, loss_of
 from gpp.app.capturing import LOOKED_AT, only_size
 from gpp.app.moving import check_unreplanned
+from gpp.app.uneven import from_examples
 from gpp.app.values import Loss, Planning, Run
 from gpp.cluster import Cluster
 from gpp.cost.counted import masked_warnings
@@ -130,7 +131,8 @@ class Wanted:
             cost=self.planning.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss.scope,
         )
-        return with_asked(made, self.optimizer, self.engine.worker_settings)
+        made = with_asked(made, self.optimizer, self.engine.worker_settings)
+        return from_examples(made, captured, self.planning.uneven, self.examples.tensors)
 
     def planned(self, problem: Problem) -> Plan:
         """The plan that was given, proved to fit, or the strategy's."""
@@ -161,6 +163,7 @@ class Wanted:
             seed=run.seed,
             train_samples=self.size,
             evaluation_samples=self.size,
+            uneven=self.planning.uneven if self.planning.uneven.amount else None,
             on_nonfinite=run.on_nonfinite or "warn",
             overwrites=engine.overwrites,
             **(run.checkpoint or Checkpoints()).settings(resumed),

@@ -45,7 +45,7 @@ def step_seconds(program: Program, plan: Plan, problem: Problem) -> list[float]:
     if varying is None or program.minibatches > 1:
         return []
     waits, costs = program.waits, Costs.of(program, plan, problem)
-    seconds, priced = np.array(costs.seconds), _Priced(program, plan, problem)
+    seconds, priced = np.array(costs.seconds), _VaryingPasses(program, plan, problem)
     bounds, cluster = part_bounds(plan, varying, program.num_samples), problem.cluster
     crowded = cluster.processors if cluster.crowded(plan.num_devices) else None
     out, start, ended = list[float](), None, 0.0
@@ -63,7 +63,7 @@ def step_seconds(program: Program, plan: Plan, problem: Problem) -> list[float]:
     return out
 
 
-class _Priced:
+class _VaryingPasses:
     """The passes of a program whose work varies: their labels, the samples of each, and its seconds on `GRID` over the mean's."""
 
     def __init__(self, program: Program, plan: Plan, problem: Problem) -> None:
