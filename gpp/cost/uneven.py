@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heapreplace
 from math import floor
 from typing import Annotated, final
 
@@ -140,11 +141,15 @@ def evened(amounts: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
     """
     sizes = np.diff(bounds)
     parts, sums = [list[int]() for _ in sizes], np.zeros(len(sizes))
-    for sample in np.argsort(-amounts, kind="stable"):
-        room = np.array([len(part) < size for part, size in zip(parts, sizes, strict=True)])
-        best = int(np.argmin(np.where(room, (sums + amounts[sample]) / sizes, np.inf)))
-        parts[best].append(int(sample))
-        sums[best] += amounts[sample]
+    least = [(0.0, part) for part in range(len(sizes))]  # a heap of the parts with room: mean amount over all places, and number
+    for sample in np.argsort(-amounts, kind="stable").tolist():
+        _, part = least[0]
+        parts[part].append(sample)
+        sums[part] += amounts[sample]
+        if len(parts[part]) < sizes[part]:
+            heapreplace(least, (float(sums[part] / sizes[part]), part))
+        else:
+            heappop(least)
     for _ in range(len(amounts)):
         full, lean = int(np.argmax(sums / sizes)), int(np.argmin(sums / sizes))
         gap = sums[full] / sizes[full] - sums[lean] / sizes[lean]

@@ -63,9 +63,7 @@ def test_even_micro_batches_train_as_one_device_does(schedule, tmp_path: Path) -
     model, captured, weights, found = problem()
     plan, optimizer = plan_of(found, replicas=2), SGD(lr=0.1, momentum=0.9)
     made = {"model": model, "data": DATA, "optimizer": optimizer, "steps": STEPS, "dtype": "float64"}
-    expected, ends = inprocess.reference(
-        model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
-    )
+    expected, ends = inprocess.reference(model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64")
     seen = []
     for asked in (UNEVEN, replace(UNEVEN, evened=False)):
         job = inprocess.make_job(captured, found, plan, schedule, uneven=asked, **made)
