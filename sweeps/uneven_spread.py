@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 
 def run(folder: Path, *, evened: bool) -> tuple[StepSpread, dict[int, float]]:
     """One run: the predicted spread, and the seconds of each step that counts."""
-    words = f"+experiment=uneven strategy=even microbatch_size=8 steps={STEPS} baselines_s=0 explain_s=0 logger=none final_weights=false"
+    words = "model=pictured_small data=pictured uneven.amount=there minibatch_size=64 microbatch_size=8 cluster.num_devices=2"
+    words += f" strategy=even steps={STEPS} evaluate_every=0 baselines_s=0 explain_s=0 logger=none final_weights=false"
     command = [sys.executable, ROOT / "run.py", *words.split(), f"uneven.evened={evened}", f"hydra.run.dir={folder}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     ends: dict[int, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import gpp
+from gpp.app.uneven import evened_rows, from_examples
 from gpp.cost.uneven import UnevenSamples, Varying, evened, varying_shares
 from gpp.data.pictured import Pictured
 from gpp.errors import InvalidConfig
@@ -76,7 +78,7 @@ def test_even_micro_batches_train_as_one_device_does(schedule, tmp_path: Path) -
     masks = DATA.load("train", model, seed=0, dtype="float64").fetch(seen[0][0], {"there"})["there"]
     bounds = part_bounds(plan, found.varying, MINIBATCH)
     assert len(bounds) == 1 + 2 * MINIBATCH // MICROBATCH  # what each of the two replicas has of a micro-batch
-    sums = [amounts_of(masks)[lo:hi].sum() for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    sums = [amounts_of(masks)[lo:hi].sum() for lo, hi in pairwise(bounds)]
     assert max(sums) - min(sums) <= 0.25
 
 
@@ -120,3 +122,18 @@ def test_amounts_that_cannot_be_are_refused() -> None:
         varying_shares(other, other.graph, "x")
     with pytest.raises(InvalidConfig, match=r"data\.mask"):
         DATA.check(inprocess.captured_named("mlp")[0])
+
+
+def test_a_loop_of_ones_own_is_evened_and_foreseen() -> None:
+    model, captured, _, found = problem()
+    plan, optimizer = plan_of(found), SGD(lr=0.1)
+    made = {"model": model, "data": DATA, "optimizer": optimizer, "steps": STEPS, "dtype": "float64"}
+    job = inprocess.make_job(captured, found, plan, OneFOneB(), uneven=UNEVEN, **made)
+    rows = DATA.load("train", model, seed=0, dtype="float64").fetch(range(MINIBATCH))
+    ordered = evened_rows(job, rows)
+    key = lambda batch: sorted(batch["pictures"].flatten(1).sum(1).tolist())  # noqa: E731
+    assert key(ordered) == key(rows) and not torch.equal(ordered["there"], rows["there"])
+    sums = [amounts_of(ordered["there"])[i : i + MICROBATCH].sum() for i in range(0, MINIBATCH, MICROBATCH)]
+    assert max(sums) - min(sums) <= 0.25
+    foreseen = from_examples(replace(found, varying=None), captured, UNEVEN, rows).varying
+    assert foreseen is not None and set(np.concatenate(foreseen.batches)) <= set(amounts_of(rows["there"]))
