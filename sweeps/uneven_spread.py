@@ -48,9 +48,8 @@ def main() -> None:
                 predicted[evened].append(spread)
                 least[evened] = {step: min(seconds, least[evened].get(step, seconds)) for step, seconds in took.items()}
                 print(f"  evened={evened}: {StepSpread.of(list(took.values()), 0.9)}", flush=True)
-    print(
-        "| micro-batches | median predicted | measured | ratio | 90 % within predicted | measured | ratio |\n|---|---|---|---|---|---|---|"
-    )
+    print("| micro-batches | median predicted | measured | ratio | 90 % within predicted | measured | ratio |")
+    print("|---|---|---|---|---|---|---|")
     for evened, spreads in predicted.items():
         own = spreads[-1]
         seen = StepSpread.of(list(least[evened].values()), 0.9)
