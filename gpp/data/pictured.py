@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
@@ -48,7 +50,7 @@ class Pictured(AbstractData):
             return plain.fetch(range(count), {name})[name].numpy()
 
         names = [*model.inputs(), *(TARGET + name for name in model.targets())]
-        columns = {name: (lambda name=name: column(name)) for name in names}
+        columns: dict[str, Callable[[], np.ndarray]] = {name: partial(column, name) for name in names}
         columns[self.mask] = lambda: self._masks(split, count, model.inputs()[self.mask].shape[0], seed)
         return ColumnSamples(count, columns, dtype)
 
