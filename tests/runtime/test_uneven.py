@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import gpp
 from gpp.app.uneven import evened_rows, from_examples
 from gpp.cost.uneven import UnevenSamples, Varying, evened, varying_shares
 from gpp.data.pictured import Pictured
@@ -105,7 +104,7 @@ def test_steps_follow_the_work_of_their_own_micro_batches() -> None:
 
 def test_the_plan_is_the_best_of_those_judged() -> None:
     *_, found = problem()
-    strategy = Strategy(name="test", planner=gpp.GraphPipe(), schedule=OneFOneB())
+    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
     chosen = strategy.plan(found)
     assert found.varying is not None
     mean = strategy.plan(replace(found, varying=replace(found.varying, judged=True)))

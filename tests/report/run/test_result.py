@@ -47,6 +47,7 @@ METRICS = [
     "staleness",
     "overhead_s",
     "serving",
+    "spread",
 ]
 
 
