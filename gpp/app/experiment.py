@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpp.analysis.explore import Grid
-from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
+from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, to_make_or_not, uneven_targets, weights_of
 from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
@@ -56,6 +56,8 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     import torch
 
+    from gpp.runtime.checkpoint.origin import ToMake
+
 
 @settings("", slots=False)
 class Experiment:
@@ -85,7 +87,9 @@ class Experiment:
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
-        load_weights: of mode=inference: a run directory, or a safetensors file; None for those that the model is built with.
+        load_weights: a run directory, or safetensors: a file or a folder of them; None for those that the model is built with.
+        initial_weights: who makes them, the numbers being the same: `whole`: this process; `stages`: each worker those of its
+            stages; `auto`: the workers, where this process would need much of the machine's memory (`capturing.SHARE`).
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -112,6 +116,7 @@ class Experiment:
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
     load_weights: str | None = None
+    initial_weights: Literal["auto", "whole", "stages"] = "auto"
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
@@ -257,7 +262,7 @@ class Experiment:
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
-        if not (self.trains and must_compare(captured)):
+        if not (self.trains and must_compare(captured)) or not self._whole(captured):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
         found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
@@ -361,6 +366,9 @@ class Experiment:
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
+        if self.computes and not self._whole(captured):
+            self.weights(captured)
+            out += self.made.notes
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
@@ -406,10 +414,17 @@ class Experiment:
         """What a run that trains nothing has made is worth this by the data's targets; empty where there is nothing to judge."""
         return self.own_mode.judged(self, self.with_loss(), self.data, self.model, job, run_dir) if self.own_mode else {}
 
-    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
+    def _whole(self, captured: Captured) -> bool:
+        """Whether this process makes all initial weights."""
+        return not (self.computes and self.engine.own_weights) or makes_whole(self.initial_weights, captured)
+
+    def weights(self, captured: Captured) -> dict[str, torch.Tensor] | ToMake:
+        """Initial weights by full name, or how workers make them: those of `load_weights`, or a function of model, dtype, seed."""
+        if self.made.weights is None:
+            given = {"seed": self.seed, "dtype": self.dtype}
+            if not self._whole(captured):
+                self.made.weights, self.made.notes = to_make_or_not(self.model, captured, self.load_weights, **given)
         if self.made.weights is None:
             network, self.made.network = self.made.network, None
-            given = {"seed": self.seed, "dtype": self.dtype, "network": network}
-            self.made.weights = weights_of(self.model, captured, self.load_weights, **given)
+            self.made.weights = weights_of(self.model, captured, self.load_weights, network=network, **given)
         return self.made.weights

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any, final
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from gpp.capture.codec import decode_call, default_dtype, dtype_of, operator_of
 from gpp.capture.recipe.generator import skip
-from gpp.capture.recipe.value import NORMAL, UNIFORM, Recipe, Step, View, kept_generator, needed
+from gpp.capture.recipe.value import NORMAL, UNIFORM, Recipe, Step, View, needed
 from gpp.errors import CaptureError
 
 BLOCK = 16
@@ -147,3 +148,13 @@ def _as_counted(target: str, dtype: str) -> bool:
         if not torch.equal(*states):
             return False
     return True
+
+
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """Leave torch's generator as it is found."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

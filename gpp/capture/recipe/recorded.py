@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gpp.capture.codec import default_dtype, encode, is_random, operator_of, stored_name
 from gpp.capture.kept import advanced, random_states
-from gpp.capture.recipe.made import made
-from gpp.capture.recipe.value import COVERING, Recipe, Step, View, kept_generator, needed
+from gpp.capture.recipe.made import kept_generator, made
+from gpp.capture.recipe.value import COVERING, Recipe, Step, View
 from gpp.errors import CaptureError, GppError, InvalidConfig
 
 
@@ -43,10 +43,10 @@ def record(
         wanted: of the model, the tensors by full name.
 
     Raises:
-        NotRecorded: the constructor looks at numbers that it has drawn, or draws them elsewhere than from torch's generator.
+        NotRecorded: the constructor needs more than single numbers of its tensors, or draws elsewhere than from torch's generator.
     """
     states = random_states()
-    recorder = _Recorder()
+    recorder = _Recorder(seed, dtype)
     with kept_generator():
         torch.manual_seed(seed)
         recorder.drawn()
@@ -62,20 +62,24 @@ def record(
     if drew := advanced(states):
         words = "Python's module random" if drew[0] == "random" else "numpy.random"
         raise NotRecorded(f"its constructor draws from {words}, of which the seed says nothing")
-    recipe = Recipe(seed=seed, dtype=dtype, steps=tuple(recorder.steps), tensors=tensors, given=tuple(recorder.given))
-    return Recorded(recipe, recorder.given)
+    return Recorded(recorder.recipe(tensors), recorder.given)
 
 
 @final
 class _Recorder(TorchDispatchMode):
     """Writes down what is called, with fake tensors beneath it."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int, dtype: str) -> None:
         super().__init__()
+        self._seed, self._dtype = seed, dtype
         self.steps: list[Step] = []
         self.given: dict[int, Tensor] = {}
         self._number: dict[int, int] = {}
         self._alive: list[Any] = []
+
+    def recipe(self, tensors: dict[str, View]) -> Recipe:
+        """The recipe of some tensors, by the calls so far."""
+        return Recipe(seed=self._seed, dtype=self._dtype, steps=tuple(self.steps), tensors=tensors, given=tuple(self.given))
 
     def drawn(self) -> None:
         """Leave the generator, of which fake tensors take nothing, in a state that it can only have at this place."""
@@ -161,10 +165,8 @@ class _Recorder(TorchDispatchMode):
                 yield from (self.view(tensor).storage for tensor in pytree.tree_leaves(value) if isinstance(tensor, Tensor))
 
     def _read(self, tensor: Tensor) -> Any:
-        """The number in a tensor of one element, as the calls so far make it: a list of rates is often made so."""
-        recipe = Recipe(seed=0, dtype="float32", steps=tuple(self.steps), tensors={"": self.view(tensor)}, given=tuple(self.given))
-        if any(recipe.steps[place].draws for place in needed(recipe, {""})):
-            raise NotRecorded("its constructor looks at a number that it has drawn")
+        """The number in a tensor of one element, as the calls so far make it: of rates of layers, or of a truncated normal distribution."""
+        recipe = self.recipe({"": self.view(tensor)})
         with _disable_current_modes():
             return next(made(recipe, {""}, self.given.__getitem__))[1].item()
 

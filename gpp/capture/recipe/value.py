@@ -5,12 +5,9 @@ Storages are numbered in the order in which they appear; a tensor is a view of o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 NORMAL, UNIFORM = "aten.normal_.default", "aten.uniform_.default"
 
@@ -98,14 +95,3 @@ def needed(recipe: Recipe, names: Collection[str]) -> list[int]:
         covered = (covered | replaced) - begun - content
         places.append(place)
     return places
-
-
-@contextmanager
-def kept_generator() -> Iterator[None]:
-    """Leave torch's generator as it is found."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-
