@@ -1,4 +1,4 @@
-"""Initial tensors by a recipe: those that are wanted, in the order in which they are whole, and nothing else for longer than needed."""
+"""Initial tensors by a recipe: those that are wanted, one after the other, and nothing else for longer than it is needed."""
 
 from __future__ import annotations
 

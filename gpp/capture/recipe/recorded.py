@@ -19,7 +19,7 @@ from gpp.capture.codec import default_dtype, encode, is_random, operator_of, sto
 from gpp.capture.kept import advanced, random_states
 from gpp.capture.recipe.made import kept_generator, made
 from gpp.capture.recipe.value import COVERING, Recipe, Step, View
-from gpp.errors import CaptureError, GppError, InvalidConfig
+from gpp.errors import GppError, InvalidConfig
 
 
 class NotRecorded(GppError):
@@ -165,7 +165,7 @@ class _Recorder(TorchDispatchMode):
                 yield from (self.view(tensor).storage for tensor in pytree.tree_leaves(value) if isinstance(tensor, Tensor))
 
     def _read(self, tensor: Tensor) -> Any:
-        """The number in a tensor of one element, as the calls so far make it: of rates of layers, or of a truncated normal distribution."""
+        """The number in a tensor of one element, as the calls so far make it: rates of layers, bounds of a distribution."""
         recipe = self.recipe({"": self.view(tensor)})
         with _disable_current_modes():
             return next(made(recipe, {""}, self.given.__getitem__))[1].item()
