@@ -156,5 +156,5 @@ def to_make_or_not(
     except NotRecorded as error:
         return None, (f"all initial weights are made by one process, because {error}",)
     return found, (
-        f"workers make the weights of their stages, so {model.name} is not compared with its capture: initial_weights=whole does that",
+        f"workers make the weights of their stages, so {model.name} is not compared with its capture; initial_weights=whole does",
     )

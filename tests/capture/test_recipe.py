@@ -147,5 +147,5 @@ def test_workers_make_or_read_the_weights_of_their_stages(tmp_path: Path) -> Non
     write_value(tmp_path / "again.json", origin)
     assert read_json(type(origin), tmp_path / "again.json") == origin
     (folder / "model-1.safetensors").unlink()
-    with pytest.raises(InvalidConfig, match="load_weights=.* lacks"):
+    with pytest.raises(InvalidConfig, match=r"load_weights=.* lacks"):
         to_make(model, captured, str(folder), seed=5, dtype="float64")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import torch
 
@@ -18,6 +19,9 @@ from gpp.runtime.worker.stage import Fetch
 
 Order = Callable[[int], torch.Tensor]
 """Function that gives the indices of the samples of a mini-batch of the pass."""
+
+Pieces = tuple[tuple[int, int], ...]
+"""Samples [lo, hi) of a mini-batch, in order."""
 
 
 @lru_cache(maxsize=2)
@@ -34,8 +38,8 @@ def minibatch_indices(step: int, minibatch_size: int, num_samples: int, seed: in
 class Rows:
     """The data set of a job, of which only the splits are loaded that somebody reads.
 
-    Rows that are in memory are gathered for a whole mini-batch, and `ahead` does so for the next one while the worker has
-    nothing else to do. On a card they travel from pinned memory on a stream of their own, while the card computes.
+    Rows that are in memory are gathered for a mini-batch at once, and `ahead` does so for the next one while the worker has
+    nothing else to do. A replica gathers those of its own samples. On a card they travel from pinned memory on a stream of their own, while the card computes.
 
     Args:
         device: where rows are put.
@@ -54,8 +58,16 @@ class Rows:
         self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]] = {}
         self._copied: deque[_RowsOnTheWay] = deque()
 
-    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
-        """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples."""
+    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...], pieces: Pieces | None = None) -> Fetch:
+        """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples.
+
+        Args:
+            pieces: the samples [lo, hi) of a mini-batch that are asked for, in order; None for all at once. Others are fetched when
+                they are asked for.
+        """
+        pieces = pieces or ((0, size),)
+        places = dict(zip(pieces, accumulate((hi - lo for lo, hi in pieces), initial=0), strict=False))
+        own = None if pieces == ((0, size),) else torch.cat([torch.arange(lo, hi) for lo, hi in pieces])
         wanted = set(names)
         if wanted:
             with self.loading():
@@ -73,7 +85,7 @@ class Rows:
 
         def prepare(number: int) -> tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]:
             indices = order(number)
-            found = self._samples[split].fetch(indices, wanted)
+            found = self._samples[split].fetch(indices if own is None else indices[own], wanted)
             return indices, self._send(found) if self._card else found
 
         def prepared(number: int) -> dict[str, torch.Tensor]:
@@ -83,7 +95,7 @@ class Rows:
             self._next[key] = partial(prepare, number + 1)
             return self._receive(found) if isinstance(found, _RowsOnTheWay) else found
 
-        key = (split, *sorted(wanted))
+        key = (split, pieces, *sorted(wanted))
         whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
         # The rows of a mini-batch are fetched once; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
@@ -94,7 +106,13 @@ class Rows:
             if held is None or held[0] != number:
                 held = (number, torch.empty(0), prepared(number)) if whole else (number, order(number), {})
             lo, hi = lo - number * size, hi - number * size
-            return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
+            if not whole:
+                return rows(held[1][lo:hi])
+            if own is not None:
+                if (lo, hi) not in places:
+                    return rows(order(number)[lo:hi])
+                lo, hi = (at := places[lo, hi]), at + hi - lo
+            return {name: tensor[lo:hi] for name, tensor in held[2].items()}
 
         return fetch
 
