@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpp.cluster import machine_memory_bytes
 from gpp.data.base import Samples
@@ -16,6 +16,7 @@ from gpp.models.profile import AbstractProfile
 if TYPE_CHECKING:
     import torch
 
+    from gpp.app.experiment import Experiment
     from gpp.runtime.checkpoint.origin import ToMake
 
 SHARE = 0.25
@@ -86,14 +87,11 @@ def compared_model(
     return found, network
 
 
-def makes_whole(initial: Literal["auto", "whole", "stages"], captured: Captured) -> bool:
-    """Whether the process that starts a run makes all initial weights, and compares the model with its capture.
-
-    Args:
-        initial: as `gpp.app.experiment.Experiment.initial_weights`.
-    """
+def makes_whole(e: Experiment, captured: Captured) -> bool:
+    """Whether the process that starts a run makes all initial weights, and compares the model with its capture."""
     size = sum(param.num_bytes for param in captured.graph.params)
-    return initial == "whole" or (initial == "auto" and size <= SHARE * machine_memory_bytes())
+    large = e.initial_weights == "stages" or (e.initial_weights == "auto" and size > SHARE * machine_memory_bytes())
+    return not (large and e.computes and e.engine.own_weights)
 
 
 def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
@@ -145,16 +143,24 @@ def to_make(model: AbstractModel, captured: Captured, source: str | None, *, see
     return ToMake(Origin(recipe=recipe, files=files), given)
 
 
-def to_make_or_not(
-    model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str
-) -> tuple[ToMake | None, tuple[str, ...]]:
-    """As `to_make`, or None for a model of which that cannot be; and a line for the user that says what follows."""
+def weights_or_origin(
+    model: AbstractModel,
+    captured: Captured,
+    source: str | None,
+    *,
+    seed: int,
+    dtype: str,
+    network: torch.nn.Module | None,
+    whole: bool,
+) -> tuple[dict[str, torch.Tensor] | ToMake, tuple[str, ...]]:
+    """As `weights_of`; unless they are to be made `whole`, as `to_make` where that can be; and what the user is told of it."""
     from gpp.capture.recipe.recorded import NotRecorded
 
-    try:
-        found = to_make(model, captured, source, seed=seed, dtype=dtype)
-    except NotRecorded as error:
-        return None, (f"all initial weights are made by one process, because {error}",)
-    return found, (
-        f"workers make the weights of their stages, so {model.name} is not compared with its capture; initial_weights=whole does",
-    )
+    notes: tuple[str, ...] = ()
+    if not whole:
+        does = f"workers make the weights of their stages, so {model.name} is not compared with its capture"
+        try:
+            return to_make(model, captured, source, seed=seed, dtype=dtype), (f"{does}; initial_weights=whole does",)
+        except NotRecorded as error:
+            notes = (f"one process makes all initial weights, because {error}",)
+    return weights_of(model, captured, source, seed=seed, dtype=dtype, network=network), notes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpp.analysis.explore import Grid
-from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, to_make_or_not, uneven_targets, weights_of
+from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, uneven_targets, weights_or_origin
 from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
@@ -88,8 +88,7 @@ class Experiment:
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
         load_weights: a run directory, or safetensors: a file or a folder of them; None for those that the model is built with.
-        initial_weights: who makes them, the numbers being the same: `whole`: this process; `stages`: each worker those of its
-            stages; `auto`: the workers, where this process would need much of the machine's memory (`capturing.SHARE`).
+        initial_weights: `whole`: made here; `stages`: by each worker its own, the same; `auto`: `stages` above `capturing.SHARE`.
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -262,7 +261,7 @@ class Experiment:
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
-        if not (self.trains and must_compare(captured)) or not self._whole(captured):
+        if not (self.trains and must_compare(captured)) or not makes_whole(self, captured):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
         found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
@@ -366,9 +365,7 @@ class Experiment:
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
-        if self.computes and not self._whole(captured):
-            self.weights(captured)
-            out += self.made.notes
+        out += self.made.notes if not makes_whole(self, captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
@@ -414,17 +411,10 @@ class Experiment:
         """What a run that trains nothing has made is worth this by the data's targets; empty where there is nothing to judge."""
         return self.own_mode.judged(self, self.with_loss(), self.data, self.model, job, run_dir) if self.own_mode else {}
 
-    def _whole(self, captured: Captured) -> bool:
-        """Whether this process makes all initial weights."""
-        return not (self.computes and self.engine.own_weights) or makes_whole(self.initial_weights, captured)
-
     def weights(self, captured: Captured) -> dict[str, torch.Tensor] | ToMake:
         """Initial weights by full name, or how workers make them: those of `load_weights`, or a function of model, dtype, seed."""
         if self.made.weights is None:
-            given = {"seed": self.seed, "dtype": self.dtype}
-            if not self._whole(captured):
-                self.made.weights, self.made.notes = to_make_or_not(self.model, captured, self.load_weights, **given)
-        if self.made.weights is None:
             network, self.made.network = self.made.network, None
-            self.made.weights = weights_of(self.model, captured, self.load_weights, network=network, **given)
+            given = {"seed": self.seed, "dtype": self.dtype, "network": network, "whole": makes_whole(self, captured)}
+            self.made.weights, self.made.notes = weights_or_origin(self.model, captured, self.load_weights, **given)
         return self.made.weights

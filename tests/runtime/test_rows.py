@@ -29,7 +29,8 @@ class Noted(Samples):
 @pytest.mark.parametrize("pieces", [((0, 2), (4, 6)), ((2, 4), (6, 8)), ((0, 4),), None])
 def test_a_replica_fetches_its_own_samples(pieces: Pieces | None) -> None:
     rows, samples = Rows.__new__(Rows), Noted()
-    rows._device, rows._card, rows._samples = torch.device("cpu"), None, {"train": samples}
+    by_split: dict[str, Samples] = {"train": samples}
+    rows._device, rows._card, rows._samples = torch.device("cpu"), None, by_split
     rows._next, rows._prepared = {}, {}
     rows.loading = torch.no_grad
 

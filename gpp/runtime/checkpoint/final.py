@@ -169,7 +169,7 @@ def stored_weights(source: str, forms: Mapping[str, tuple[tuple[int, ...], str]]
             which = "" if file == path else f"has {file.name}, which "
             raise InvalidConfig(FIELD, source, f"{which}is no whole safetensors file ({error})", "name another file") from None
         for stored, (shape, kind) in heads.items():
-            name = captured.aliases.get(stored, stored)
+            name = captured.aliases.get(stored) or stored
             _check_form(source, stored, (shape, kind), forms.get(name))
             places.setdefault(str(file.resolve()), {})[name] = stored
     found = {name for names in places.values() for name in names}

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
@@ -22,6 +23,9 @@ Order = Callable[[int], torch.Tensor]
 
 Pieces = tuple[tuple[int, int], ...]
 """Samples [lo, hi) of a mini-batch, in order."""
+
+Gathered: TypeAlias = "tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]"
+"""The indices of a mini-batch, and its rows."""
 
 
 @lru_cache(maxsize=2)
@@ -38,8 +42,9 @@ def minibatch_indices(step: int, minibatch_size: int, num_samples: int, seed: in
 class Rows:
     """The data set of a job, of which only the splits are loaded that somebody reads.
 
-    Rows that are in memory are gathered for a mini-batch at once, and `ahead` does so for the next one while the worker has
-    nothing else to do. A replica gathers those of its own samples. On a card they travel from pinned memory on a stream of their own, while the card computes.
+    Of rows that are in memory, a replica gathers those of its own samples of a mini-batch at once, and `ahead` does so for the next
+    one while the worker has nothing else to do. On a card they travel from pinned memory on a stream of their own, while the card
+    computes.
 
     Args:
         device: where rows are put.
@@ -54,8 +59,8 @@ class Rows:
         self._samples: dict[str, Samples] = {}
         self.loading: Callable[[], AbstractContextManager[object]] = nullcontext
         self._copies = card.stream() if card else None
-        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]]] = {}
-        self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]] = {}
+        self._next: dict[tuple[str, Pieces, frozenset[str]], Callable[[], Gathered]] = {}
+        self._prepared: dict[tuple[str, Pieces, frozenset[str]], Gathered] = {}
         self._copied: deque[_RowsOnTheWay] = deque()
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...], pieces: Pieces | None = None) -> Fetch:
@@ -83,7 +88,7 @@ class Rows:
                 return found
             return {name: tensor.to(self._device, non_blocking=True) for name, tensor in found.items()}
 
-        def prepare(number: int) -> tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]:
+        def prepare(number: int) -> Gathered:
             indices = order(number)
             found = self._samples[split].fetch(indices if own is None else indices[own], wanted)
             return indices, self._send(found) if self._card else found
@@ -95,7 +100,7 @@ class Rows:
             self._next[key] = partial(prepare, number + 1)
             return self._receive(found) if isinstance(found, _RowsOnTheWay) else found
 
-        key = (split, pieces, *sorted(wanted))
+        key = (split, pieces, frozenset(wanted))
         whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
         # The rows of a mini-batch are fetched once; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
