@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpp.app.made import MadeOnce
 from gpp.cluster import machine_memory_bytes
 from gpp.data.base import Samples
 from gpp.graph.captured import LOSS, WITHOUT_WEIGHTS, Captured, capture_key, load_cached, store
@@ -16,7 +17,6 @@ from gpp.models.profile import AbstractProfile
 if TYPE_CHECKING:
     import torch
 
-    from gpp.app.experiment import Experiment
     from gpp.runtime.checkpoint.origin import ToMake
 
 SHARE = 0.25
@@ -87,11 +87,10 @@ def compared_model(
     return found, network
 
 
-def makes_whole(e: Experiment, captured: Captured) -> bool:
-    """Whether the process that starts a run makes all initial weights, and compares the model with its capture."""
+def makes_whole(asked: str, captured: Captured) -> bool:
+    """Whether one process makes all initial weights, and compares the model with its capture, as `initial_weights` has it."""
     size = sum(param.num_bytes for param in captured.graph.params)
-    large = e.initial_weights == "stages" or (e.initial_weights == "auto" and size > SHARE * machine_memory_bytes())
-    return not (large and e.computes and e.engine.own_weights)
+    return asked == "whole" or (asked == "auto" and size <= SHARE * machine_memory_bytes())
 
 
 def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
@@ -144,23 +143,19 @@ def to_make(model: AbstractModel, captured: Captured, source: str | None, *, see
 
 
 def weights_or_origin(
-    model: AbstractModel,
-    captured: Captured,
-    source: str | None,
-    *,
-    seed: int,
-    dtype: str,
-    network: torch.nn.Module | None,
-    whole: bool,
-) -> tuple[dict[str, torch.Tensor] | ToMake, tuple[str, ...]]:
-    """As `weights_of`; unless they are to be made `whole`, as `to_make` where that can be; and what the user is told of it."""
+    made: MadeOnce, model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str, whole: bool
+) -> dict[str, torch.Tensor] | ToMake:
+    """A run's initial weights, once: as `weights_of`; unless they are to be made `whole`, as `to_make` where that can be."""
     from gpp.capture.recipe.recorded import NotRecorded
 
-    notes: tuple[str, ...] = ()
-    if not whole:
+    network, made.network = made.network, None
+    if made.weights is None and not whole:
         does = f"workers make the weights of their stages, so {model.name} is not compared with its capture"
         try:
-            return to_make(model, captured, source, seed=seed, dtype=dtype), (f"{does}; initial_weights=whole does",)
+            made.weights = to_make(model, captured, source, seed=seed, dtype=dtype)
+            made.notes = (f"{does}; initial_weights=whole does",)
         except NotRecorded as error:
-            notes = (f"one process makes all initial weights, because {error}",)
-    return weights_of(model, captured, source, seed=seed, dtype=dtype, network=network), notes
+            made.notes = (f"one process makes all initial weights, because {error}",)
+    if made.weights is None:
+        made.weights = weights_of(model, captured, source, seed=seed, dtype=dtype, network=network)
+    return made.weights

@@ -88,7 +88,7 @@ class Experiment:
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
         load_weights: a run directory, or safetensors: a file or a folder of them; None for those that the model is built with.
-        initial_weights: `whole`: made here; `stages`: by each worker its own, the same; `auto`: `stages` above `capturing.SHARE`.
+        initial_weights: made `whole` by this process, or `stages` by each worker; `auto`: `stages` above `capturing.SHARE`.
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -261,7 +261,7 @@ class Experiment:
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
-        if not (self.trains and must_compare(captured)) or not makes_whole(self, captured):
+        if not (self.trains and must_compare(captured)) or not self._whole(captured):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
         found, self.made.network = compared_model(self.model, captured, self._load("train"), self.cache_dir, **given)
@@ -365,7 +365,7 @@ class Experiment:
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
-        out += self.made.notes if not makes_whole(self, captured) and self.weights(captured) else ()
+        out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
@@ -411,10 +411,10 @@ class Experiment:
         """What a run that trains nothing has made is worth this by the data's targets; empty where there is nothing to judge."""
         return self.own_mode.judged(self, self.with_loss(), self.data, self.model, job, run_dir) if self.own_mode else {}
 
+    def _whole(self, captured: Captured) -> bool:
+        return not (self.computes and self.engine.own_weights) or makes_whole(self.initial_weights, captured)
+
     def weights(self, captured: Captured) -> dict[str, torch.Tensor] | ToMake:
         """Initial weights by full name, or how workers make them: those of `load_weights`, or a function of model, dtype, seed."""
-        if self.made.weights is None:
-            network, self.made.network = self.made.network, None
-            given = {"seed": self.seed, "dtype": self.dtype, "network": network, "whole": makes_whole(self, captured)}
-            self.made.weights, self.made.notes = weights_or_origin(self.model, captured, self.load_weights, **given)
-        return self.made.weights
+        given = {"seed": self.seed, "dtype": self.dtype, "whole": self._whole(captured)}
+        return weights_or_origin(self.made, self.model, captured, self.load_weights, **given)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpp.capture.codec import decode_call, default_dtype, dtype_of, operator_of
 from gpp.capture.recipe.generator import skip
-from gpp.capture.recipe.value import NORMAL, UNIFORM, Recipe, Step, View, needed
+from gpp.capture.recipe.value import NORMAL, UNIFORM, Recipe, Step, StorageView, needed
 from gpp.errors import CaptureError
 
 BLOCK = 16
@@ -77,7 +77,7 @@ class _Making:
         for name in self._whole[place]:
             yield name, self._tensor(self._recipe.tensors[name])
 
-    def _tensor(self, view: View) -> Tensor:
+    def _tensor(self, view: StorageView) -> Tensor:
         if view.storage not in self._held:
             if view.storage not in self._recipe.given:
                 raise CaptureError(f"the recipe's storage {view.storage} is made by no call. Fix: give the same command again")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from gpp.capture.codec import default_dtype, encode, is_random, operator_of, stored_name
 from gpp.capture.kept import advanced, random_states
 from gpp.capture.recipe.made import kept_generator, made
-from gpp.capture.recipe.value import COVERING, Recipe, Step, View
+from gpp.capture.recipe.value import COVERING, Recipe, Step, StorageView
 from gpp.errors import GppError, InvalidConfig
 
 
@@ -46,7 +46,7 @@ def record(
         NotRecorded: the constructor needs more than single numbers of its tensors, or draws elsewhere than from torch's generator.
     """
     states = random_states()
-    recorder = _Recorder(seed, dtype)
+    recorder = _Calls(seed, dtype)
     with kept_generator():
         torch.manual_seed(seed)
         recorder.drawn()
@@ -66,7 +66,7 @@ def record(
 
 
 @final
-class _Recorder(TorchDispatchMode):
+class _Calls(TorchDispatchMode):
     """Writes down what is called, with fake tensors beneath it."""
 
     def __init__(self, seed: int, dtype: str) -> None:
@@ -77,7 +77,7 @@ class _Recorder(TorchDispatchMode):
         self._number: dict[int, int] = {}
         self._alive: list[Any] = []
 
-    def recipe(self, tensors: dict[str, View]) -> Recipe:
+    def recipe(self, tensors: dict[str, StorageView]) -> Recipe:
         """The recipe of some tensors, by the calls so far."""
         return Recipe(seed=self._seed, dtype=self._dtype, steps=tuple(self.steps), tensors=tensors, given=tuple(self.given))
 
@@ -95,14 +95,14 @@ class _Recorder(TorchDispatchMode):
         if not torch.equal(torch.get_rng_state(), self._state):
             raise NotRecorded("its constructor sets the state of torch's generator")
 
-    def view(self, tensor: Tensor) -> View:
+    def view(self, tensor: Tensor) -> StorageView:
         """A tensor as a part of its storage.
 
         Raises:
             NotRecorded: it is none, or that of a call that this was not told of.
         """
-        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-            raise NotRecorded(f"its constructor makes a tensor of {tensor.layout} that is sparse, conjugated or quantised")
+        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise NotRecorded(f"its constructor makes a tensor of {tensor.layout} that is sparse, conjugated or negated lazily")
         storage = tensor.untyped_storage()
         number = self._number.get(storage._cdata)
         if number is None and isinstance(tensor, FakeTensor):
@@ -118,10 +118,10 @@ class _Recorder(TorchDispatchMode):
         return self._number.setdefault(storage._cdata, len(self._alive) - 1)
 
     @staticmethod
-    def _at(tensor: Tensor, storage: int) -> View:
+    def _at(tensor: Tensor, storage: int) -> StorageView:
         kind = str(tensor.dtype).removeprefix("torch.")
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return View(storage=storage, dtype=kind, shape=shape, stride=stride, offset=int(tensor.storage_offset()))
+        return StorageView(storage=storage, dtype=kind, shape=shape, stride=stride, offset=int(tensor.storage_offset()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -132,7 +132,7 @@ class _Recorder(TorchDispatchMode):
             return self._read(args[0])
         if func._schema.name in ("aten::set_", "aten::resize_"):
             raise NotRecorded(f"its constructor calls {func._schema.name.removeprefix('aten::')}, which changes a tensor's storage")
-        reads: list[View] = []
+        reads: list[StorageView] = []
 
         def reference(tensor: Tensor) -> dict[str, str]:
             reads.append(self.view(tensor))
@@ -153,7 +153,7 @@ class _Recorder(TorchDispatchMode):
             self.steps.append(Step(target=name, args=own, kwargs=named, reads=tuple(reads), **kinds))
         return result
 
-    def _made(self, result: Any) -> Iterator[tuple[int, View]]:
+    def _made(self, result: Any) -> Iterator[tuple[int, StorageView]]:
         for place, tensor in enumerate(pytree.tree_leaves(result)):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._number:
                 yield place, self._at(tensor, self._new(tensor.untyped_storage()))

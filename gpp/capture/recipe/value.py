@@ -16,7 +16,7 @@ COVERING = frozenset({NORMAL, UNIFORM, "aten.zero_.default", "aten.fill_.Scalar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class StorageView:
     """A tensor as a part of a storage.
 
     Args:
@@ -48,10 +48,10 @@ class Step:
     target: str
     args: list[Any]
     kwargs: dict[str, Any]
-    reads: tuple[View, ...] = ()
+    reads: tuple[StorageView, ...] = ()
     writes: tuple[int, ...] = ()
     covers: bool = False
-    makes: tuple[tuple[int, View], ...] = ()
+    makes: tuple[tuple[int, StorageView], ...] = ()
     draws: bool = False
 
     @property
@@ -74,7 +74,7 @@ class Recipe:
     seed: int
     dtype: str
     steps: tuple[Step, ...]
-    tensors: dict[str, View]
+    tensors: dict[str, StorageView]
     given: tuple[int, ...] = ()
 
 
