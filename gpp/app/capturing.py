@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpp.app.made import MadeOnce
+from gpp.cluster import machine_memory_bytes
 from gpp.data.base import Samples
-from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, capture_key, load_cached, store
+from gpp.graph.captured import LOSS, WITHOUT_WEIGHTS, Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import origin
 from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
     import torch
+
+    from gpp.runtime.checkpoint.origin import ToMake
+
+SHARE = 0.25
+"""Of this machine's memory: the largest weights that one process makes by itself. To compare the model with its capture takes four
+times as much: weights and gradients of both."""
 
 LOOKED_AT = 64
 """Samples of a run whose targets are looked at."""
@@ -78,6 +87,12 @@ def compared_model(
     return found, network
 
 
+def makes_whole(asked: str, captured: Captured) -> bool:
+    """Whether one process makes all initial weights, and compares the model with its capture, as `initial_weights` has it."""
+    size = sum(param.num_bytes for param in captured.graph.params)
+    return asked == "whole" or (asked == "auto" and size <= SHARE * machine_memory_bytes())
+
+
 def uneven_targets(captured: Captured, samples: Samples, minibatch_size: int, seed: int, *, weighs: bool) -> bool:
     """Whether some samples of the first mini-batch count for more in its loss than others (`gpp.capture.coupling.uneven`).
 
@@ -104,3 +119,43 @@ def weights_of(
 
     first = state_of(model, captured, network or built(model, seed=seed, dtype=dtype), dtype=dtype)
     return read_weights(source, first, captured) if source else first
+
+
+def to_make(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> ToMake:
+    """How workers come by initial weights that this process does not make: the same numbers as `weights_of`.
+
+    Raises:
+        NotRecorded: the model cannot be built without numbers, or the loss has weights of its own.
+        InvalidConfig: `source` has no weights of this model.
+    """
+    from gpp.capture.recipe.recorded import NotRecorded, record
+    from gpp.capture.stage import initial_state
+    from gpp.runtime.checkpoint.final import stored_weights
+    from gpp.runtime.checkpoint.origin import Origin, ToMake
+
+    if any(node.target.startswith(f"{LOSS}.") for node in captured.nodes if node.kind in ("param", "buffer")):
+        raise NotRecorded(f"the loss {model.loss} has weights of its own")
+    bare = replace(captured, constants={name: data for name, data in captured.constants.items() if data is None})
+    recipe, given = record(model.build, lambda network: initial_state(network, bare), seed=seed, dtype=dtype)
+    forms = {name: (view.shape, view.dtype) for name, view in recipe.tensors.items()}
+    files = stored_weights(source, forms, captured) if source else {}
+    return ToMake(Origin(recipe=recipe, files=files), given)
+
+
+def weights_or_origin(
+    made: MadeOnce, model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str, whole: bool
+) -> dict[str, torch.Tensor] | ToMake:
+    """A run's initial weights, once: as `weights_of`; unless they are to be made `whole`, as `to_make` where that can be."""
+    from gpp.capture.recipe.recorded import NotRecorded
+
+    network, made.network = made.network, None
+    if made.weights is None and not whole:
+        does = f"workers make the weights of their stages, so {model.name} is not compared with its capture"
+        try:
+            made.weights = to_make(model, captured, source, seed=seed, dtype=dtype)
+            made.notes = (f"{does}; initial_weights=whole does",)
+        except NotRecorded as error:
+            made.notes = (f"one process makes all initial weights, because {error}",)
+    if made.weights is None:
+        made.weights = weights_of(model, captured, source, seed=seed, dtype=dtype, network=network)
+    return made.weights

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpp.analysis.explore import Grid
-from gpp.app.capturing import captured_model, compared_model, must_compare, uneven_targets, weights_of
+from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, uneven_targets, weights_or_origin
 from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
 from gpp.app.moving import check_movable, check_replan
@@ -58,6 +58,8 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     import torch
 
+    from gpp.runtime.checkpoint.origin import ToMake
+
 
 @settings("", slots=False)
 class Experiment:
@@ -88,7 +90,8 @@ class Experiment:
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step. `auto`: the run's own directory, if it has a checkpoint (`going_on`).
-        load_weights: of mode=inference: a run directory, or a safetensors file; None for those that the model is built with.
+        load_weights: a run directory, or safetensors: a file or a folder of them; None for those that the model is built with.
+        initial_weights: made `whole` by this process, or `stages` by each worker; `auto`: `stages` above `capturing.SHARE`.
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -116,6 +119,7 @@ class Experiment:
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
     load_weights: str | None = None
+    initial_weights: Literal["auto", "whole", "stages"] = "auto"
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
@@ -261,7 +265,7 @@ class Experiment:
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
-        if not (self.trains and must_compare(captured)):
+        if not (self.trains and must_compare(captured)) or not self._whole(captured):
             return captured
         given = {"seed": self.seed, "dtype": self.dtype}
         found, self.made.network = compared_model(self.model, captured, self.samples("train"), self.cache_dir, **given)
@@ -365,6 +369,7 @@ class Experiment:
         )
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
+        out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
         return tuple(out)
 
@@ -411,10 +416,10 @@ class Experiment:
         """What a run that trains nothing has made is worth this by the data's targets; empty where there is nothing to judge."""
         return self.own_mode.judged(self, self.with_loss(), self.data, self.model, job, run_dir) if self.own_mode else {}
 
-    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
-        if self.made.weights is None:
-            network, self.made.network = self.made.network, None
-            given = {"seed": self.seed, "dtype": self.dtype, "network": network}
-            self.made.weights = weights_of(self.model, captured, self.load_weights, **given)
-        return self.made.weights
+    def _whole(self, captured: Captured) -> bool:
+        return not (self.computes and self.engine.own_weights) or makes_whole(self.initial_weights, captured)
+
+    def weights(self, captured: Captured) -> dict[str, torch.Tensor] | ToMake:
+        """Initial weights by full name, or how workers make them: those of `load_weights`, or a function of model, dtype, seed."""
+        given = {"seed": self.seed, "dtype": self.dtype, "whole": self._whole(captured)}
+        return weights_or_origin(self.made, self.model, captured, self.load_weights, **given)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gpp.cost.problem import Problem
     from gpp.export.modules import Modules
     from gpp.planners.bounds.lower_bound import Bound
+    from gpp.runtime.checkpoint.origin import ToMake
     from gpp.runtime.rehearsal.rehearse import Rehearsals
 
 
@@ -21,13 +22,15 @@ class MadeOnce:
     Args:
         rehearsals: those whose process has started early.
         network: the model with its first weights, from the comparison with its capture until the weights are asked for.
-        weights: the initial weights.
+        weights: the initial weights, or how workers make them.
+        notes: what the user is told of them.
         modules: those of the model, where its plan is a layout of them.
         bound: the problem that was asked about last, and the time that no plan for it can beat.
     """
 
     rehearsals: Rehearsals | None = None
     network: torch.nn.Module | None = None
-    weights: dict[str, torch.Tensor] | None = None
+    weights: dict[str, torch.Tensor] | ToMake | None = None
+    notes: tuple[str, ...] = ()
     modules: Modules | None = None
     bound: tuple[Problem, Bound | None] | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,15 +75,15 @@ def _tree(expr: Any) -> Any:
     return [_SIZE_FUNCTIONS[kind], *(_tree(arg) for arg in expr.args)]
 
 
-def encode(value: Any, reference: Callable[[torch.fx.Node], Any]) -> Any:
-    """JSON form of an argument of a traced call; `reference` encodes the nodes in it.
+def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
+    """JSON form of an argument of a traced call; `reference` encodes the nodes in it, or the tensors of one that is no trace.
 
     Raises:
         UnknownSize: see `expression_of`.
         CaptureError: a value has a type without an encoding.
     """
     match value:
-        case torch.fx.Node():
+        case torch.fx.Node() | torch.Tensor():
             return reference(value)
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
             return size(expression_of(value))
@@ -170,6 +171,17 @@ def _named(name: str, kind: type) -> Any:
 def dtype_of(name: str) -> torch.dtype:
     """The dtype of a name such as `float32`."""
     return _named(name, torch.dtype)
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    """Build and call modules under a default floating-point type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 EQUIVALENT = {"transformers.grouped_mm_fallback.default": "gpp.grouped_mm.default"}

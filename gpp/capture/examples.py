@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from gpp.capture.blocks import capture_blocks
 from gpp.capture.build import capture
+from gpp.capture.codec import default_dtype
 from gpp.capture.faithful.compared import compared
 from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
@@ -19,17 +19,6 @@ from gpp.models.losses import loss, metric, module_of
 
 EXAMPLE_BATCH = 4
 """Samples of an example: at least 2, because torch.export specialises sizes 0 and 1."""
-
-
-@contextmanager
-def default_dtype(name: str) -> Iterator[None]:
-    """Build and call modules under a default floating-point type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, name))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def example(spec: TensorSpec, dtype: str, device: str) -> torch.Tensor:

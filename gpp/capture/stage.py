@@ -184,25 +184,39 @@ class StageModule(nn.Module):
         """
         return self.cut.spec(name)
 
+    def wants(self) -> dict[str, Tensor]:
+        """The parameters, buffers and constants that need a value, by full name; those that losses are divided by, too."""
+        constants = self.cut.captured.constants
+        own = {name: tensor for name, tensor in self._root.owned() if constants.get(name) is None}
+        return own | (self.counts.module.wants() if self.counts else {})
+
+    def take(self, name: str, value: Tensor) -> None:
+        """Copy a value into every tensor of that full name (canonical name of tied weights).
+
+        Raises:
+            CaptureError: it has another shape.
+        """
+        for part in (self, *([self.counts.module] if self.counts else [])):
+            tensor = dict(part._root.owned()).get(name)
+            if tensor is None:
+                continue
+            if value.shape != tensor.shape:
+                raise CaptureError(f"{name} has shape {tuple(value.shape)} in the state, the model's has {tuple(tensor.shape)}")
+            with torch.no_grad():
+                tensor.copy_(value)
+
     def load(self, mapping: Mapping[str, Tensor]) -> None:
         """Copy parameters, buffers and constants from a mapping by full name (canonical name of tied weights).
 
         Raises:
             CaptureError: a name is missing or has another shape.
         """
-        with torch.no_grad():
-            for name, tensor in self._root.owned():
-                if name in mapping:
-                    value = mapping[name]
-                elif self.cut.captured.constants.get(name) is not None:
-                    continue
-                else:
-                    raise CaptureError(f"the state has no tensor {name}. Fix: save it with initial_state(model, captured)")
-                if value.shape != tensor.shape:
-                    raise CaptureError(f"{name} has shape {tuple(value.shape)} in the state, the model's has {tuple(tensor.shape)}")
-                tensor.copy_(value)
-        if self.counts:
-            self.counts.module.load(mapping)
+        wants, every = self.wants(), [name for name, _ in self._root.owned()]
+        for name in dict.fromkeys((*every, *wants)):
+            if name in mapping:
+                self.take(name, mapping[name])
+            elif name in wants:
+                raise CaptureError(f"the state has no tensor {name}. Fix: save it with initial_state(model, captured)")
 
 
 def build_stage(

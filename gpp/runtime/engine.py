@@ -150,6 +150,8 @@ class AbstractEngine(ABC):
     """Whether the engine executes a job."""
     own_runtime: ClassVar[bool] = False
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
+    own_weights: ClassVar[bool] = False
+    """Whether its workers can make the initial weights of their stages by themselves (`gpp.runtime.checkpoint.origin`)."""
     bounds_memory: ClassVar[bool] = False
     """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
     needs_weights: ClassVar[bool]

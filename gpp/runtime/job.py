@@ -4,7 +4,7 @@ RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, b
             model.json      the captured model      graph.json   its (coarsened) operator graph
             cluster.json    plan.json               program.txt  evaluation.txt
             costs.json              times and bytes of each stage by the cost model
-            weights.safetensors     initial weights, by full parameter name
+            weights.safetensors     initial weights, by full parameter name; where workers make their own, `origin.json` says how
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -150,6 +150,13 @@ class Settings:
         return with_earlier(content)
 
 
+class WritesItself(Protocol):
+    """Initial weights that are not tensors yet (`gpp.runtime.checkpoint.origin.ToMake`)."""
+
+    def save(self, folder: Path) -> None:
+        """Write what workers make them of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """All values of a run; `save` and `load` are inverse to each other.
@@ -179,8 +186,8 @@ class Job:
         policy = {restore(self.settings.weights).mechanism} if self.settings.weights else set[str]()
         return self.plan.mechanisms | self.program.mechanisms | policy | asked(self.settings.optimizer, settings).keys()
 
-    def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Write the job below `run_dir`; `weights` are torch tensors by full name."""
+    def save(self, run_dir: Path, weights: Mapping[str, Any] | WritesItself | None = None) -> None:
+        """Write the job below `run_dir`; `weights` are torch tensors by full name, or how workers come by them."""
         folder = run_dir / "job"
         keep(dataclasses.asdict(self.settings))
         for name in FILES:
@@ -195,7 +202,10 @@ class Job:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
         else:  # a run that goes on here may have had one before
             (folder / "evaluation.txt").unlink(missing_ok=True)
-        if weights is not None:
+        (folder / "origin.json").unlink(missing_ok=True)
+        if weights is not None and not isinstance(weights, Mapping):
+            weights.save(folder)
+        elif weights is not None:
             write_tensors(folder / "weights.safetensors", {name: tensor.contiguous() for name, tensor in weights.items()})
 
     @classmethod

@@ -54,6 +54,7 @@ FULL = {
         python -m tests.checks.parallelize
         python -m tests.checks.parallelize --lengths --launch ranks
         python -m tests.checks.parallelize --tokens --memory""",
+    "shares": "python -m tests.checks.shares",
     "pipebench": "python -m tests.checks.pipebench --count 1000",
     "planners": """
         python -m tests.checks.planners --jobs 2 --what validate --count 2000

@@ -68,10 +68,6 @@ class Inference(AbstractMode):
                 raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
 
     def check_elsewhere(self, e: RunSettings) -> None:
-        if e.load_weights is not None:
-            raise InvalidConfig(
-                "load_weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
-            )
         rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None
         if rate is not None:
             rule = f"is the rate of requests, and mode={e.mode} answers none"

@@ -119,46 +119,81 @@ FIELD = "load_weights"
 
 
 def read_weights(source: str, built: Mapping[str, torch.Tensor], captured: Captured) -> dict[str, torch.Tensor]:
-    """The tensors of a run's checkpoints/final, or of a safetensors file, by full name.
+    """The tensors of a run's checkpoints/final, or of safetensors files, by full name.
 
     Args:
-        source: a run directory, the folder of its final weights, or a file.
-        built: those of the freshly built model: names, shapes and types that are wanted. A tensor that a state dict leaves out (a
-            constant, a buffer that is not persistent) stays.
-        captured: the model, all of whose parameters must be there.
+        built: those of the freshly built model. A tensor that a state dict leaves out (a constant, a buffer that is not persistent)
+            stays.
+
+    Raises:
+        InvalidConfig: as `stored_weights`.
+    """
+    from safetensors import safe_open
+
+    forms = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in built.items()}
+    found = dict[str, torch.Tensor]()
+    for path, names in stored_weights(source, forms, captured).items():
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_tensor(stored).to(built[name].dtype) for name, stored in names.items()}
+    return {**built, **found}
+
+
+def stored_weights(source: str, forms: Mapping[str, tuple[tuple[int, ...], str]], captured: Captured) -> dict[str, dict[str, str]]:
+    """Where the tensors of a run's checkpoints/final lie, or of a safetensors file, or of a folder of them; none is read.
+
+    Args:
+        source: a run directory, the folder of its final weights, a file, or the folder of a model of Hugging Face.
+        forms: name -> shape and type of the freshly built model's.
+        captured: the model, all of whose parameters must be there; tied ones under any of their names.
+
+    Returns:
+        Absolute path of a file -> full name -> name in the file.
 
     Raises:
         InvalidConfig: there are no weights, they are damaged, or they are another model's.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     path = Path(source)
     files = [path] if path.is_file() else _files(path)
     if not files:
-        rule = "must be a run directory with checkpoints/final, or a safetensors file"
+        rule = "must be a run directory with checkpoints/final, or safetensors: a file, or a folder of them"
         raise InvalidConfig(FIELD, source, rule, "name one, as in load_weights=outputs/latest, or leave it out")
-    found: dict[str, torch.Tensor] = {}
+    places: dict[str, dict[str, str]] = {}
     for file in files:
         try:
-            found.update(load_file(file))
+            with safe_open(file, framework="pt") as opened:
+                own = {stored: opened.get_slice(stored) for stored in opened.keys()}  # noqa: SIM118  # it is no mapping
+                heads = {stored: (tuple(part.get_shape()), part.get_dtype()) for stored, part in own.items()}
         except (SafetensorError, OSError) as error:
             which = "" if file == path else f"has {file.name}, which "
             raise InvalidConfig(FIELD, source, f"{which}is no whole safetensors file ({error})", "name another file") from None
-    unknown = sorted(found.keys() - built.keys())
-    if unknown:
-        raise InvalidConfig(FIELD, source, f"has {unknown[0]}, which the model does not", "name weights of this model")
-    for name, tensor in found.items():
-        if tensor.is_floating_point() != built[name].is_floating_point():
-            rule = f"has {name} of {tensor.dtype}, and the model's is of {built[name].dtype}"
-            raise InvalidConfig(FIELD, source, rule, "name weights of this model")
-        if tensor.shape != built[name].shape:
-            rule = f"has {name} of shape {tuple(tensor.shape)}, and the model's is {tuple(built[name].shape)}"
-            raise InvalidConfig(FIELD, source, rule, "name weights of this model")
+        for stored, (shape, kind) in heads.items():
+            name = captured.aliases.get(stored) or stored
+            _check_form(source, stored, (shape, kind), forms.get(name))
+            places.setdefault(str(file.resolve()), {})[name] = stored
+    found = {name for names in places.values() for name in names}
     wanted = {node.target for node in captured.nodes if node.kind == "param"}
-    if missing := sorted(wanted - found.keys()):
+    if missing := sorted(wanted - found):
         raise InvalidConfig(FIELD, source, f"lacks {missing[0]}, which the model reads", "name weights of this model")
-    return {name: found[name].to(tensor.dtype) if name in found else tensor for name, tensor in built.items()}
+    return places
+
+
+def _check_form(source: str, name: str, stored: tuple[tuple[int, ...], str], own: tuple[tuple[int, ...], str] | None) -> None:
+    """Refuse a tensor that is not the model's.
+
+    Raises:
+        InvalidConfig
+    """
+    if own is None:
+        raise InvalidConfig(FIELD, source, f"has {name}, which the model does not", "name weights of this model")
+    (shape, kind), (wanted, dtype) = stored, own
+    if ("F" in kind) != ("float" in dtype):
+        rule = f"has {name} of {kind}, and the model's is of {dtype}"
+        raise InvalidConfig(FIELD, source, rule, "name weights of this model")
+    if shape != wanted:
+        rule = f"has {name} of shape {shape}, and the model's is {wanted}"
+        raise InvalidConfig(FIELD, source, rule, "name weights of this model")
 
 
 def _files(folder: Path) -> list[Path]:

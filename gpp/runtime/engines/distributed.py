@@ -51,6 +51,7 @@ class Distributed(AbstractServer):
     """
 
     own_runtime: ClassVar[bool] = True
+    own_weights: ClassVar[bool] = True
     bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None

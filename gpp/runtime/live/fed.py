@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.even import EvenOrder
 from gpp.runtime.job import Settings
-from gpp.runtime.worker.rows import Order, Rows
+from gpp.runtime.worker.rows import Order, Pieces, Rows
 from gpp.runtime.worker.stage import Fetch
 
 ADDRESS, SECRET = "GPP_FEED", "GPP_FEED_SECRET"
@@ -57,7 +57,7 @@ class Fed(Rows):
         self.loading = nullcontext
         self.batch: dict[str, torch.Tensor] = {}
 
-    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
+    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...], pieces: Pieces | None = None) -> Fetch:
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
             return {name: self.batch[name][lo:hi].to(self._device, non_blocking=True) for name in names}
 

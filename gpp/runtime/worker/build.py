@@ -19,6 +19,7 @@ from gpp.program.steady_state import accumulation
 from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
+from gpp.runtime.checkpoint.origin import fill, origin_of
 from gpp.runtime.checkpoint.state import ShareOf, SplitWeights, job_weights
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
@@ -100,13 +101,17 @@ def build_modules(
     """
     modules: dict[int, StageModule] = {}
     known = {name.removeprefix(WEIGHTS): tensor for name, tensor in state.items() if name.startswith(WEIGHTS)}
+    origin = origin_of(run_dir)
     with job_weights(run_dir) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
-            module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
+            if origin is None:
+                module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
             set_context(job, module, device.type)
+        if origin is not None:
+            fill(modules, teams.shards, origin, weights, known)
     tie(modules.values())
     teams.join(modules)
     if job.settings.compile:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
@@ -19,6 +21,12 @@ from gpp.runtime.worker.stage import Fetch
 
 Order = Callable[[int], torch.Tensor]
 """Function that gives the indices of the samples of a mini-batch of the pass."""
+
+Pieces = tuple[tuple[int, int], ...]
+"""Samples [lo, hi) of a mini-batch, in order."""
+
+Gathered: TypeAlias = "tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]"
+"""The indices of a mini-batch, and its rows."""
 
 
 KEPT_ORDERS = 4
@@ -39,8 +47,9 @@ def minibatch_indices(step: int, minibatch_size: int, num_samples: int, seed: in
 class Rows:
     """The data set of a job, of which only the splits are loaded that somebody reads.
 
-    Rows that are in memory are gathered for a whole mini-batch, and `ahead` does so for the next one while the worker has
-    nothing else to do. On a card they travel from pinned memory on a stream of their own, while the card computes.
+    Of rows that are in memory, a replica gathers those of its own samples of a mini-batch at once, and `ahead` does so for the next
+    one while the worker has nothing else to do. On a card they travel from pinned memory on a stream of their own, while the card
+    computes.
 
     Args:
         device: where rows are put.
@@ -55,13 +64,21 @@ class Rows:
         self._samples: dict[str, Samples] = {}
         self.loading: Callable[[], AbstractContextManager[object]] = nullcontext
         self._copies = card.stream() if card else None
-        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]]] = {}
-        self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]] = {}
+        self._next: dict[tuple[str, Pieces, frozenset[str]], Callable[[], Gathered]] = {}
+        self._prepared: dict[tuple[str, Pieces, frozenset[str]], Gathered] = {}
         self._copied: deque[_RowsOnTheWay] = deque()
         self._orders: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
-        """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples."""
+    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...], pieces: Pieces | None = None) -> Fetch:
+        """Function (lo, hi) -> the named rows, each [hi - lo, ...], of a pass of mini-batches of `size` samples.
+
+        Args:
+            pieces: the samples [lo, hi) of a mini-batch that are asked for, in order; None for all at once. Others are fetched when
+                they are asked for.
+        """
+        pieces = pieces or ((0, size),)
+        places = dict(zip(pieces, accumulate((hi - lo for lo, hi in pieces), initial=0), strict=False))
+        own = None if pieces == ((0, size),) else torch.cat([torch.arange(lo, hi) for lo, hi in pieces])
         wanted = set(names)
         if wanted:
             # A column may be made when a row of it is first asked for.
@@ -73,9 +90,9 @@ class Rows:
                 return found
             return {name: tensor.to(self._device, non_blocking=True) for name, tensor in found.items()}
 
-        def prepare(number: int) -> tuple[torch.Tensor, _RowsOnTheWay | dict[str, torch.Tensor]]:
+        def prepare(number: int) -> Gathered:
             indices = order(number)
-            found = self._samples[split].fetch(indices, wanted)
+            found = self._samples[split].fetch(indices if own is None else indices[own], wanted)
             return indices, self._send(found) if self._card else found
 
         def prepared(number: int) -> dict[str, torch.Tensor]:
@@ -85,7 +102,7 @@ class Rows:
             self._next[key] = partial(prepare, number + 1)
             return self._receive(found) if isinstance(found, _RowsOnTheWay) else found
 
-        key = (split, *sorted(wanted))
+        key = (split, pieces, frozenset(wanted))
         whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
         # The rows of a mini-batch are fetched once; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
@@ -96,7 +113,13 @@ class Rows:
             if held is None or held[0] != number:
                 held = (number, torch.empty(0), prepared(number)) if whole else (number, order(number), {})
             lo, hi = lo - number * size, hi - number * size
-            return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
+            if not whole:
+                return rows(held[1][lo:hi])
+            if own is not None:
+                if (lo, hi) not in places:
+                    return rows(order(number)[lo:hi])
+                lo, hi = (at := places[lo, hi]), at + hi - lo
+            return {name: tensor[lo:hi] for name, tensor in held[2].items()}
 
         return fetch
 

@@ -302,7 +302,9 @@ class Worker:
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Order, step: int) -> None:
         for s, runner in interpreter.runners.items():
             module, rows = runner.module, partial(self.rows.fetch, split, size, order)
-            own = rows(module.inputs)
+            # What a loss of the mini-batch is divided by is of all its samples.
+            alone = None if module.counts else tuple(sorted(runner.portion.pieces.values()))
+            own = rows(module.inputs, alone)
             labels = rows(module.counts.reads) if module.counts and module.counts.reads != module.inputs else own
             runner.begin(module.counting(own, labels, size), partial(self._seed, s), step)
 

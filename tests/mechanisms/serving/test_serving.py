@@ -114,7 +114,6 @@ def test_four_workers_answer_as_one_device(model: str, strategy: str, tmp_path: 
         (("engine.buffers=0",), ("engine.buffers=0", "at least 1")),
         (("engine.arrival_rate=-1",), ("engine.arrival_rate", "positive number")),
         (("strategy.objective=speed",), ("strategy.objective", "throughput")),
-        (("mode=train", "load_weights=w.safetensors"), ("load_weights", "mode=inference")),
         (("mode=plan", "engine.arrival_rate=5"), ("engine.arrival_rate=5.0", "mode=plan answers none", "set mode=inference")),
         (("mode=plan", "strategy.objective=latency"), ("strategy.objective=latency", "answers none", "set mode=inference")),
     ],
