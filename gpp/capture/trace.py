@@ -31,6 +31,7 @@ from gpp.capture.assigned import in_place, read_copies
 from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
+from gpp.capture.known import KnownValues
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
 from gpp.models.losses import Loss, Measure, loss_terms, module_of
@@ -38,7 +39,8 @@ from gpp.models.losses import Loss, Measure, loss_terms, module_of
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 OUTSIDE = (
-    "take what follows from values out of forward, and hand its result in: a tensor, batch first, or a number, which is a constant"
+    "take what follows from values out of forward, and hand its result in: a tensor, batch first, or numbers of Python, as in "
+    "grid=(4, 8), which are constants and may decide"
 )
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
@@ -61,7 +63,10 @@ class Traced:
 
 
 class Whole(nn.Module):
-    """Model, loss and metrics as one module: it takes flat tensors and returns loss and metrics."""
+    """Model, loss and metrics as one module: it takes flat tensors and returns loss and metrics.
+
+    The model is called within `around`.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class Whole(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         own = module_of(loss)
         if own is not None and own not in set(model.modules()):
             self.loss = own
@@ -86,7 +92,8 @@ class Whole(nn.Module):
         """(loss, metric, items, ...), all of them scalars; `tell` gets the names of the losses among them."""
         call, inputs, names, loss, metrics, items, tell = self._functions
         num_inputs = len(inputs)
-        outputs = call(self.model, flat[:num_inputs])
+        with self.around():
+            outputs = call(self.model, flat[:num_inputs])
         targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
         if len(names) == 1:
             targets = flat[num_inputs]
@@ -176,14 +183,7 @@ def trace(
             _left_alone(whole) as again,
             in_place(whole) as assigned,
         ):
-            try:
-                program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
-            except GppError:
-                raise
-            except Exception as error:
-                again()
-                program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
-                notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
+            program, fixed = _exported(whole, flat, batch or size, again, notes)
             read_copies(program, assigned)
     except GppError:
         raise
@@ -218,15 +218,59 @@ def _length(thing: Any, /, _of: Callable[[Any], int] = len) -> Any:
     return thing.shape[0] if isinstance(thing, Tensor) and thing.dim() else _of(thing)
 
 
-def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:
-    """Export at one batch size, after a symbolic one has failed; if this fails too, the first failure is raised."""
+def _exported(
+    whole: Whole, flat: tuple[Tensor, ...], size: int, again: Callable[[], None], notes: list[str]
+) -> tuple[torch.export.ExportedProgram, int | None]:
+    """Export with a symbolic batch; where that fails at one batch size, which is returned and noted.
+
+    A model whose code looks at values has those that follow from numbers alone (`gpp.capture.known`). If all fails, the first
+    failure is raised.
+    """
+    dim, sized = torch.export.Dim("batch", min=1), tuple(resized(tensor, size) for tensor in flat)
     try:
-        return _export(whole, tuple(resized(tensor, batch) for tensor in flat), None)
+        return _export_known(whole, flat, dim, again), None
+    except GppError:
+        raise
+    except Exception as error:
+        first = error
+    again()
+    try:
+        program = _export_known(whole, sized, None, again)
     except CaptureError:
         raise
     except Exception as second:
         violated = isinstance(first, UserError) and first.error_type == UserErrorType.CONSTRAINT_VIOLATION
         raise (second if violated else first) from None
+    notes.append(f"captured at the fixed batch size {size}: {_reason(first)}")
+    return program, size
+
+
+def _export_known(whole: Whole, flat: tuple[Tensor, ...], dim: Any, again: Callable[[], None]) -> torch.export.ExportedProgram:
+    """Export as it is; where a number is read from a tensor, with values that follow from numbers alone, if that is enough."""
+    program, failure = None, None
+    try:
+        program = _export(whole, flat, dim)
+        if not _reads(program):
+            return program
+    except Exception as error:
+        if not _looks_at_values(error):
+            raise
+        failure = error
+    again()
+    whole.around = KnownValues
+    with contextlib.suppress(Exception):
+        known = _export(whole, flat, dim)
+        if not _reads(known):
+            return known
+    if program is not None:
+        return program
+    assert failure is not None
+    raise failure
+
+
+def _reads(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program reads a number from a tensor."""
+    return any(node.target is torch.ops.aten.item.default for node in program.graph.nodes)
 
 
 @contextlib.contextmanager
@@ -368,11 +412,16 @@ def where_of(stack_trace: str | None) -> str | None:
     return None
 
 
+def _looks_at_values(error: BaseException) -> bool:
+    """Whether the code of a model needed a number that is in a tensor."""
+    return "data-dependent" in next((line for line in str(error).splitlines() if line.strip()), "")
+
+
 def _explain(error: BaseException, whole: Whole) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     what, fix = f"{type(error).__name__}: {first}", REWRITE
-    if "data-dependent" in first:
+    if _looks_at_values(error):
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
         fix = _captured_otherwise(whole, frames) or f"{OUTSIDE}; or {fix}"
     return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"
