@@ -249,7 +249,7 @@ def _export_known(whole: Whole, flat: tuple[Tensor, ...], dim: Any, again: Calla
     whole.around = KnownValues
     with contextlib.suppress(Exception):
         known = _export(whole, flat, dim)
-        if not _reads(known):
+        if program is None or not _reads(known):  # a number that is read may decide nothing
             return known
     if program is not None:
         return program
