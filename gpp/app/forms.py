@@ -2,15 +2,17 @@
 
 A batch of fewer samples runs the same operators on fewer of them. For one of other lengths (other sizes behind the samples) the
 model is captured again: what an operator costs and how large its tensors are follow from the lengths in ways that no symbol of
-torch.export tells. Both keep the stages, so that no weight moves and no worker starts anew.
+torch.export tells. So it is for other numbers and words among the inputs (the grid of a picture), which a capture has in it. All
+keep the stages, so that no weight moves and no worker starts anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+from gpp.app.batches import same_constants
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import TARGET
@@ -26,11 +28,13 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gpp.capture.given import ModelInputs
+
 Rows: TypeAlias = "Mapping[str, Tensor]"
 """A mini-batch by the names of the captured inputs and targets."""
 
-Lengths = tuple[tuple[int, ...], ...]
-"""Sizes behind the samples of each input and target, in the order of the captured inputs."""
+Lengths = tuple[tuple[Any, ...], ...]
+"""Sizes behind the samples of each input and target, in the order of the captured inputs; and each constant, as (name, text)."""
 
 PAD = "pad batches to a few lengths, as in multiples of 64, with a mask or labels that the loss leaves out"
 
@@ -41,50 +45,65 @@ class Forms:
 
     Args:
         job, problem, strategy: of the examples.
-        capture: captures the model at the lengths of a batch.
+        examples: the inputs of the examples, taken apart.
+        capture: captures the model at the lengths of a batch, with its constants.
         most: lengths that may be captured, those of the examples included.
 
     `jobs` are those of all forms, by number.
     """
 
-    def __init__(self, job: Job, problem: Problem, strategy: Strategy, capture: Callable[[Rows], Captured], *, most: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        problem: Problem,
+        strategy: Strategy,
+        examples: ModelInputs,
+        capture: Callable[[Rows, ModelInputs], Captured],
+        *,
+        most: int,
+    ) -> None:
         self._job, self._problem, self._strategy, self._capture, self._most = job, problem, strategy, capture, most
         self._inputs = job.captured.rows
-        own: Lengths = tuple(tuple(int(size) for size in (node.shape or ())[1:]) for node in self._inputs.values())
+        self._constants = examples.constants
+        sizes: Lengths = tuple(tuple(int(size) for size in (node.shape or ())[1:]) for node in self._inputs.values())
+        own = sizes + _texts(examples.constants)
         self._captured: dict[Lengths, tuple[Captured, OpGraph]] = {own: (job.captured, job.graph)}
         self._numbers = {(job.plan.minibatch_size, own): 0}
         self.jobs = [job]
 
-    def number(self, rows: Rows) -> int | None:
+    def number(self, rows: Rows, batch: ModelInputs) -> int | None:
         """The number of a batch's form, 0 for that of the examples; None for a new one.
 
         Raises:
             InvalidConfig: a tensor is of another form than in the examples; the batch is larger, or cannot be cut as they are.
         """
-        found = self._numbers.get(shape := self._shape(rows))
+        found = self._numbers.get(shape := self._shape(rows, batch))
         if found is None:
             self._check_size(shape[0])
         return found
 
-    def make(self, rows: Rows) -> Job:
+    def make(self, rows: Rows, batch: ModelInputs) -> Job:
         """The job of a new form.
+
+        Args:
+            batch: the inputs among the rows, as they were given.
 
         Raises:
             InvalidConfig: the model calls other operators at these lengths, or was captured at too many; the plan does not fit.
         """
-        size, lengths = self._shape(rows)
-        captured, graph = self._captured.get(lengths) or self._captured_at(lengths, rows)
+        size, lengths = self._shape(rows, batch)
+        captured, graph = self._captured.get(lengths) or self._captured_at(lengths, rows, batch)
         return self._job_of(size, captured, graph)
 
-    def keep(self, rows: Rows, job: Job) -> int:
+    def keep(self, rows: Rows, batch: ModelInputs, job: Job) -> int:
         """Note the job of a batch's form; its number."""
-        size, lengths = self._shape(rows)
+        size, lengths = self._shape(rows, batch)
         self._captured[lengths] = job.captured, job.graph
         self._numbers[size, lengths] = len(self.jobs)
         self.jobs.append(job)
         return len(self.jobs) - 1
 
-    def _shape(self, rows: Rows) -> tuple[int, Lengths]:
+    def _shape(self, rows: Rows, batch: ModelInputs) -> tuple[int, Lengths]:
         """Samples of a batch, and its lengths.
 
         Raises:
@@ -106,7 +125,9 @@ class Forms:
             if kind != node.dtype:
                 rule = f"{name.removeprefix(TARGET)!r} must be {node.dtype}, as in the examples"
                 raise InvalidConfig("batch", kind, rule, f"convert it, as in tensor.to(torch.{node.dtype})")
-        return size, tuple(tuple(rows[name].shape[1:]) for name in self._inputs)
+        if self._most == 1:
+            same_constants(self._constants, batch.constants)
+        return size, tuple(tuple(rows[name].shape[1:]) for name in self._inputs) + _texts(batch.constants)
 
     def _check_size(self, size: int) -> None:
         """Refuse numbers of samples that the plan cannot be run on.
@@ -128,7 +149,7 @@ class Forms:
             rule = f"samples cannot be cut into micro-batches of {only}, the only size that the plan of this model runs at"
             raise InvalidConfig("batch", size, rule, fix)
 
-    def _captured_at(self, lengths: Lengths, rows: Rows) -> tuple[Captured, OpGraph]:
+    def _captured_at(self, lengths: Lengths, rows: Rows, batch: ModelInputs) -> tuple[Captured, OpGraph]:
         """The model at other lengths, its operators in the groups of the examples'.
 
         Raises:
@@ -146,13 +167,14 @@ class Forms:
             rule = "has other lengths than the examples, and the plan splits operators over devices"
             raise InvalidConfig("batch", shown, rule, "pad it, or use a planner that gives each stage one device for a replica")
         try:
-            captured = self._capture(rows)
+            captured = self._capture(rows, batch)
         except CaptureError as error:
             raise InvalidConfig("batch", shown, f"has lengths at which the model cannot be captured: {error}", "pad it") from error
         graph = grouped_like(captured.graph, self._job.graph)
         if graph is None or not self._alike(captured, graph):
             rule = "has lengths at which the model calls other operators than for the examples"
-            raise InvalidConfig("batch", shown, rule, "pad it to lengths of at least 2, or as long as the examples")
+            fix = "pad it to lengths of at least 2, or as long as the examples; or call gpp.parallelize again for it"
+            raise InvalidConfig("batch", shown, rule, fix)
         return captured, graph
 
     def _alike(self, captured: Captured, graph: OpGraph) -> bool:
@@ -193,6 +215,11 @@ class Forms:
             evaluation=strategy.lower_evaluation(plan, problem, size, cards=cards),
             costs=plan.bills(strategy.posed(problem)),
         )
+
+
+def _texts(constants: Mapping[str, Any]) -> Lengths:
+    """Constants by name, as parts of a key: 1 and True are two."""
+    return tuple((name, repr(value)) for name, value in sorted(constants.items()))
 
 
 def _smaller(plan: Plan, size: int) -> Plan:

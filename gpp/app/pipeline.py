@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
-from gpp.app.batches import check_ignored, named_targets, rows_of, same_constants
+from gpp.app.batches import check_ignored, named_targets, rows_of
 from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
 from gpp.app.peers import INSTEAD, StepLoss
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpp.app.batches import Inputs, Targets
+    from gpp.capture.given import ModelInputs
     from gpp.export.base import AbstractExporter
     from gpp.runtime.live.crew import Crew
     from gpp.runtime.live.ranks import Meeting, Ranks
@@ -66,7 +67,7 @@ class Pipeline:
         self._criterion = module_of(wanted.loss.function)
         self.losses: list[float] = []
         self._wanted, self._job, self._outcome = wanted, job, Outcome()
-        self._forms = Forms(job, problem, wanted.strategy, wanted.of_rows, most=wanted.planning.lengths)
+        self._forms = Forms(job, problem, wanted.strategy, wanted.examples, wanted.of_rows, most=wanted.planning.lengths)
         self._usual: set[int] = set()
         self._given = UserObjects(wanted.model, wanted.loss.function, wanted.made, wanted.run.progress.warn)
         self._ignored = ignored_label(job.captured)
@@ -282,12 +283,11 @@ class Pipeline:
         workers = self._open()
         try:
             batch = given(self.model, inputs)
-            same_constants(self._wanted.examples.constants, batch.constants)
             rows = rows_of(self._job, batch.tensors, named_targets(targets))
-            workers.agree(rows)
-            form = self._forms.number(rows)
+            workers.agree(rows, batch.constants)
+            form = self._forms.number(rows, batch)
             if form is None:
-                form = self._forms.keep(rows, workers.add(lambda: self._made(rows)))
+                form = self._forms.keep(rows, batch, workers.add(lambda: self._made(rows, batch)))
                 self._given.renew()
             check_ignored(self._forms.jobs[form], rows, self._ignored)
             if what == "step":
@@ -306,11 +306,11 @@ class Pipeline:
             self._usual.add(len(self.losses))
         return found
 
-    def _made(self, rows: Mapping[str, Tensor]) -> tuple[Job, dict[str, Tensor]]:
+    def _made(self, rows: Mapping[str, Tensor], batch: ModelInputs) -> tuple[Job, dict[str, Tensor]]:
         """The job of a new form, and the values of constants that its capture lacks."""
         from gpp.capture.stage import initial_state
 
-        job = self._forms.make(rows)
+        job = self._forms.make(rows, batch)
         state = initial_state(self.model, job.captured, self._criterion)
         names = [job.captured.node_of[name].target for name, data in job.captured.constants.items() if data is None]
         return job, {name: state[name] for name in names}

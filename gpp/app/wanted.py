@@ -38,6 +38,8 @@ from gpp.strategy import Strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gpp.capture.given import ModelInputs
+
 ENDLESS = 1_000_000_000
 """Steps of a training whose end is not said."""
 
@@ -97,8 +99,12 @@ class Wanted:
     def engine(self) -> Distributed:
         return self.run.engine or Distributed()
 
-    def capture(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Captured:
-        """The model at the sizes of a mini-batch; one that runs at one batch size only at that of a micro-batch."""
+    def capture(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], given: ModelInputs | None = None) -> Captured:
+        """The model at the sizes of a mini-batch; one that runs at one batch size only at that of a micro-batch.
+
+        Args:
+            given: the inputs as they were given, for the constants among them; None for those of the examples.
+        """
         from gpp.capture.build import capture
 
         def captured(batch: int | None = None) -> Captured:
@@ -108,17 +114,20 @@ class Wanted:
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
             ]
             asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.loss.items, bool(targets))}
-            positional, named = self.examples.arguments(two[0])
+            positional, named = (given or self.examples).arguments(two[0])
             return capture(model, named or positional, two[1], loss, dict(self.loss.metrics or {}), **asked)
 
         found = captured()
         b = only_size(self.planning.microbatch_size, self.size)
         return found if found.batch in (None, b) else captured(b)
 
-    def of_rows(self, rows: Mapping[str, Tensor]) -> Captured:
-        """The model at the sizes of a mini-batch by captured names."""
+    def of_rows(self, rows: Mapping[str, Tensor], given: ModelInputs) -> Captured:
+        """The model at the sizes of a mini-batch by captured names, with the constants of its inputs."""
+        if given.constants != self.examples.constants:
+            shown = ", ".join(f"{name}={value!r}" for name, value in given.constants.items())
+            self.run.progress.warn(f"the model is captured again for {shown}: what is no tensor is a constant of a capture")
         targets = {name.removeprefix(TARGET): tensor for name, tensor in rows.items() if name.startswith(TARGET)}
-        return self.capture({name: tensor for name, tensor in rows.items() if not name.startswith(TARGET)}, targets)
+        return self.capture({name: tensor for name, tensor in rows.items() if not name.startswith(TARGET)}, targets, given)
 
     def problem(self, captured: Captured) -> Problem:
         """The planning problem."""

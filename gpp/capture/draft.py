@@ -19,7 +19,8 @@ from torch.export.graph_signature import InputKind
 
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, operator_of, size, stored_name
 from gpp.capture.homes import home_of
-from gpp.capture.trace import Traced, where_of
+from gpp.capture.trace import Traced
+from gpp.capture.user_lines import where_of
 from gpp.errors import CaptureError
 from gpp.graph.captured import Items
 from gpp.models.losses import named_tensors

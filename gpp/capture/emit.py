@@ -192,7 +192,10 @@ class Emitter:
             # Generated code knows its globals by name.
             other.__name__ = other.__qualname__ = f"late_{target.__name__.replace('.', '_')}"
             through = other
-        if not through and (function := python_function(target)):
+        if not through and target is torch.ops.aten.view.default:
+            # What came in a message is contiguous, and where it was captured it may have had strides that allow the view.
+            target = torch.reshape
+        elif not through and (function := python_function(target)):
             target, args, kwargs = function, *every_argument(target, args, kwargs)
         self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)
 

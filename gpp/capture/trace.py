@@ -5,15 +5,11 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
-import linecache
-import re
-import sysconfig
 import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,16 +27,11 @@ from gpp.capture.assigned import in_place, read_copies
 from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
+from gpp.capture.known import KnownValues
+from gpp.capture.user_lines import REWRITE, explained, looks_at_values, reason, where
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
 from gpp.models.losses import Loss, Measure, loss_terms, module_of
-
-_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(__file__).parents[1] / "app"), "<")
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-OUTSIDE = (
-    "take what follows from values out of forward, and hand its result in: a tensor, batch first, or a number, which is a constant"
-)
-REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +52,10 @@ class Traced:
 
 
 class Whole(nn.Module):
-    """Model, loss and metrics as one module: it takes flat tensors and returns loss and metrics."""
+    """Model, loss and metrics as one module: it takes flat tensors and returns loss and metrics.
+
+    The model is called within `around`.
+    """
 
     def __init__(
         self,
@@ -76,6 +70,7 @@ class Whole(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         own = module_of(loss)
         if own is not None and own not in set(model.modules()):
             self.loss = own
@@ -86,7 +81,8 @@ class Whole(nn.Module):
         """(loss, metric, items, ...), all of them scalars; `tell` gets the names of the losses among them."""
         call, inputs, names, loss, metrics, items, tell = self._functions
         num_inputs = len(inputs)
-        outputs = call(self.model, flat[:num_inputs])
+        with self.around():
+            outputs = call(self.model, flat[:num_inputs])
         targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
         if len(names) == 1:
             targets = flat[num_inputs]
@@ -176,19 +172,12 @@ def trace(
             _left_alone(whole) as again,
             in_place(whole) as assigned,
         ):
-            try:
-                program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
-            except GppError:
-                raise
-            except Exception as error:
-                again()
-                program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
-                notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
+            program, fixed = _exported(whole, flat, batch or size, again, notes)
             read_copies(program, assigned)
     except GppError:
         raise
     except (Exception, SystemExit) as error:
-        raise CaptureError(_explain(error, whole)) from error
+        raise CaptureError(explained(error, whole)) from error
     return Traced(
         program=program,
         inputs=names,
@@ -218,15 +207,59 @@ def _length(thing: Any, /, _of: Callable[[Any], int] = len) -> Any:
     return thing.shape[0] if isinstance(thing, Tensor) and thing.dim() else _of(thing)
 
 
-def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:
-    """Export at one batch size, after a symbolic one has failed; if this fails too, the first failure is raised."""
+def _exported(
+    whole: Whole, flat: tuple[Tensor, ...], size: int, again: Callable[[], None], notes: list[str]
+) -> tuple[torch.export.ExportedProgram, int | None]:
+    """Export with a symbolic batch; where that fails at one batch size, which is returned and noted.
+
+    A model whose code looks at values has those that follow from numbers alone (`gpp.capture.known`). If all fails, the first
+    failure is raised.
+    """
+    dim, sized = torch.export.Dim("batch", min=1), tuple(resized(tensor, size) for tensor in flat)
     try:
-        return _export(whole, tuple(resized(tensor, batch) for tensor in flat), None)
+        return _export_known(whole, flat, dim, again), None
+    except GppError:
+        raise
+    except Exception as error:
+        first = error
+    again()
+    try:
+        program = _export_known(whole, sized, None, again)
     except CaptureError:
         raise
     except Exception as second:
         violated = isinstance(first, UserError) and first.error_type == UserErrorType.CONSTRAINT_VIOLATION
         raise (second if violated else first) from None
+    notes.append(f"captured at the fixed batch size {size}: {reason(first)}")
+    return program, size
+
+
+def _export_known(whole: Whole, flat: tuple[Tensor, ...], dim: Any, again: Callable[[], None]) -> torch.export.ExportedProgram:
+    """Export as it is; where a number is read from a tensor, with values that follow from numbers alone, if that is enough."""
+    program, failure = None, None
+    try:
+        program = _export(whole, flat, dim)
+        if not _reads(program):
+            return program
+    except Exception as error:
+        if not looks_at_values(error):
+            raise
+        failure = error
+    again()
+    whole.around = KnownValues
+    with contextlib.suppress(Exception):
+        known = _export(whole, flat, dim)
+        if program is None or not _reads(known):  # a number that is read may decide nothing
+            return known
+    if program is not None:
+        return program
+    assert failure is not None
+    raise failure
+
+
+def _reads(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program reads a number from a tensor."""
+    return any(node.target is torch.ops.aten.item.default for node in program.graph.nodes)
 
 
 @contextlib.contextmanager
@@ -335,56 +368,3 @@ def _annotations(notes: list[str]) -> Iterator[None]:
         mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
     ):
         yield
-
-
-def _reason(error: Exception) -> str:
-    """Why the batch could not be symbolic: torch's own finding, or the line that failed."""
-    if isinstance(error, UserError) and error.error_type == UserErrorType.CONSTRAINT_VIOLATION:
-        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
-        return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
-    return f"{where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's, nor Python's, nor this room's."""
-    standard = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
-    return not filename.startswith(_LIBRARY) and not standard
-
-
-def where(frames: traceback.StackSummary) -> str:
-    """`file:line: source` of the innermost frame of the user's code."""
-    for frame in reversed(frames):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return "an unknown place"
-
-
-def where_of(stack_trace: str | None) -> str | None:
-    """`file:line: source` of the innermost user frame in a node's stack trace from torch; None without one."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
-    for filename, line in reversed(found):
-        if is_users(filename):
-            return f"{filename}:{line}: {linecache.getline(filename, int(line)).strip()}"
-    return None
-
-
-def _explain(error: BaseException, whole: Whole) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    what, fix = f"{type(error).__name__}: {first}", REWRITE
-    if "data-dependent" in first:
-        what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
-        fix = _captured_otherwise(whole, frames) or f"{OUTSIDE}; or {fix}"
-    return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"
-
-
-def _captured_otherwise(whole: Whole, frames: traceback.StackSummary) -> str | None:
-    """The setting by which a model's own code leaves out control flow that depends on values; None where there is none.
-
-    The experts of Transformers are a loop over those that have tokens (eager), or products that need none.
-    """
-    chosen = {getattr(getattr(module, "config", None), "_experts_implementation", None) for module in whole.modules()}
-    experts = any("expert" in frame.name or "expert" in (frame.line or "") for frame in frames if is_users(frame.filename))
-    if "eager" not in chosen or not experts:
-        return None
-    return "choose experts without a loop: model.set_experts_implementation('grouped_mm'), or 'batched_mm'"

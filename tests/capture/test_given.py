@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gpp.app.batches import same_constants
 from gpp.capture.build import capture
 from gpp.capture.given import given
-from gpp.errors import InvalidConfig
+from gpp.errors import CaptureError, InvalidConfig
 
 
 @dataclass
@@ -86,3 +86,35 @@ def test_what_is_no_input_is_refused() -> None:
         same_constants({"scale": 0.5}, {"scale": 0.7})
     with pytest.raises(InvalidConfig, match=r"batch.on=left out: must be True"):
         same_constants({"on": True}, {})
+
+
+class Patches(nn.Module):
+    """It walks over the grids of its pictures, as vision towers do that take pictures of several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        grids, order, start = torch.tensor([grid] * len(x)), [], 0
+        for height, width in grids.tolist():
+            places = start + torch.arange(int(height) * int(width)).reshape(int(height), int(width))
+            order.append(places.T[places.T >= 0])
+            start += height * width
+        y = self.inner(x.flatten(0, 1))[torch.cat(order)]
+        parts = torch.split(y, grids.prod(-1).tolist())
+        return self.outer(torch.stack([part.cumsum(0).mean(0) for part in parts]))
+
+
+def test_code_that_looks_at_values_of_numbers_alone_has_them() -> None:
+    """At one batch size, and equal to the module; values of a tensor among the inputs are refused with the line, and this way."""
+    x, y = torch.randn(4, 6, 4, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64)
+    captured = capture(Patches().double(), {"x": x, "grid": (2, 3)}, y, F.mse_loss, name="patches", batch=2)
+    assert captured.batch == 2 and captured.checked and captured.checked.unknown is None
+
+    class Looks(Patches):
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, tuple(grid[0].tolist()))  # type: ignore[arg-type]
+
+    with pytest.raises(CaptureError, match=rf"{__file__.replace('.', '[.]')}:\d+: .*Fix: .* hand its result in: .* or numbers"):
+        capture(Looks().double(), {"x": x, "grid": torch.tensor([[2, 3]] * 4)}, y, F.mse_loss, name="looks", batch=2)

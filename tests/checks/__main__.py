@@ -23,6 +23,7 @@ from tests.support.pages import ROOT
 
 FULL = {
     "card_path": "python -m tests.checks.card_path",
+    "captured_once": "python -m tests.checks.captured_once --train",
     "cards": "python -m tests.checks.cards --count 2000 --jobs 2",
     "compiled": "python -m tests.checks.compiled",
     "docs": "python -m tests.checks.docs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections import namedtuple
 from functools import partial
@@ -230,6 +232,55 @@ def none_input() -> Made:
 @on("a number as an input", "equal")
 def number_input() -> Made:
     return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": 3.0}))
+
+
+@on("a number as an input, another one in some batches", "equal")
+def other_number() -> Made:
+    scales = itertools.cycle((3.0, 0.5))
+    return Made(Fusion(), batches(lambda: {"x": rows(D), "y": rows(D), "scale": next(scales)}))
+
+
+@on("`torch.tensor(grid).tolist()`: sizes and an order from numbers of Python, others in some batches", "equal")
+def grids() -> Made:
+    class Grids(Between):
+        def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
+            height, width = torch.tensor(grid).tolist()
+            order = torch.arange(height * width).reshape(height, width).T.flatten()
+            return super().forward(x[:, order[order >= 0]].cumsum(1).mean(1))
+
+    shapes = itertools.cycle(((2, 3), (3, 2)))
+    return Made(Grids(nn.Linear(D, D)), batches(lambda: {"x": rows(6, D), "grid": next(shapes)}))
+
+
+@on("`nn.Transformer` with `tgt_mask` alone", "equal")
+def whole_transformer() -> Made:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Transformer(D, 2, 1, 1, 16, dropout=0.0, batch_first=True), nn.Linear(D, 3)
+
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=target.dtype)
+            return self.head(self.inner(source, target, tgt_mask=mask)[:, -1])
+
+    return Made(Whole(), batches(lambda: {"source": rows(5, D), "target": rows(4, D)}))
+
+
+@dataclasses.dataclass
+class Sample:
+    x: Tensor
+    y: Tensor | None = None
+    words: tuple[str, ...] = ("left", "right")
+
+
+@on("a dataclass as the input, with words and None in it", "equal")
+def dataclass_input() -> Made:
+    class Reads(Between):
+        def forward(self, sample: Sample, *, negate: bool = False) -> Tensor:  # type: ignore[override]
+            assert sample.words == ("left", "right") and sample.y is None
+            return super().forward(-sample.x if negate else sample.x)
+
+    return Made(Reads(nn.Linear(D, D)), batches(lambda: {"sample": Sample(rows(D)), "negate": True}))
 
 
 @on("a dict within the inputs", "equal")

@@ -39,7 +39,7 @@ class ThreadCrew:
             worker._listens = False  # a process has one allocator to listen to
         self.notes = tuple(dict.fromkeys(note for worker in self._workers for note in worker.notes))
 
-    def agree(self, batch: Tensors) -> None:
+    def agree(self, batch: Tensors, constants: Mapping[str, Any]) -> None:
         """There is one program, so there is one batch."""
 
     def barrier(self) -> None:

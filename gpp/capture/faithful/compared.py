@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from gpp.capture.faithful.numbers import Numbers, differing, flat, listed, off, plain
 from gpp.capture.faithful.sides import SEED, Graph, Own, Unknown
 from gpp.capture.kept import Change, advanced, random_states, seed_all
-from gpp.capture.trace import REWRITE, is_users, where
+from gpp.capture.user_lines import REWRITE, is_users, where
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, Checked
 from gpp.models.losses import Loss

@@ -19,7 +19,8 @@ from gpp.capture.faithful.numbers import Numbers, flat, telling, total_of
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules, advanced, random_states, seed_all
 from gpp.capture.stage import build_stage
-from gpp.capture.trace import REWRITE, Whole, resized, where
+from gpp.capture.trace import Whole, resized
+from gpp.capture.user_lines import REWRITE, where
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, is_loss
 from gpp.models.losses import Loss

@@ -70,7 +70,7 @@ class Crew:
         self._reads = {rank: head["reads"] for rank, (head, _) in answers.items()}
         self.notes = tuple(dict.fromkeys(note for head, _ in answers.values() for note in head["notes"]))
 
-    def agree(self, batch: Tensors) -> None:
+    def agree(self, batch: Tensors, constants: Mapping[str, Any]) -> None:
         """There is one program, so there is one batch."""
 
     def barrier(self) -> None:

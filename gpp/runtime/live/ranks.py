@@ -193,13 +193,13 @@ class Ranks:
         while not self._over.wait(BEAT_S):
             self._status.beat()
 
-    def agree(self, batch: Tensors) -> None:
-        """Refuse batches that differ between the ranks: by their shapes, and by some of their numbers.
+    def agree(self, batch: Tensors, constants: Mapping[str, Any]) -> None:
+        """Refuse batches that differ between the ranks: by their shapes, by some of their numbers, and by what is no tensor.
 
         Raises:
             InvalidConfig: names the ranks.
         """
-        found = self._guard(lambda: self._numbers([_digest(batch)]))
+        found = self._guard(lambda: self._numbers([_digest(batch, constants)]))
         others = [rank for rank, number in enumerate(found) if number != found[0]]
         if others:
             rule = f"differs from that of rank 0 on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))}"
@@ -367,9 +367,9 @@ class Ranks:
         return body if here else tensor.cpu().numpy().tobytes()
 
 
-def _digest(batch: Tensors) -> int:
-    """A number that batches of other shapes or samples do not share: of the shapes, the types and some of the values."""
-    digest = hashlib.sha256()
+def _digest(batch: Tensors, constants: Mapping[str, Any]) -> int:
+    """A number that batches of other shapes or samples do not share: of the shapes, the types, some values and the constants."""
+    digest = hashlib.sha256(repr(sorted((name, repr(value)) for name, value in constants.items())).encode())
     for name, tensor in sorted(batch.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         flat = tensor.detach().reshape(-1)
