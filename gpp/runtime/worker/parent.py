@@ -39,16 +39,6 @@ def worker_environment(num_threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
 
-def same_modules() -> dict[str, str]:
-    """Environment variables with which a child imports what this program does: the folder of its script is on the path.
-
-    So the user's modules that a job names (an optimizer's, an operator's) are found from whatever folder the program was started.
-    """
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folders = [str(Path(script).resolve().parent)] if script else []
-    return {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
 def identity() -> str:
     """This process's identity, which no other process ever has: its id alone is given away again after its end."""
     return "/".join((str(os.getpid()), str(_started(os.getpid())), *_place()))
