@@ -4,7 +4,7 @@ A worker runs the captured operators without the user's code. An operator exists
 node that calls it names the module that does so (`Node.home`), and a process imports that before it runs the node.
 
 A module that has what registered the operator in a variable (what `custom_op` returns, or a `Library`) does so when it is imported.
-Where none has, a fresh process tries the module of the operator's code and those that the user names (`gpp.capture.registering`).
+Where none has, or the user names modules, a fresh process tries them and that of the operator's code (`gpp.capture.registering`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
 
 from gpp.capture.registering import registered, tried
+from gpp.capture.user_lines import REGISTER
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured
-
-FIX = (
-    "register it in a module of its own, when that is imported; where it is not found by itself, name the module: "
-    "gpp.Run(imports=['its.module']), or model.imports=[its.module] on the command line"
-)
 
 _TORCHS_OWN = re.compile(r"(^|/)(aten/src|torch/csrc|pytorch/build|torch/_\w+|torch/[\w/]+\.py)")
 """Places in torch's sources at which its own operators are registered, as the dispatcher tells them."""
@@ -55,22 +51,22 @@ def home_of(operator: torch._ops.OpOverload, where: str, imports: tuple[str, ...
     home = made._init_fn.__module__ if made is not None else _of_place(place)
     if home is None or home.split(".")[0] == "torch":
         return ""
-    if holder := _holder(name, made, home):
+    at_import = made is None or "<locals>" not in made._init_fn.__qualname__
+    if at_import and not imports and (holder := _holder(name, made, home)):
         return holder
-    asked = tuple(dict.fromkeys([*([home] if home not in ("", "__main__") else []), *imports]))
+    candidates = imports if home in ("", "__main__") else (home, *imports)
+    asked = tuple(dict.fromkeys(candidates))
     found = tried(asked) if asked else None
     full = f"{name}.{operator._overloadname}" if operator._overloadname != "default" else name
     if found is not None and full in found.modules:
         return found.modules[full]
-    if home == "__main__":
-        what = "in the program that was started (__main__), and no worker process could import that"
-    else:
-        what = f"by {home}, which" if home else "by a module that is not known"
+    what = {"": "by a module that is not known", "__main__": "in the program that was started (__main__)"}.get(home, f"by {home}")
+    why = "and no worker process could import that"
     if found is not None:
         tried.cache_clear()  # the user may correct it
-        said = "".join(f"; {module} raised {error}" for module, error in found.failed.items())
-        what = f"{what}; in a fresh process importing {' and '.join(asked)} does not register it{said}"
-    raise CaptureError(f"{name} at {where} is registered {what}. Fix: {FIX}")
+        said = "".join(f"; {module}: {error}" for module, error in found.failed.items())
+        why = f"but not when a fresh process imports {' and '.join(asked)}{said}"
+    raise CaptureError(f"{name} at {where} is registered {what}, {why}. Fix: {REGISTER}")
 
 
 def import_homes(captured: Captured) -> None:
@@ -91,7 +87,7 @@ def import_homes(captured: Captured) -> None:
     here = registered()
     for target, home in homes.items():
         if target.removesuffix(".default").replace(".", "::", 1) not in here:
-            raise CaptureError(f"operator {target} is not registered by importing {home}. Fix: {FIX}")
+            raise CaptureError(f"operator {target} is not registered by importing {home}. Fix: {REGISTER}")
 
 
 def _holder(name: str, made: object, home: str) -> str:

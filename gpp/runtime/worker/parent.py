@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
