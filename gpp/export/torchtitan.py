@@ -17,6 +17,9 @@ from gpp.export.degrees import ModuleChain, losses
 from gpp.export.layout import GivenLayout, LayoutPart
 from gpp.export.modules import Modules
 from gpp.plan.chain import PlanChain
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
+from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
 OPENING, NORM, HEAD, LAYERS = "tok_embeddings", "norm", "lm_head", "layers"
@@ -63,6 +66,8 @@ class TorchTitan(AbstractExporter):
     name: ClassVar[str] = "torchtitan"
     engine: ClassVar[str] = "torchtitan"
     whole: ClassVar[bool] = True
+    replicas: ClassVar[bool] = True
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = (OneFOneB(), Interleaved1F1B(k=2))
     nearest: bool = False
     module: str = "llama3"
     config: str = "llama3_8b"
