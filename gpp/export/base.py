@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.layout import GivenLayout
-from gpp.export.ways import Way, of_replicas
+from gpp.export.ways import EngineWay, of_replicas
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
 from gpp.plan.chain import refuse_unequal_microbatches
@@ -165,14 +165,14 @@ class AbstractExportPart(ABC):
             UnsupportedPlan: it has, but not in this plan; names the stage.
         """
 
-    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[Way]:
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
         """Ways to plan with the mechanism for that engine; none where it has no such thing."""
         yield from ()
 
 
-def ways(exporter: AbstractExporter, problem: Problem, strategy: Strategy) -> Iterator[Way]:
+def ways(exporter: AbstractExporter, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
     """All ways to use the devices that an engine has: what mechanisms offer, and replicas, each with each."""
-    chosen = [Way(problem=problem, strategy=strategy, expand=lambda plan: plan)]
+    chosen = [EngineWay(problem=problem, strategy=strategy, expand=lambda plan: plan)]
     for part in found_parts().values():
         chosen += [own.then(other) for own in chosen for other in part.ways(exporter.name, own.problem, own.strategy)]
     for own in chosen:

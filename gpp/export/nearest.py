@@ -13,7 +13,7 @@ from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.errors import GppError, InvalidConfig
 from gpp.export.base import AbstractExporter, ToExport, ways
 from gpp.export.modules import Modules
-from gpp.export.ways import Way
+from gpp.export.ways import EngineWay
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
@@ -74,7 +74,7 @@ def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
     found: list[tuple[float, ToExport]] = []
     for asked, way in _tries(e, exporter):
 
-        def made(plan: Plan, asked: ToExport = asked, way: Way = way) -> ToExport:
+        def made(plan: Plan, asked: ToExport = asked, way: EngineWay = way) -> ToExport:
             return asked.having(replace(way.expand(plan), graph_fingerprint=asked.problem.graph.fingerprint))
 
         def refuses(plan: Plan, made: Callable[[Plan], ToExport] = made) -> str | None:
@@ -88,7 +88,7 @@ def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, Way]]:
+def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, EngineWay]]:
     """Strategies by the engine's rules, with the ways to plan them."""
     posed = e
     if exporter.whole:
@@ -97,7 +97,7 @@ def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, 
         except InvalidConfig:
             return
     else:
-        yield posed, Way(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
+        yield posed, EngineWay(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
     chain = replace(e.strategy, planner=Sequential(replication=False))
     strategies = [chain]
     if e.problem.regime.trains:

@@ -16,7 +16,7 @@ from gpp.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class EngineWay:
     """A problem to be planned in place of another one.
 
     Args:
@@ -27,12 +27,12 @@ class Way:
     strategy: Strategy
     expand: Callable[[Plan], Plan]
 
-    def then(self, other: Way) -> Way:
+    def then(self, other: EngineWay) -> EngineWay:
         """This way, and within its problem the other one."""
         return replace(other, expand=lambda plan: self.expand(other.expand(plan)))
 
 
-def of_replicas(problem: Problem, strategy: Strategy) -> Iterator[Way]:
+def of_replicas(problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
     """Pipelines side by side, each with its share of the mini-batch: stage by stage their devices are replicas.
 
     A plan of the smaller problem leaves out the sums of gradients over replicas, which an expanded plan's prediction has.
@@ -48,7 +48,7 @@ def of_replicas(problem: Problem, strategy: Strategy) -> Iterator[Way]:
         fewer = replace(cluster, devices=cluster.devices[::count], nodes=cluster.nodes[::count])
         size = problem.microbatch_size and problem.microbatch_size // count
         posed = replace(problem, cluster=fewer, minibatch_size=problem.minibatch_size // count, microbatch_size=size)
-        yield Way(problem=posed, strategy=strategy, expand=lambda plan, count=count: _side_by_side(plan, count))
+        yield EngineWay(problem=posed, strategy=strategy, expand=lambda plan, count=count: _side_by_side(plan, count))
 
 
 def _side_by_side(plan: Plan, count: int) -> Plan:

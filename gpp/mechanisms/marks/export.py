@@ -9,7 +9,7 @@ from typing import Any, Final, final
 from gpp.cost.problem import Problem
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.base import AbstractExportPart, Told
-from gpp.export.ways import Way
+from gpp.export.ways import EngineWay
 from gpp.mechanisms.marks.policies import Recompute
 from gpp.mechanisms.marks.stage import Marks
 from gpp.memory import fits_whole
@@ -45,9 +45,11 @@ class MarksExport(AbstractExportPart):
         lost = f"recomputation of some operators alone, as in stage {kept[0]}: the engine computes every layer again"
         return Told(settings=SETTINGS[engine], lost=(lost,), plan=replace(plan, stages=stages))
 
-    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[Way]:
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
         if engine in SETTINGS and not strategy.memory.ways and not strategy.planner.keeps and not fits_whole(problem):
-            yield Way(problem=problem, strategy=replace(strategy, memory=Recompute(selection="all")), expand=lambda plan: plan)
+            yield EngineWay(
+                problem=problem, strategy=replace(strategy, memory=Recompute(selection="all")), expand=lambda plan: plan
+            )
 
 
 EXPORT = MarksExport()

@@ -8,7 +8,7 @@ from typing import Final, final
 from gpp.cost.problem import Problem
 from gpp.errors import UnsupportedPlan
 from gpp.export.base import AbstractExportPart, Told
-from gpp.export.ways import Way
+from gpp.export.ways import EngineWay
 from gpp.mechanisms.tensor_parallel.searching import splits
 from gpp.plan.plan import Plan
 from gpp.strategy import Strategy
@@ -32,9 +32,9 @@ class TensorParallelExport(AbstractExportPart):
             )
         return Told(settings={NAMES[engine]: degrees[0]})
 
-    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[Way]:
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
         for split in splits(problem) if engine in NAMES else ():
-            yield Way(problem=split.view, strategy=strategy, expand=split.expand)
+            yield EngineWay(problem=split.view, strategy=strategy, expand=split.expand)
 
 
 EXPORT = TensorParallelExport()
