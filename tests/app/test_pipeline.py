@@ -182,6 +182,7 @@ def test_what_cannot_be_is_refused_before_a_worker_starts(tmp_path: Path) -> Non
         ({"strategy": streams}, "strategy=streams: does not drain"),
         ({"optimizer": gpp.Adam(lr=1e-3, learning_rate=gpp.LearningRate(shape="cosine"))}, "steps=null: learning rate cosine"),
         ({"loss": None}, "loss=null: the model's outputs have none"),
+        ({"loss": lambda a, b, c: a}, r"loss=<lambda>: takes \(a, b, c\) and is called with \(outputs, targets\)"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             started(model_of(), tmp_path / "run", **settings)
