@@ -202,14 +202,14 @@ def test_without_targets_loss_and_metrics_get_the_outputs_alone(tmp_path: Path, 
 
 
 def test_what_cannot_be_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
-    three: Any = lambda a, b, c: a  # noqa: E731
     streams = gpp.Strategy(name="streams", planner=gpp.GraphPipe(), schedule=gpp.NoFlush(), weights=gpp.Stash())
-    for settings, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"strategy": streams}, "strategy=streams: does not drain"),
         ({"optimizer": gpp.Adam(lr=1e-3, learning_rate=gpp.LearningRate(shape="cosine"))}, "steps=null: learning rate cosine"),
         ({"loss": None}, "loss=null: the model's outputs have none"),
-        ({"loss": three}, r"loss=<lambda>: takes \(a, b, c\) and is called with \(outputs, targets\)"),
-    ):
+        ({"loss": lambda a, b, c: a}, r"loss=<lambda>: takes \(a, b, c\) and is called with \(outputs, targets\)"),
+    ]
+    for settings, message in cases:
         with pytest.raises(InvalidConfig, match=message):
             started(model_of(), tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
