@@ -23,7 +23,7 @@ from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.dotted import import_named
 from gpp.serialization import from_json, to_json
-from tests.support.cli import ROOT
+from tests.support.cli import ROOT, TOWERS, run_cold
 
 OPERATORS = """
 import torch
@@ -204,10 +204,13 @@ def test_an_operator_without_a_formula_of_its_gradient_is_named(registered: str)
         capture(Behind("twice"), {"x": torch.randn(3, 4)}, torch.zeros(3, 2), nn.functional.mse_loss, name="net")
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("imports", [(), ("registers",)])
-def test_a_program_in_another_folder_trains_with_them(tmp_path: Path, imports: tuple[str, ...]) -> None:
-    """The workers' folder is that of the command, and the operators lie beside the script; a call registers those of named modules."""
+@pytest.mark.parametrize(("imports", "launcher"), [((), []), (("registers",), []), (("registers",), TORCHRUN)])
+def test_a_program_in_another_folder_trains_with_them(tmp_path: Path, imports: tuple[str, ...], launcher: list[str]) -> None:
+    """The workers' folder is that of the command, and the operators lie beside the script; a named module registers them."""
     (tmp_path / "code").mkdir()
     hidden = "def register():\n    global cube\n" + "".join(
         f"    {line}\n" for line in OPERATORS.partition("def forget")[0].splitlines()
@@ -221,6 +224,7 @@ import torch, gpp{"" if imports else ", operators_of_mine"}
 from torch import Tensor, nn
 
 {net}
+torch.manual_seed(0)
 model = Net("cube")
 plain, (x, y) = copy.deepcopy(model), torch.randn(2, 8, 4)
 step, losses = torch.optim.SGD(plain.parameters(), lr=0.1), []
@@ -236,7 +240,42 @@ with gpp.parallelize(model, x, y[:, :2], loss=nn.functional.mse_loss, devices=2,
 print(json.dumps(losses))
 """)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "code/train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, *launcher, "code/train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     for mine, theirs in json.loads(done.stdout.splitlines()[-1]):
         assert mine == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.long
+def test_a_run_trains_with_the_operators_of_a_module_that_no_other_imports(tmp_path: Path) -> None:
+    """The settings name it; without them the run is refused with what to write."""
+    (tmp_path / "operators_of_mine.py").write_text(OPERATORS)
+    source = Path(__file__).read_text()
+    net = (
+        source[source.index("class Net") : source.index("def captured_with")]
+        .replace("(4, ", "(8, ")
+        .replace("name: str", 'name: str = "cube"')
+    )
+    net = net.replace("Linear(8, 4), nn.Linear(8, 2)", "Linear(8, 8), nn.Linear(8, 1)").replace(
+        "(self.inner(x)))", "(self.inner(x))).squeeze(-1)"
+    )
+    (tmp_path / "net_of_mine.py").write_text(f"import torch\nfrom torch import Tensor, nn\n\n\n{net}")
+    words = [
+        *TOWERS,
+        "model.factory=net_of_mine.Net",
+        "cost=analytical",
+        "strategy=even",
+        "steps=4",
+        "minibatch_size=8",
+        "logger=[]",
+    ]
+    words += ["cluster.num_devices=2", "baselines_s=0"]
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    refused = run_cold(tmp_path / "refused", *words, PYTHONPATH=path)
+    assert refused.code == 2 and "gpp_mine::cube. Fix: register it" in " ".join(refused.out.split()), refused.out
+    done = run_cold(tmp_path / "run", *words, "model.imports=[operators_of_mine]", PYTHONPATH=path)
+    assert done.code == 0, done.out
+    assert done.result["plan"]["num_devices"] == 2 and done.result["status"] == "ok"
+    assert '"home": "operators_of_mine"' in (done.run_dir / "job" / "model.json").read_text()
