@@ -127,11 +127,11 @@ def test_what_no_worker_can_import_is_refused_with_operator_line_and_fix(registe
 
 def test_an_operator_that_nobody_has_registered_is_named_with_the_setting() -> None:
     class Calls(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ops.gpp_mine.nothing(super().forward(x))
+        def forward(self, input: Tensor) -> Tensor:
+            return torch.ops.gpp_mine.nothing(super().forward(input))
 
     with pytest.raises(CaptureError, match=r"registers the operator gpp_mine::nothing. Fix: .* gpp.Run\(imports="):
-        capture(Calls(2, 1), {"x": torch.zeros(3, 2)}, torch.zeros(3, 1), nn.functional.mse_loss, name="calls")
+        capture(Calls(2, 1), {"input": torch.zeros(3, 2)}, torch.zeros(3, 1), nn.functional.mse_loss, name="calls")
 
 
 HIDDEN = """
