@@ -250,7 +250,7 @@ class Plan:
                 flight of its stages take.
 
         Raises:
-            InvalidPlan: as `check_stages`; for another graph or mini-batch; a loss that needs whole mini-batches is cut.
+            InvalidPlan: as `check_stages`; for another graph or mini-batch; too many replicas; a loss is cut that needs it whole.
             Infeasible: a stage needs more memory than its device has.
         """
         if self.graph_fingerprint != problem.graph.fingerprint:
@@ -269,13 +269,14 @@ class Plan:
                     value.check_pipeline(s, trains=True)
         self.check_stages(problem.graph, problem.cluster.num_devices)
         for s, stage in enumerate(self.stages):
-            whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1
+            whole, most = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1, problem.max_replicas
             if mask_of(stage.ops) & problem.minibatch_ops and not whole:
                 raise InvalidPlan(
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
-        for s, stage in enumerate(self.stages):
+            if most and len(stage.replicas) > most and not problem.copies:
+                raise InvalidPlan(f"stage {s} has {len(stage.replicas)} replicas, and may have {most} at most. Fix: fewer devices")
             for added, value in bills_of(stage):
                 added.check(problem, s, stage, value, self.position(s))
         self._check_memory(problem, peaks)
