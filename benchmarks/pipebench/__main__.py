@@ -154,7 +154,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--planner", metavar="PATH", help="a planner of yours, by its dotted path")
     parser.add_argument("--plans", type=Path, metavar="FOLDER", help="folder of its plans")
     given = parser.parse_args(words)
-    if bool(given.planner) != bool(given.plans) or given.planner and "." not in given.planner:
+    if bool(given.planner) != bool(given.plans) or (given.planner and "." not in given.planner):
         parser.error("--planner MODULE.NAME and --plans FOLDER belong together")
     if given.planner:
         return written(given.planner, given.only, given.plans)

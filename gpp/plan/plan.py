@@ -335,12 +335,12 @@ class Plan:
         b, unit = stage.microbatch_size, stage.unit
         if stage.k < 1:
             raise InvalidPlan(f"stage {s}: k={stage.k}, the passes of one direction in a row, must be at least 1")
-        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % unit or replicas > unit:
-            raise InvalidPlan(
-                f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                f"must be a multiple of it{f' times {stage.stride}' if unit > b else ''}, and {replicas} replicas at most as many "
-                "as the samples that they share out"
-            )
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % unit:
+            times = f" times {stage.stride}" if unit > b else ""
+            rule = f"must be in 1..{self.minibatch_size}, and in-flight {stage.in_flight} a multiple of it{times}"
+            raise InvalidPlan(f"stage {s}: micro-batch {b} {rule}")
+        if replicas > unit:
+            raise InvalidPlan(f"stage {s}: {replicas} replicas share out {unit} samples. Fix: fewer devices, or more samples")
         if stage.sharing and (count := -(-self.minibatch_size // b)) % stage.stride:
             raise InvalidPlan(
                 f"stage {s}: {replicas} replicas have micro-batches {stage.dealt}, and must divide the {count} of a mini-batch. "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import GppError, InvalidConfig
 from gpp.memory import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.settings import file_word
@@ -204,10 +204,10 @@ class JudgedCandidates:
 
     @staticmethod
     def passes(check: Callable[[], None]) -> bool:
-        """Whether a check finds memory enough for a candidate."""
+        """Whether a check of a candidate raises nothing."""
         try:
             check()
-        except Infeasible:
+        except GppError:
             return False
         return True
 
