@@ -102,7 +102,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explore"}, {"explain"}],
     "export": [
-        {"modules", "actions"},
+        {"modules", "actions", "ways"},
         {"layout"},
         {"base"},
         {"degrees"},

@@ -328,7 +328,8 @@ class _OpCosts:
     def _tensors(self, saved: set[int], dtype: str) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)
         for unit, number in producer.items():
-            for need in self._needs(unit):
+            # What a writer has written is in the tensor that is read; the writer's own result crosses no edge for it.
+            for need in references([*self.draft[unit].args, *self.draft[unit].kwargs.values()]):
                 if need in producer and producer[need] != number:
                     readers[need].add(number)
         out = []

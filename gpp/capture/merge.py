@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
+from gpp.capture.codec import size
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
 from gpp.graph.captured import is_loss, loss_nodes, references
@@ -32,7 +33,7 @@ class NodeGroups:
 
 
 class Merger:
-    """Analysis of one model. Fills `free`, `after` and `mutates` of the drafts.
+    """Analysis of one model. Fills `free`, `after` and `mutates` of the drafts, and keeps their copies.
 
     Args:
         results: name -> node; a loss among them.
@@ -57,6 +58,7 @@ class Merger:
 
     def merge(self) -> NodeGroups:
         """Run the whole analysis, in the order of the module's docstring."""
+        self._keep_copies()
         self._order_writes()
         live = self._live()
         self._find_free(live)
@@ -73,6 +75,19 @@ class Merger:
         self._join_cycles()
         self._join_views()
         return self._collect(live)
+
+    def _keep_copies(self) -> None:
+        """Let an operator that has copied a tensor into which somebody then writes copy it whatever its strides are.
+
+        A tensor that comes in a message is contiguous, so `contiguous`, `reshape` and `flatten` would hand on that very tensor.
+        """
+        for storage in self.written:
+            owner = self.owner_of[storage]
+            if owner.target == "aten.contiguous.default":
+                owner.target, owner.kwargs = "aten.clone.default", {"memory_format": {"memory_format": "contiguous_format"}}
+            elif owner.target in ("aten.reshape.default", "aten.flatten.using_ints"):
+                owner.target, owner.kwargs = "aten._reshape_copy.default", {}
+                owner.args = [owner.args[0], [size(extent) for extent in owner.shape or ()]]
 
     @staticmethod
     def needs(draft: Draft) -> list[str]:

@@ -7,19 +7,21 @@ engine through the file `export.py` of their package, `EXPORT` in it (`AbstractE
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.layout import GivenLayout
+from gpp.export.ways import EngineWay, of_replicas
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
 from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.runtime.engine import EngineTask
+from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 
 
@@ -100,6 +102,10 @@ class AbstractExporter(ABC):
     """The mode whose plans it takes: that of a mechanism for an engine that trains nothing."""
     whole: ClassVar[bool] = False
     """Whether the engine cuts a model between its modules alone (`gpp.export.modules`)."""
+    replicas: ClassVar[bool] = False
+    """Whether stages may have replicas, equally many."""
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = ()
+    """Orders of passes that it has, beside the strategy's own where it runs any."""
     weights: bool = False
     """Whether the folder holds the initial weights, for an engine that reads them."""
     nearest: bool = False
@@ -159,6 +165,26 @@ class AbstractExportPart(ABC):
             UnsupportedPlan: it has, but not in this plan; names the stage.
         """
 
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
+        """Ways to plan with the mechanism for that engine; none where it has no such thing."""
+        yield from ()
+
+
+def ways(exporter: AbstractExporter, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
+    """All ways to use the devices that an engine has: what mechanisms offer, and replicas, each with each."""
+    chosen = [EngineWay(problem=problem, strategy=strategy, expand=lambda plan: plan)]
+    for part in found_parts().values():
+        chosen += [own.then(other) for own in chosen for other in part.ways(exporter.name, own.problem, own.strategy)]
+    for own in chosen:
+        yield own
+        if exporter.replicas:
+            yield from (own.then(other) for other in of_replicas(own.problem, own.strategy))
+
+
+def found_parts() -> Mapping[str, AbstractExportPart]:
+    """What mechanisms say for the engines of others, by their names."""
+    return found("export", "EXPORT", AbstractExportPart)
+
 
 def told(engine: str, plan: Plan) -> Told:
     """What an engine is told for all mechanisms of a plan.
@@ -167,7 +193,7 @@ def told(engine: str, plan: Plan) -> Told:
         UnsupportedPlan: it has nothing for one of them; names the stage.
     """
     ran = plan
-    parts = found("export", "EXPORT", AbstractExportPart)
+    parts = found_parts()
     settings: dict[str, Any] = {}
     lost: list[str] = []
     for name in sorted(plan.mechanisms):

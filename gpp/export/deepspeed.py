@@ -14,6 +14,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, ToExport
 from gpp.export.degrees import ModuleChain, by_schedule, losses
 from gpp.export.layout import GivenLayout, LayoutPart
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
@@ -47,6 +48,8 @@ class DeepSpeed(AbstractExporter):
     name: ClassVar[str] = "deepspeed"
     engine: ClassVar[str] = "DeepSpeed"
     whole: ClassVar[bool] = True
+    replicas: ClassVar[bool] = True
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = (OneFOneB(),)
     nearest: bool = False
 
     def exported(self, e: ToExport) -> Exported:

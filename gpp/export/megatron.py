@@ -13,6 +13,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
 from gpp.export.degrees import ModuleChain, by_schedule, losses
 from gpp.export.layout import CLOSING, LAYER, OPENING, GivenLayout, LayoutPart
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
@@ -30,6 +31,8 @@ class Megatron(AbstractExporter):
     name: ClassVar[str] = "megatron"
     engine: ClassVar[str] = "Megatron core"
     whole: ClassVar[bool] = True
+    replicas: ClassVar[bool] = True
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = (OneFOneB(), Interleaved1F1B(k=2))
     nearest: bool = False
 
     def exported(self, e: ToExport) -> Exported:

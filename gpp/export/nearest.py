@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractDerived, OpTimes
-from gpp.errors import GppError, Infeasible, InvalidConfig
-from gpp.export.base import AbstractExporter, ToExport
+from gpp.errors import GppError, InvalidConfig
+from gpp.export.base import AbstractExporter, ToExport, ways
 from gpp.export.modules import Modules
+from gpp.export.ways import EngineWay
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.chains.sequential import Sequential
@@ -67,34 +68,41 @@ def _shares(modules: OpGraph, known: OpGraph, captured: OpGraph) -> np.ndarray:
 def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
     """The plan with the shortest predicted step, as the engine runs it, that the engine can run; None where none was found.
 
-    Tried are the strategy itself, told what the engine refuses, and the best chain without replicas, by 1F1B too.
+    Tried are the strategy itself, told what the engine refuses, and the best chain for each way to use the devices and each order
+    of passes that the engine has (`gpp.export.base.ways`).
     """
     found: list[tuple[float, ToExport]] = []
-    for asked in _tries(e, exporter):
+    for asked, way in _tries(e, exporter):
 
-        def refuses(plan: Plan, asked: ToExport = asked) -> str | None:
-            return exporter.why_not(asked.having(plan))
+        def made(plan: Plan, asked: ToExport = asked, way: EngineWay = way) -> ToExport:
+            return asked.having(replace(way.expand(plan), graph_fingerprint=asked.problem.graph.fingerprint))
 
-        with suppress(Infeasible, InvalidConfig):
-            plan = asked.strategy.plan(replace(asked.problem, refuses=refuses))
-            made = asked.having(plan)
-            with suppress(GppError):
-                found.append((exporter.exported(made).ran.step_s(), made))
+        def refuses(plan: Plan, made: Callable[[Plan], ToExport] = made) -> str | None:
+            return exporter.why_not(made(plan))
+
+        with suppress(GppError):
+            chosen = made(way.strategy.plan(replace(way.problem, refuses=refuses)))
+            ran = exporter.exported(chosen).ran
+            ran.plan.validate(ran.strategy.posed(ran.problem))
+            found.append((ran.step_s(), chosen))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[ToExport]:
-    """Problems with strategies, by the engine's rules."""
+def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, EngineWay]]:
+    """Strategies by the engine's rules, with the ways to plan them."""
     posed = e
     if exporter.whole:
         try:
             posed = by_modules(e)
         except InvalidConfig:
             return
+    else:
+        yield posed, EngineWay(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
     chain = replace(e.strategy, planner=Sequential(replication=False))
-    plain = Strategy(name=e.strategy.name, planner=Sequential(replication=False), schedule=OneFOneB())
-    if not exporter.whole:
-        yield posed
-    yield replace(posed, strategy=chain)
-    if e.strategy.schedule != plain.schedule and e.problem.regime.trains:
-        yield replace(posed, strategy=plain)
+    strategies = [chain]
+    if e.problem.regime.trains:
+        plain = Strategy(name=e.strategy.name, planner=chain.planner, schedule=OneFOneB())
+        strategies += [replace(plain, schedule=own) for own in exporter.schedules if own != e.strategy.schedule]
+    for strategy in strategies:
+        asked = replace(posed, strategy=strategy)
+        yield from ((asked, way) for way in ways(exporter, asked.problem, strategy))

@@ -18,6 +18,8 @@ from gpp.graph.captured import is_loss
 from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_early_loss, refuse_replicas
 from gpp.report.draw import text
 from gpp.runtime.engine import refuse_policies, refuse_split_operators
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
 TEMPLATE = Path(__file__).with_name("template") / "torch_train.txt"
@@ -35,6 +37,7 @@ class Torch(AbstractExporter):
 
     name: ClassVar[str] = "torch"
     engine: ClassVar[str] = "torch.distributed.pipelining"
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = (OneFOneB(),)
     nearest: bool = False
     messages: Literal["torch", "plan"] = "torch"
     weights: bool = True

@@ -12,15 +12,21 @@ from typing import Any, ClassVar, final
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.actions import passes, table, word
-from gpp.export.base import AbstractExporter, Exported, ToExport
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
 from gpp.export.degrees import ModuleChain, losses
 from gpp.export.layout import GivenLayout, LayoutPart
 from gpp.export.modules import Modules
 from gpp.plan.chain import PlanChain
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
+from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
 OPENING, NORM, HEAD, LAYERS = "tok_embeddings", "norm", "lm_head", "layers"
 """The modules of its models."""
+
+FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights and gradients, too, which it gathers once a step")
+"""With a pipeline, its default keeps gathered weights until the step is over (`fsdp_reshard_after_forward`)."""
 
 CONFIG = '''"""{title}
 
@@ -63,6 +69,8 @@ class TorchTitan(AbstractExporter):
     name: ClassVar[str] = "torchtitan"
     engine: ClassVar[str] = "torchtitan"
     whole: ClassVar[bool] = True
+    replicas: ClassVar[bool] = True
+    schedules: ClassVar[tuple[AbstractSchedule, ...]] = (OneFOneB(), Interleaved1F1B(k=2))
     nearest: bool = False
     module: str = "llama3"
     config: str = "llama3_8b"
@@ -75,6 +83,7 @@ class TorchTitan(AbstractExporter):
         vee = chain.per_rank == 2 and [s.devices for s in e.plan.stages[: chain.ranks]] == [
             s.devices for s in reversed(e.plan.stages[chain.ranks :])
         ]
+        shards = e.problem.updates is not None and chain.replicas > 1
         told = {name.rpartition(".")[2]: value for name, value in chain.settings.items() if name.startswith("parallelism.")}
         parallelism: dict[str, Any] = {
             "pipeline_parallel_degree": chain.ranks,
@@ -82,8 +91,8 @@ class TorchTitan(AbstractExporter):
             "pipeline_parallel_schedule": "ZBVZeroBubble" if vee and chain.ranks > 1 else "PipelineScheduleMulti",
             "pipeline_parallel_schedule_csv": "schedule.csv",
             "pipeline_parallel_microbatch_size": chain.samples,
-            "data_parallel_replicate_degree": chain.replicas,
-            "data_parallel_shard_degree": 1,
+            "data_parallel_replicate_degree": 1 if shards else chain.replicas,
+            "data_parallel_shard_degree": chain.replicas if shards else 1,
             **told,
         }
         full = chain.settings.get("activation_checkpoint") == "full"
@@ -108,7 +117,7 @@ class TorchTitan(AbstractExporter):
             },
             command=f"PYTHONPATH=. torchrun --nproc-per-node {chain.world} -m torchtitan.train --module planned --config planned",
             ran=chain.ran,
-            lost=losses(e, chain),
+            lost=(*losses(e, chain), *([FSDP] if shards else [])),
             notes=(
                 f"Layers, widths, sequence and optimizer are those of {self.config}: they must be the model's that was planned "
                 f"({e.model}, {len(chain.modules.layers)} layers).",

@@ -96,7 +96,37 @@ def deepspeed(folder: Path) -> dict[str, Any]:
     return {"layers": built, "parts": parts["parts"], "batch": [read.train_batch_size, read.gradient_accumulation_steps]}
 
 
-ENGINES = {"torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed}
+def layers_by(name: str, file: str, folder: Path) -> dict[str, Any]:
+    """What a server's own `get_pp_indices` makes of its variable; it is taken out of its file, which imports what needs cards."""
+    import ast
+    import logging
+    from importlib.util import find_spec
+    from types import SimpleNamespace
+
+    variable, _, text = (folder / "environment").read_text().strip().partition("=")
+    os.environ[variable] = text
+    spec = find_spec(name)
+    assert spec is not None and spec.submodule_search_locations
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text())
+    own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"]
+    scope: dict[str, Any] = {"os": os, "Tuple": tuple, "logger": logging, "envs": SimpleNamespace(**os.environ)}
+    exec(compile(ast.Module(own, []), file, "exec"), scope)
+    count = len(text.split(","))
+    ends = [scope["get_pp_indices"](sum(map(int, text.split(","))), rank, count) for rank in range(count)]
+    return {"variable": variable, "layers": [end - begin for begin, end in ends], "ends": ends}
+
+
+def vllm(folder: Path) -> dict[str, Any]:
+    """Its own function cuts the layers."""
+    return layers_by("vllm", "distributed/utils.py", folder)
+
+
+def sglang(folder: Path) -> dict[str, Any]:
+    """Its own function cuts the layers."""
+    return layers_by("sglang", "srt/distributed/utils.py", folder)
+
+
+ENGINES = {"vllm": vllm, "sglang": sglang, "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed}
 
 if __name__ == "__main__":
     for one in sys.argv[2:]:

@@ -21,12 +21,12 @@ from gpp.export.deepspeed import DeepSpeed
 from gpp.export.imports import layout_of, shipped
 from gpp.export.megatron import Megatron
 from gpp.export.modules import Modules
-from gpp.export.nearest import by_modules
+from gpp.export.nearest import by_modules, nearest
 from gpp.export.page import plan_page
 from gpp.export.torchtitan import TorchTitan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import Marks
-from gpp.mechanisms.serving.exporter import Vllm
+from gpp.mechanisms.serving.exporter import SgLang, Vllm
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -94,10 +94,18 @@ def test_deepspeed_gets_the_boundaries() -> None:
     assert size == config["train_batch_size"] == 32
 
 
-def test_vllm_gets_the_layers_of_each_stage() -> None:
-    assert Vllm().exported(laid_out()).files["environment"].strip() == "VLLM_PP_LAYER_PARTITION=2,3,2,1"
+@pytest.mark.parametrize(
+    ("exporter", "command"),
+    [
+        (Vllm(), "VLLM_PP_LAYER_PARTITION=2,3,2,1 vllm serve MODEL --pipeline-parallel-size 4"),
+        (SgLang(), "SGLANG_PP_LAYER_PARTITION=2,3,2,1 python -m sglang.launch_server --model-path MODEL --pp-size 4"),
+    ],
+)
+def test_servers_get_the_layers_of_each_stage(exporter: AbstractExporter, command: str) -> None:
+    made = exporter.exported(laid_out())
+    assert made.command == command and made.files["environment"].strip() == command.partition(" ")[0]
     with pytest.raises(UnsupportedPlan, match=r"stage 3 has no layer"):
-        Vllm().exported(laid_out("Ettt|ttt|tt|L"))
+        exporter.exported(laid_out("Ettt|ttt|tt|L"))
 
 
 @pytest.mark.parametrize("exporter", [TorchTitan(), Megatron(), DeepSpeed(), Vllm()], ids=lambda e: e.name)
@@ -258,3 +266,25 @@ def test_the_changes_that_help_most_are_what_the_simulator_says() -> None:
         STRATEGY.check(plan, e.problem)
         assert what.iteration_s == pytest.approx(STRATEGY.predict(plan, e.problem).metrics.iteration_s)
         assert what.iteration_s is not None and what.iteration_s < base
+
+
+def _at(memory_bytes: float, minibatch_size: int) -> ToExport:
+    """The model on eight devices of so much memory, cut by hand."""
+    e = laid_out("Et|t|t|t|t|t|t|tL", devices=8)
+    cluster = replace(e.problem.cluster, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in e.problem.cluster.devices))
+    problem = replace(e.problem, cluster=cluster, minibatch_size=minibatch_size, optimizer_state_factor=2.0)
+    return e.having(replace(e.plan, minibatch_size=minibatch_size), problem)
+
+
+def test_the_nearest_plan_uses_the_devices_as_its_engine_can() -> None:
+    """Replicas where there is memory, equally many for each stage; stages that fit where there is little."""
+    roomy, narrow = _at(1e12, 64), _at(6e6, 64)
+    for exporter in (TorchTitan(), Megatron(), DeepSpeed()):
+        found = nearest(roomy, exporter)
+        assert found is not None
+        plan = exporter.exported(found).ran.plan
+        assert len({len(stage.devices) for stage in plan.stages}) == 1 and len(plan.stages[0].devices) > 1
+        assert found.step_s() < roomy.step_s()
+    found = nearest(narrow, Megatron())
+    assert found is not None and len(found.plan.stages) > 1
+    found.strategy.check(found.plan, found.problem)

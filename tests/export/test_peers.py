@@ -1,6 +1,7 @@
 """The engines' own parsers and splitters accept what is written for them.
 
-They run in another Python, which GPP_PEERS_PYTHON names: one with torchtitan 0.3.0, megatron-core 0.16.1, or deepspeed.
+They run in another Python, which GPP_PEERS_PYTHON names: one with torchtitan 0.3.0, megatron-core 0.16.1,
+deepspeed, vllm, or sglang.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpp.export.modules import Modules
 from gpp.export.torchtitan import TorchTitan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import Marks
+from gpp.mechanisms.serving.exporter import SgLang, Vllm
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
 from gpp.planners.chains.even import Even
@@ -123,3 +125,11 @@ def test_deepspeed_builds_the_planned_parts(tmp_path: Path) -> None:
     for name, e in chosen.items():
         own = [sum(e.problem.graph.ops[op].kind == "module" for op in stage.ops) for stage in e.plan.stages]
         assert found[name]["layers"] == own
+
+
+@pytest.mark.skipif(not PEERS, reason="GPP_PEERS_PYTHON names no Python with vllm and sglang")
+@pytest.mark.parametrize("exporter", [Vllm(), SgLang()], ids=lambda e: e.name)
+def test_servers_own_function_gives_every_rank_its_layers(exporter: AbstractExporter, tmp_path: Path) -> None:
+    texts = ["Et|tt|tt|tL", "Ettt|tt|tL", "Ett|ttttL", "Ettt|tttL", "Etttt|ttL", "Et|t|t|t|t|tL"]
+    found = read_by(exporter, {text.replace("|", "-"): planned(text) for text in texts}, tmp_path)
+    assert [one["layers"] for one in found.values()] == [[part.count("t") for part in text.split("|")] for text in texts]

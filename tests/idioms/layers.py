@@ -266,6 +266,26 @@ def whole_transformer() -> Made:
     return Made(Whole(), batches(lambda: {"source": rows(5, D), "target": rows(4, D)}))
 
 
+@on("`y = h.transpose(1, 2).contiguous()`, then `y.view(-1).mul_(2)`: writes into copies, views and slices", "equal")
+def written() -> Made:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.first(x)).transpose(1, 2) + 1
+            copies = h.contiguous(), h.reshape(len(h), -1), h.flatten(1)
+            copies[0].view(len(h), -1).mul_(2.0)
+            copies[1].add_(1.0)
+            copies[2][:, 0] = 0.0
+            out = self.second((h + copies[0] + sum(one.view_as(h) for one in copies[1:])).transpose(1, 2))
+            out[:, 0].mul_(0.5)
+            return self.head(F.relu(out, inplace=True)).mean(1)
+
+    return Made(Written(), batches(lambda: rows(4, D)))
+
+
 @dataclasses.dataclass
 class Sample:
     x: Tensor

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, final
 
+from gpp.cost.problem import Problem
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.base import AbstractExportPart, Told
+from gpp.export.ways import EngineWay
+from gpp.mechanisms.marks.policies import Recompute
 from gpp.mechanisms.marks.stage import Marks
+from gpp.memory import fits_whole
 from gpp.plan.plan import Plan
+from gpp.strategy import Strategy
 
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "torchtitan": {"activation_checkpoint": "full"},
@@ -38,6 +44,12 @@ class MarksExport(AbstractExportPart):
         stages = tuple(stage.having(Marks(recompute=stage.ops, boundaries=stage.ops)) for stage in plan.stages)
         lost = f"recomputation of some operators alone, as in stage {kept[0]}: the engine computes every layer again"
         return Told(settings=SETTINGS[engine], lost=(lost,), plan=replace(plan, stages=stages))
+
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
+        if engine in SETTINGS and not strategy.memory.ways and not strategy.planner.keeps and not fits_whole(problem):
+            yield EngineWay(
+                problem=problem, strategy=replace(strategy, memory=Recompute(selection="all")), expand=lambda plan: plan
+            )
 
 
 EXPORT = MarksExport()

@@ -1,4 +1,4 @@
-"""vLLM: layers of each stage of a pipeline that answers requests, VLLM_PP_LAYER_PARTITION."""
+"""vLLM and SGLang: layers of each stage of a pipeline that answers requests, as a variable of the environment."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from gpp.settings import settings
 _FORM = re.compile(r"\d{1,4}(,\d{1,4})*")
 
 
-@final
-@settings("export")
-class Vllm(AbstractExporter):
+class AbstractLayerCounts(AbstractExporter):
     """Chains of whole layers for inference: the embedding is with the first of them, the head with the last."""
 
-    name: ClassVar[str] = "vllm"
-    engine: ClassVar[str] = "vLLM"
     mode: ClassVar[str] = "inference"
     whole: ClassVar[bool] = True
-    nearest: bool = False
+    variable: ClassVar[str]
+    """The variable of the environment that has the layers of each stage."""
+    start: ClassVar[str]
+    """What starts the engine with a MODEL; the number of stages follows."""
 
     def exported(self, e: ToExport) -> Exported:
         plan = e.plan
@@ -35,29 +34,31 @@ class Vllm(AbstractExporter):
         last = len(parts) - 1
         for s, (part, count) in enumerate(zip(parts, counts, strict=True)):
             if not count:
-                raise UnsupportedPlan(f"stage {s} has no layer, and export=vllm gives every stage some. Fix: export.nearest=true")
+                raise UnsupportedPlan(
+                    f"stage {s} has no layer, and export={self.name} gives every stage some. Fix: export.nearest=true"
+                )
             for what, place in ((modules.opening, 0), (modules.closing, last)):
                 if wrong := next((name for name in part if name in what and s != place), None):
                     raise UnsupportedPlan(
-                        f"stage {s} has {wrong}, which vLLM keeps in stage {place}: edge {min(s, place)}->{min(s, place) + 1} lies "
-                        "outside the layers. Fix: export.nearest=true"
+                        f"stage {s} has {wrong}, which {self.engine} keeps in stage {place}: "
+                        f"edge {min(s, place)}->{min(s, place) + 1} lies outside the layers. Fix: export.nearest=true"
                     )
         devices = [stage.devices for stage in plan.stages]
         if len({device for own in devices for device in own}) < len(devices):
-            raise UnsupportedPlan("stages share a device, and vLLM gives each its own. Fix: export.nearest=true")
+            raise UnsupportedPlan(f"stages share a device, and {self.engine} gives each its own. Fix: export.nearest=true")
         if len(devices[0]) > 1:
             raise UnsupportedPlan(
-                f"stage 0 has {len(devices[0])} devices: replicas of a stage are engines of their own in vLLM. "
+                f"stage 0 has {len(devices[0])} devices: replicas of a stage are engines of their own in {self.engine}. "
                 "Fix: strategy.planner.replication=false, or export.nearest=true"
             )
-        variable = f"VLLM_PP_LAYER_PARTITION={','.join(map(str, counts))}"
-        command = f"{variable} vllm serve MODEL --pipeline-parallel-size {len(parts)}"
+        variable = f"{self.variable}={','.join(map(str, counts))}"
+        command = f"{variable} {self.start} {len(parts)}"
         script = "#!/bin/bash\n" + command.replace("MODEL", '"$1"') + ' "${@:2}"\n'
         return Exported(
             files={"environment": f"{variable}\n", "run.sh": script},
             command=command,
             ran=e.having(said.plan or plan),
-            notes=("vLLM batches requests as they come; the prediction is of requests of the size that was planned.",),
+            notes=(f"{self.engine} batches requests as they come; the prediction is of requests of the size that was planned.",),
         )
 
     def layout(self, text: str) -> GivenLayout | None:
@@ -72,4 +73,29 @@ class Vllm(AbstractExporter):
         return GivenLayout(source=self.name, text=text, parts=tuple(parts))
 
 
+@final
+@settings("export")
+class Vllm(AbstractLayerCounts):
+    """vLLM's server."""
+
+    name: ClassVar[str] = "vllm"
+    engine: ClassVar[str] = "vLLM"
+    variable: ClassVar[str] = "VLLM_PP_LAYER_PARTITION"
+    start: ClassVar[str] = "vllm serve MODEL --pipeline-parallel-size"
+    nearest: bool = False
+
+
+@final
+@settings("export")
+class SgLang(AbstractLayerCounts):
+    """SGLang's server."""
+
+    name: ClassVar[str] = "sglang"
+    engine: ClassVar[str] = "SGLang"
+    variable: ClassVar[str] = "SGLANG_PP_LAYER_PARTITION"
+    start: ClassVar[str] = "python -m sglang.launch_server --model-path MODEL --pp-size"
+    nearest: bool = False
+
+
 EXPORTER = Vllm()
+"""Reads the layouts of both, which have one form."""

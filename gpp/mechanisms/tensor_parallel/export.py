@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, final
 
+from gpp.cost.problem import Problem
 from gpp.errors import UnsupportedPlan
 from gpp.export.base import AbstractExportPart, Told
+from gpp.export.ways import EngineWay
+from gpp.mechanisms.tensor_parallel.searching import splits
 from gpp.plan.plan import Plan
+from gpp.strategy import Strategy
 
 NAMES: Final = {"torchtitan": "parallelism.tensor_parallel_degree", "megatron": "--tensor-model-parallel-size"}
 
@@ -26,6 +31,10 @@ class TensorParallelExport(AbstractExportPart):
                 "has one degree for all. Fix: strategy.planner.tensor_parallel=false, or export.nearest=true"
             )
         return Told(settings={NAMES[engine]: degrees[0]})
+
+    def ways(self, engine: str, problem: Problem, strategy: Strategy) -> Iterator[EngineWay]:
+        for split in splits(problem) if engine in NAMES else ():
+            yield EngineWay(problem=split.view, strategy=strategy, expand=split.expand)
 
 
 EXPORT = TensorParallelExport()
