@@ -222,11 +222,9 @@ class Experiment:
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                rule, fix = (
-                    f"must be at most the number of training samples, {num_train}",
-                    f"set minibatch_size={num_train} or less",
-                )
-                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"{fix}, or use more data")
+                rule = f"must be at most the number of training samples, {num_train}"
+                fix = f"set minibatch_size={num_train} or less, or use more data"
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
@@ -259,8 +257,7 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model that runs: with its loss, if it is trained."""
-        whole = self.with_loss()
-        return whole if self.own_mode is None else self.own_mode.model(whole)
+        return self.with_loss() if self.own_mode is None else self.own_mode.model(self.with_loss())
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
@@ -342,8 +339,12 @@ class Experiment:
         given, started = self.given_plan is not None, self.made.rehearsals
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, progress.warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
-        job_of, weights = partial(self.job, captured), partial(self.weights, captured)
-        made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
+        made = {
+            "given": given,
+            "started": started,
+            "job_of": partial(self.job, captured),
+            "weights": partial(self.weights, captured),
+        }
         found = settle(problem, plan, self.strategy, self.engine, **made, progress=progress)
         if started is not None and not self.baselines_s:
             started.close()  # else what was gained is measured by the same process
@@ -364,9 +365,8 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        uneven = self.trains and uneven_targets(
-            captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole_model
-        )
+        sizes = {"minibatch_size": self.minibatch_size, "seed": self.seed}
+        uneven = self.trains and uneven_targets(captured, self.samples("train"), **sizes, weighs=not whole_model)
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
         out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
