@@ -339,12 +339,8 @@ class Experiment:
         given, started = self.given_plan is not None, self.made.rehearsals
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, progress.warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
-        made = {
-            "given": given,
-            "started": started,
-            "job_of": partial(self.job, captured),
-            "weights": partial(self.weights, captured),
-        }
+        job_of, weights = partial(self.job, captured), partial(self.weights, captured)
+        made = {"given": given, "started": started, "job_of": job_of, "weights": weights}
         found = settle(problem, plan, self.strategy, self.engine, **made, progress=progress)
         if started is not None and not self.baselines_s:
             started.close()  # else what was gained is measured by the same process
@@ -363,11 +359,10 @@ class Experiment:
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
-        whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        sizes = {"minibatch_size": self.minibatch_size, "seed": self.seed}
-        uneven = self.trains and uneven_targets(captured, self.samples("train"), **sizes, weighs=not whole_model)
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
+        uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
         out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
