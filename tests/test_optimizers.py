@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,37 @@ def test_defaults_are_torchs(ours: type[AbstractOptimizer], torchs: type[torch.o
     differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
     # None is torch's word for the original rule.
     assert differing in ({}, {"adjust_lr_fn": ("original", None)})
+
+
+class Clamped(torch.optim.AdamW):
+    """Keeps the weights of a group below its own setting, which its constructor does not take."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.clamp_(max=group.get("upper"), min=-1.0)
+        return found
+
+
+def test_a_worker_s_optimizer_has_what_its_groups_were_given_beyond_the_settings_of_the_class() -> None:
+    model = torch.nn.Linear(2, 3)
+    own = Clamped([{"params": [model.weight], "upper": 0.1, "name": "clamped"}, {"params": [model.bias]}], lr=0.01)
+    torch.optim.lr_scheduler.StepLR(own, 1)
+    found, _ = optimizer_of(own, model)
+    assert isinstance(found, TorchOptimizer)
+    copy = torch.nn.Linear(2, 3)
+    copy.load_state_dict(model.state_dict())
+    made = found.build_named(copy.named_parameters())
+    for one, optimizer in ((model, own), (copy, made)):
+        one(torch.ones(4, 2)).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(copy.weight, model.weight) and copy.weight.max() <= 0.1 and torch.equal(copy.bias, model.bias)
+    found.build([torch.nn.Parameter(torch.ones(2))])
+    own.param_groups[0]["upper"] = len
+    with pytest.raises(InvalidConfig, match="Clamped: has settings that are no plain numbers or words"):
+        optimizer_of(own, model)
 
 
 def kinds(of: type[AbstractOptimizer] = AbstractOptimizer) -> set[str]:

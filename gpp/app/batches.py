@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -54,16 +55,20 @@ def examples_size(examples: Mapping[str, Tensor]) -> int:
     return next(iter(sizes.values()))
 
 
-def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., Any]:
-    """The loss as capture asks for it, (outputs, targets) -> loss.
+def loss_of(loss: Callable[..., Any] | None, compares: bool, field: str = "loss") -> Callable[..., Any]:
+    """The loss, or a metric, as capture asks for it, (outputs, targets) -> loss.
 
     Args:
         loss: None for that of the model's own outputs.
         compares: whether there are targets.
+
+    Raises:
+        InvalidConfig: it takes other arguments.
     """
     from gpp.models.losses import called_as
 
     if loss is not None:
+        _check_takes(loss, ("outputs", "targets") if compares else ("outputs",), field)
         return loss if compares else called_as(loss, lambda outputs, targets: loss(outputs))
 
     def own(outputs: Any, targets: Any) -> Any:
@@ -74,6 +79,22 @@ def loss_of(loss: Callable[..., Any] | None, compares: bool) -> Callable[..., An
         return found
 
     return own
+
+
+def _check_takes(function: Callable[..., Any], given: tuple[str, ...], field: str) -> None:
+    """Refuse a function that cannot be called with `given`; a signature that nobody can read is left to the call."""
+    called = getattr(function, "forward", function)  # a module's own signature takes anything
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        name, words = getattr(function, "__name__", type(function).__name__), ", ".join(given)
+        rule = f"takes {signature} and is called with ({words}), where outputs are all that the model returns: {error}"
+        fix = f"say lambda {words}: {name}(*outputs)" if len(given) == 1 else f"write a function of ({words})"
+        raise InvalidConfig(field, name, rule, fix) from error
 
 
 def items_of(items: Count | Mapping[str, Count] | None, compares: bool) -> dict[str, Callable[..., Any]]:

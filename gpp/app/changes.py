@@ -73,7 +73,7 @@ class UserObjects:
             self._say(
                 "weights",
                 "the program has changed weights of the model after the start of the workers, which train on with theirs. "
-                "pipeline.state_dict() has those; " + AGAIN,
+                "pipeline.state_dict() has those. To clamp, write a class of optimizer whose step does it; to load, " + AGAIN,
             )
         for name, module, before in self._modes:
             if module.training != before:

@@ -13,12 +13,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import AbstractOptimizer, Adam, AroundSteps
-from gpp.runtime.torch_optimizer import Group, TorchOptimizer, base_rate
+from gpp.runtime.torch_optimizer import Group, TorchOptimizer, base_rate, taken_by
 from gpp.settings import settings
 
 if TYPE_CHECKING:
@@ -157,14 +156,16 @@ def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], kno
 
 
 def values_of(made: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The settings of each group of an optimizer as they are now, as JSON values.
+    """The settings of each group of an optimizer as they are now, and what else the user has put there, as JSON values.
 
     Raises:
         InvalidConfig: a setting is no plain value, or a group has no learning rate.
     """
-    takes, path, out = _takes(type(made)), type(made).__name__, []
+    takes, path, out = taken_by(type(made)), type(made).__name__, []
+    # The class makes these itself, or they hold parameters; any other key is the user's, and the class may read it.
+    makes = {"params", "param_names", *made.defaults} - takes
     for group in made.param_groups:
-        values = {name: _plain(value) for name, value in group.items() if name in takes}
+        values = {name: _plain(value) for name, value in group.items() if name not in makes}
         try:
             out.append(json.loads(json.dumps(values, allow_nan=False)))
         except (TypeError, ValueError) as error:
@@ -174,12 +175,6 @@ def values_of(made: torch.optim.Optimizer) -> list[dict[str, Any]]:
         if not isinstance(lr, int | float) or lr < 0:
             raise InvalidConfig("optimizer", path, f"has the learning rate {lr}", "say a number, as lr=1e-3")
     return out
-
-
-@cache
-def _takes(cls: type[torch.optim.Optimizer]) -> set[str]:
-    """Names of the settings that a class is made with."""
-    return set(inspect.signature(cls.__init__).parameters) - {"self", "params"}
 
 
 def _plain(value: Any) -> Any:

@@ -236,7 +236,8 @@ class Pipeline:
             if self._first:
                 finish_final(self._job, self.run_dir)
             if self._usual and self._first:
-                logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress())
+                first = self._job.settings.first_step
+                logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress(), first)
                 logs.poll()
                 self._outcome = collect(self._job, self.run_dir, logs, counted=self._usual)
             self.report()
@@ -303,7 +304,7 @@ class Pipeline:
             self._release()
             raise
         if what == "step" and form == 0:
-            self._usual.add(len(self.losses))
+            self._usual.add(self.done)
         return found
 
     def _made(self, rows: Mapping[str, Tensor], batch: ModelInputs) -> tuple[Job, dict[str, Tensor]]:

@@ -115,7 +115,8 @@ class Wanted:
             ]
             asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.loss.items, bool(targets))}
             positional, named = (given or self.examples).arguments(two[0])
-            return capture(model, named or positional, two[1], loss, dict(self.loss.metrics or {}), **asked)
+            metrics = {n: loss_of(m, bool(targets), f"metrics.{n}") for n, m in (self.loss.metrics or {}).items()}
+            return capture(model, named or positional, two[1], loss, metrics, **asked)
 
         found = captured()
         b = only_size(self.planning.microbatch_size, self.size)

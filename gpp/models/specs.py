@@ -32,7 +32,10 @@ def read_specs(field: str, specs: Mapping[str, Any], sizes: Mapping[str, Any], *
         InvalidConfig: no tensor is declared, or a declaration means no tensor.
     """
     if not specs:
-        raise InvalidConfig(field, specs, "must name at least one tensor", "x: {shape: [16], dtype: float}")
+        fix = "x: {shape: [16], dtype: float}"
+        if field.endswith("target_specs"):
+            fix = "declare one that the loss ignores, as matched: {dtype: bool}, and let the data give it"
+        raise InvalidConfig(field, specs, "must name at least one tensor", fix)
     found: dict[str, TensorSpec] = {}
     for name, given in specs.items():
         found |= _read(f"{field}.{name}", name, given, sizes, group)

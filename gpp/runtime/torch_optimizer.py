@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import Any, Self, final
 
@@ -22,6 +24,12 @@ def base_rate(groups: Sequence[Group]) -> float:
     return max(float(group.values["lr"]) for group in groups) or 1.0
 
 
+@cache
+def taken_by(cls: type[torch.optim.Optimizer]) -> frozenset[str]:
+    """Names of the settings that a class is made with."""
+    return frozenset(inspect.signature(cls.__init__).parameters) - {"self", "params"}
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Let an optimizer's next step have a learning rate."""
     for group in optimizer.param_groups:
@@ -35,7 +43,7 @@ class Group:
 
     Args:
         names: their full names.
-        values: the optimizer's settings by name, as JSON values.
+        values: the optimizer's settings by name, and what else the group was given (a class may read it), as JSON values.
     """
 
     names: tuple[str, ...]
@@ -76,7 +84,7 @@ class TorchOptimizer(AbstractOptimizer):
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""
-        return self._class()(list(params), **self.groups[0].values)
+        return self._class()(list(params), **self._defaults())
 
     def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         own = dict(params)
@@ -87,7 +95,12 @@ class TorchOptimizer(AbstractOptimizer):
             for group in self.groups
             if (found := [own[name] for name in group.names if name in own])
         ]
-        return self._class()(made, **self.groups[0].values)
+        return self._class()(made, **self._defaults())
+
+    def _defaults(self) -> dict[str, Any]:
+        """The settings of the first group that the class is made with."""
+        takes = taken_by(self._class())
+        return {name: value for name, value in self.groups[0].values.items() if name in takes}
 
     def following(self, values: Sequence[Mapping[str, Any]]) -> Self:
         """The same with other settings of its groups, in their order."""

@@ -80,7 +80,7 @@ def test_a_training_of_lightning_or_accelerate_goes_on_as_if_it_had_not_stopped(
             # The run that stops has saved after step 2 alone: the last checkpoint is not a step's own.
             steps = 3 if steps == 4 else steps
             found += pipeline.train(data(10), steps, scheduler=HALVING(optimizer), on_step=hook, held_out=data(1)[0])
-            assert pipeline.done == steps
+            assert pipeline.done == steps and pipeline._usual == set(range(pipeline._job.settings.first_step, steps))
     expected = plain(10, ADAM, HALVING)
     assert found[:3] == pytest.approx(expected[:3], rel=1e-12) and found[3:] == pytest.approx(expected[2:], rel=1e-12)
     assert [step for step, _ in seen] == [1, 2, 3, *range(3, 11)] and [loss for _, loss in seen] == found

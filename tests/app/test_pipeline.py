@@ -176,13 +176,40 @@ def test_a_dead_worker_is_named_and_the_others_end(tmp_path: Path) -> None:
     assert not workers_of(tmp_path / "run")
 
 
+def test_without_targets_loss_and_metrics_get_the_outputs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a contrastive loss has it. What is planned next is another test's."""
+    found = []
+
+    class Enough(Exception):
+        pass
+
+    def planned(wanted: Any, inputs: Any, targets: Any) -> Any:
+        found.append(wanted.capture(inputs, targets))
+        raise Enough
+
+    monkeypatch.setattr("gpp.app.parallel._planned", planned)
+
+    def top(scores: Tensor) -> Tensor:
+        return scores.argmax(1).double().mean()
+
+    given = gpp.Loss(function=lambda scores: scores.square().mean(), metrics={"top": top})
+    with pytest.raises(Enough):
+        gpp.parallelize(model_of(), batches(1)[0][0], loss=given, run=gpp.Run(folder=tmp_path / "run"))
+    assert set(found[0].results) == {"loss", "metric:top"}
+    two = gpp.Loss(function=given.function, metrics={"top": lambda scores, labels: scores.sum()})
+    with pytest.raises(InvalidConfig, match=r"metrics.top=<lambda>: takes \(scores, labels\) and is called with \(outputs\)"):
+        gpp.parallelize(model_of(), batches(1)[0][0], loss=two, run=gpp.Run(folder=tmp_path / "run"))
+
+
 def test_what_cannot_be_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
     streams = gpp.Strategy(name="streams", planner=gpp.GraphPipe(), schedule=gpp.NoFlush(), weights=gpp.Stash())
-    for settings, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"strategy": streams}, "strategy=streams: does not drain"),
         ({"optimizer": gpp.Adam(lr=1e-3, learning_rate=gpp.LearningRate(shape="cosine"))}, "steps=null: learning rate cosine"),
         ({"loss": None}, "loss=null: the model's outputs have none"),
-    ):
+        ({"loss": lambda a, b, c: a}, r"loss=<lambda>: takes \(a, b, c\) and is called with \(outputs, targets\)"),
+    ]
+    for settings, message in cases:
         with pytest.raises(InvalidConfig, match=message):
             started(model_of(), tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()

@@ -39,6 +39,17 @@ class TwoTower(nn.Module):
         return self.top(torch.cat(parts, 1)).squeeze(1)
 
 
+class Attention(nn.Module):
+    """Has the samples in the second place inside, in views of contiguous tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -193,5 +204,6 @@ CASES = {
     "transposed": (Transposed, lambda b: ((floats(b, 6, 4),), classes(b, 3)), cross_entropy, {"accuracy": accuracy}),
     "in_place": (InPlaceResidual, lambda b: ((floats(b, 2, 5, 5),), classes(b, 3)), cross_entropy, {"accuracy": accuracy}),
     "auxiliary": (Auxiliary, lambda b: ((floats(b, 4),), classes(b, 2)), with_auxiliary, {}),
+    "attention": (Attention, lambda b: ((floats(b, 3, 8),), floats(b, 3, 8)), mse, {}),
     "masked": (Masked, lambda b: ((torch.randint(0, 9, (b, 5)), torch.rand(b, 5) > 0.3), classes(b, 2)), cross_entropy, {}),
 }

@@ -41,7 +41,8 @@ def run_pipeline(stages, values, batch):
             spec, tensor = stage.spec(name), sent[name]
             assert tuple(d for i, d in enumerate(tensor.shape) if i != spec.batch_dim) == spec.shape
             assert tensor.shape[spec.batch_dim] == batch and tensor.dtype == spec.dtype
-            local[name] = tensor.detach().contiguous()
+            # as a message brings it: the samples first, and contiguous so
+            local[name] = tensor.detach().movedim(spec.batch_dim, 0).contiguous().movedim(0, spec.batch_dim)
             if spec.differentiable:
                 local[name].requires_grad_()
         out = stage(batch, {**{name: values[name] for name in stage.inputs}, **local})
