@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS: list[set[str]] = [
     {
         "errors",
+        "child",
         "compiled",
         "files",
         "inline",

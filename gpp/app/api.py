@@ -32,6 +32,7 @@ from gpp.data import tensors
 from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
+from gpp.models.dotted import import_named
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -64,6 +65,7 @@ def capture_model(
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
     *,
     items: Items | Mapping[str, Items] | None = None,
+    imports: Sequence[str] = (),
 ) -> Captured:
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
@@ -74,11 +76,13 @@ def capture_model(
         metrics: name -> function like `loss`.
         items: (inputs, targets) -> the number that the loss is a mean over, by term where it has several; only for a loss of
             which it is not found by itself (`gpp.capture.items`).
+        imports: modules that register operators of your own, where they are not found; they are imported.
     """
     from gpp.capture.build import capture as build
 
-    counts = items_of(items, compares=True)
-    return build(model, inputs, targets, loss, dict(metrics or {}), name=type(model).__name__, items=counts)
+    import_named(imports, "imports")
+    asked = {"name": type(model).__name__, "items": items_of(items, compares=True), "imports": tuple(imports)}
+    return build(model, inputs, targets, loss, dict(metrics or {}), **asked)
 
 
 @arguments("")
@@ -168,6 +172,9 @@ def train(
     run_dir, steps = Path(asked.folder), _steps(asked, said)
     optimizer, engine = problem.optimizer or Adam(lr=1e-3), asked.engine or Distributed()
     check_unreplanned(strategy)
+    if asked.imports:
+        rule = "are read when a model is captured, and this one is captured"
+        raise InvalidConfig("run.imports", asked.imports, rule, "say gpp.capture_model(..., imports=...)")
     _refuse_engine(engine)
     splits = {"train": said.train, "test": said.held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}

@@ -11,7 +11,7 @@ from gpp.cluster import machine_memory_bytes
 from gpp.data.base import Samples
 from gpp.graph.captured import LOSS, WITHOUT_WEIGHTS, Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
-from gpp.models.dotted import origin
+from gpp.models.dotted import import_named, origin
 from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
     own = model.captured()
     if own is not None:
         return own
+    import_named(model.imports, "model.imports")
     key, folder = _key(model, dtype, batch), Path(cache_dir) / "graphs"
     found = load_cached(key, folder)
     if found is not None and any(node.home for node in found.nodes):
@@ -65,6 +66,7 @@ def _key(model: AbstractModel, dtype: str, batch: int | None) -> str:
     """The key of a capture and of its comparison with the network: settings, and the source of the network and of the loss."""
     measures = {"model.loss": model.loss, "model.metric": model.metric}
     own = [origin(path, field=field) for field, path in measures.items() if path and "." in path]
+    own += [origin(f"{module}.operators", field="model.imports") for module in model.imports]
     return capture_key({**model.key(), "measures": own, "dtype": dtype, **({"batch": batch} if batch else {})})
 
 

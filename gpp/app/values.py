@@ -96,6 +96,7 @@ class Run:
         engine: settings of the workers (`gpp.Distributed`). Under torchrun every rank is a worker; under Slurm's srun say
             `gpp.Distributed(launch="env")`.
         progress: gets warnings, instructions and every step (`gpp.Progress`); warnings are printed if None.
+        imports: modules that register operators of your own, where they are not found: this process imports them, and workers.
     """
 
     folder: str | Path = "outputs/pipeline"
@@ -106,6 +107,7 @@ class Run:
     on_nonfinite: Literal["stop", "warn", "trace"] | None = None
     engine: Any = None
     progress: Any = None
+    imports: tuple[str, ...] = ()
 
 
 @final

@@ -23,6 +23,7 @@ from gpp.data import tensors
 from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
+from gpp.models.dotted import import_named
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, training_of
@@ -70,6 +71,7 @@ class Wanted:
     place: LaunchPlace | None = None
 
     def __post_init__(self) -> None:
+        import_named(self.run.imports, "run.imports")
         check_unreplanned(self.strategy)
         if not isinstance(self.engine, Distributed):
             raise InvalidConfig("engine", self.engine.name, "does not train step by step", "use gpp.Distributed(), or gpp.train")
@@ -113,7 +115,8 @@ class Wanted:
             two = [
                 {name: t if len(t) > 1 else t.repeat(2, *[1] * (t.dim() - 1)) for name, t in g.items()} for g in (inputs, targets)
             ]
-            asked = {"name": type(self.model).__name__, "batch": batch, "items": items_of(self.loss.items, bool(targets))}
+            asked: dict[str, Any] = {"name": type(self.model).__name__, "batch": batch, "imports": self.run.imports}
+            asked["items"] = items_of(self.loss.items, bool(targets))
             positional, named = (given or self.examples).arguments(two[0])
             metrics = {n: loss_of(m, bool(targets), f"metrics.{n}") for n, m in (self.loss.metrics or {}).items()}
             return capture(model, named or positional, two[1], loss, metrics, **asked)

@@ -48,6 +48,7 @@ def capture_blocks(
     metrics: Mapping[str, Measure] | None = None,
     *,
     name: str,
+    imports: tuple[str, ...] = (),
 ) -> Captured:
     """Capture a list of blocks; the arguments are those of `gpp.capture.build.capture`.
 
@@ -68,7 +69,7 @@ def capture_blocks(
                 f"block {block.name}.inputs", missing, "must be model inputs or earlier blocks", f"choose from {sorted(known)}"
             )
         known.add(block.name)
-    return _Builder(blocks, dict(inputs), named, loss, metrics or {}).build(name)
+    return _Builder(blocks, dict(inputs), named, loss, metrics or {}, imports).build(name)
 
 
 def _make(block: Block) -> nn.Module:
@@ -85,8 +86,10 @@ class _Builder:
         targets: dict[str, Tensor],
         loss: Loss,
         metrics: Mapping[str, Measure],
+        imports: tuple[str, ...],
     ) -> None:
         self.blocks, self.inputs, self.targets, self.loss, self.metrics = blocks, inputs, targets, loss, metrics
+        self.imports = imports
         self.drafts: list[Draft] = []
         self.facts: dict[str, Facts] = {}
         self.aliases: dict[str, str] = {}
@@ -108,7 +111,7 @@ class _Builder:
         traced = trace(tail, examples, targets, self.loss, self.metrics, batch=None)
         if traced.batch is not None:
             raise CaptureError(f"the loss works at a fixed batch size only: {traced.warnings[0]}")
-        drafts = with_items(read(traced, tail), None, outside=set(examples))
+        drafts = with_items(read(traced, tail, imports=self.imports), None, outside=set(examples))
         return self._join(drafts, dict(zip(examples, last, strict=True)), name, traced.warnings)
 
     def _new_storage(self) -> int:

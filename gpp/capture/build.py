@@ -65,6 +65,7 @@ def capture(
     name: str,
     batch: int | None = None,
     items: Mapping[str, Callable[..., Any]] | None = None,
+    imports: tuple[str, ...] = (),
 ) -> Captured:
     """Capture model, loss and metrics, each module in the mode that it is in, and compare them with the model itself.
 
@@ -81,6 +82,7 @@ def capture(
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
         items: name of a loss term, or an empty one for all -> function (inputs, targets) -> the number that the term is a mean
             over, where that is not recognised (`gpp.capture.items`); of one input or target it gets the tensor, of several a dict.
+        imports: modules that register operators of the user's own, beside those that are found (`gpp.capture.homes`).
 
     Raises:
         CaptureError: the model cannot be captured, or what was captured computes other numbers; the message names the operation,
@@ -92,7 +94,7 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts = with_causal(with_items(read(traced, model, module_of(loss)), traced.batch), traced.batch)
+    drafts = with_causal(with_items(read(traced, model, module_of(loss), imports), traced.batch), traced.batch)
     captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
     captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)

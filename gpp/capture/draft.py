@@ -116,23 +116,24 @@ def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | N
     return symbolic[0] if len(symbolic) == 1 and shape[symbolic[0]] == "b" else None
 
 
-def read(traced: Traced, model: nn.Module, loss: nn.Module | None = None) -> Drafts:
+def read(traced: Traced, model: nn.Module, loss: nn.Module | None = None, imports: tuple[str, ...] = ()) -> Drafts:
     """Drafts of every node of the exported program, dead ones included.
 
     Args:
         loss: the module of the loss, where it is one.
+        imports: see `gpp.capture.homes.home_of`.
 
     Raises:
         CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
     """
-    return _Reader(traced, model, loss).read()
+    return _Reader(traced, model, loss, imports).read()
 
 
 class _Reader:
     """State of one reading: encoded values of the program's nodes by (graph, node)."""
 
-    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None) -> None:
-        self.traced, self.aliases = traced, tied_names(model, loss)
+    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None, imports: tuple[str, ...]) -> None:
+        self.traced, self.aliases, self.imports = traced, tied_names(model, loss), imports
         self.drafts: list[Draft] = []
         self.constants: dict[str, str | None] = {}
         self.taken: set[str] = set()
@@ -249,7 +250,7 @@ class _Reader:
             module=_module_path(node),
             in_loss=_in_loss(node),
             no_grad=no_grad,
-            home=home_of(stored, where) if isinstance(stored, torch._ops.OpOverload) else "",
+            home=home_of(stored, where, self.imports) if isinstance(stored, torch._ops.OpOverload) else "",
         )
         values[node] = {"ref": draft.name}
 

@@ -43,10 +43,10 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
         inputs = {name: example(spec, dtype, device) for name, spec in model.inputs().items()}
         targets = {name: example(spec, dtype, device) for name, spec in model.targets().items()}
         if isinstance(model, Blocks):
-            return capture_blocks(model.listed(), inputs, targets, measure, metrics, name=model.name)
+            return capture_blocks(model.listed(), inputs, targets, measure, metrics, name=model.name, imports=model.imports)
         with torch.device("meta"):
             network = model.build()
-        return capture(network, inputs, targets, measure, metrics, name=model.name, batch=batch)
+        return capture(network, inputs, targets, measure, metrics, name=model.name, batch=batch, imports=model.imports)
 
 
 def built(model: AbstractModel, *, seed: int, dtype: str) -> nn.Module:

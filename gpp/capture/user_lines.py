@@ -18,6 +18,10 @@ OUTSIDE = (
     "take what follows from values out of forward, and hand its result in: a tensor, batch first, or numbers of Python, as in "
     "grid=(4, 8), which are constants and may decide"
 )
+REGISTER = (
+    "register it in a module of its own, when that is imported, and name the module where it is not found: "
+    "model.imports=[its.module] on the command line, gpp.Run(imports=['its.module']) in Python"
+)
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
 
@@ -69,6 +73,8 @@ def explained(error: BaseException, whole: nn.Module) -> str:
     if looks_at_values(error):
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
         fix = _captured_otherwise(whole, frames) or f"{OUTSIDE}; or {fix}"
+    if unknown := re.fullmatch(r"'_OpNamespace' '(.+)' object has no attribute '(.+)'", first):
+        what, fix = f"No module that was imported registers the operator {unknown[1]}::{unknown[2]}", REGISTER
     return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"
 
 

@@ -59,12 +59,14 @@ class AbstractModel(ABC):
         loss: see `gpp.models.losses.loss`.
         metric: see `gpp.models.losses.metric`; None for no metric but the loss.
         whole: paths of modules that are one operator each for planners, as `blocks.*.attend` (`gpp.graph.coarsen.whole`).
+        imports: modules that register operators of the user's own, where those are not found (`gpp.capture.homes`).
     """
 
     name: str
     loss: str
     metric: str | None = None
     whole: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @abstractmethod
     def build(self) -> nn.Module:

@@ -55,6 +55,28 @@ def resolve(path: str, *, field: str) -> Any:
     return found
 
 
+def import_named(modules: Iterable[str], field: str) -> None:
+    """Import modules that a setting names.
+
+    Raises:
+        InvalidConfig: one is no module, or importing it fails; names the setting and the line.
+    """
+    if isinstance(modules, str):
+        raise InvalidConfig(field, modules, "must be a list of modules", f"write [{modules!r}]")
+    for module in modules:
+        if not (isinstance(module, str) and all(name.isidentifier() for name in module.split("."))):
+            raise InvalidConfig(field, module, "must be the name of a module", "write it as an import does, as in package.module")
+        try:
+            with users_code(field, module):
+                importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            missing = error.name or module
+            if module == missing or module.startswith(f"{missing}."):
+                raise _unknown(module, field, "", missing, None) from error
+            rule, fix = f"importing it needs {missing!r}, which is not installed", f"pip install {missing.split('.')[0]}"
+            raise InvalidConfig(field, module, rule, fix) from error
+
+
 @contextmanager
 def users_code(field: str, path: str) -> Iterator[None]:
     """Run code that a setting names; whatever it raises becomes an error that names the setting and the user's line.

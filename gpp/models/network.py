@@ -26,6 +26,7 @@ def flat(
     target_specs: dict[str, Any],
     metric: str | None = None,
     whole: tuple[str, ...] = (),
+    imports: tuple[str, ...] = (),
     **arguments: Any,
 ) -> Network:
     """A `Network` from one flat list of settings, so that each argument is `model.KEY` on the command line.
@@ -43,7 +44,7 @@ def flat(
         num_classes: 10
     """
     specs = {"input_specs": input_specs, "target_specs": target_specs}
-    return Network(name=name, network=network, loss=loss, metric=metric, whole=whole, arguments=arguments, **specs)
+    return Network(name=name, network=network, loss=loss, metric=metric, whole=whole, imports=imports, arguments=arguments, **specs)
 
 
 @final

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from gpp.runtime.worker.parent import same_modules, worker_environment
+from gpp.child import same_modules
+from gpp.runtime.worker.parent import worker_environment
 
 MOST = 4
 """Runs that are kept: each takes 270 MB (mmt), and comes back within seconds."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gpp
+from gpp.errors import InvalidConfig
 from tests.support.call import call
 
 
@@ -69,6 +70,9 @@ def train_and_go_on(folder: str) -> None:
     assert outcome.measured.metrics.iteration_s > 0
 
     other = TwoTowers().double()
+    late = gpp.Run(folder=folder, steps=10, imports=("json",))
+    with pytest.raises(InvalidConfig, match=r"run.imports=.*: are read when a model is captured.*gpp.capture_model"):
+        gpp.train(other, captured, problem, strategy, plan, data=(inputs, targets), run=late)
     resumed = gpp.train(
         other,
         captured,

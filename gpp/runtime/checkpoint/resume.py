@@ -312,8 +312,8 @@ def _refuse_model(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> N
         )
     # The arguments of a network are settings of the model to a user.
     mine, theirs = mine | mine.get("arguments", {}), theirs | theirs.get("arguments", {})
-    # What a model is called and which metric is reported changes nothing in its training.
-    for key in sorted((mine.keys() | theirs.keys()) - {"_target_", "source", "name", "metric", "arguments"}):
+    # What a model is called, where its operators are found and which metric is reported changes nothing in its training.
+    for key in sorted((mine.keys() | theirs.keys()) - {"_target_", "source", "name", "metric", "imports", "arguments"}):
         if mine.get(key) != theirs.get(key):
             raise InvalidConfig(
                 f"model.{key}",

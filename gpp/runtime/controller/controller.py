@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std, start_processes
 
+from gpp.child import same_modules
 from gpp.errors import WorkerFailed
 from gpp.files import close_to_others, folder, open_binary
 from gpp.graph.captured import LOSS, is_loss, with_total
@@ -26,7 +27,7 @@ from gpp.runtime.engine import GRADIENT_NORM, Progress, Taken
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.worker.announced import announced
-from gpp.runtime.worker.parent import MODULE, PARENT, identity, same_modules, worker_environment
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 
 POLL_S = 0.1
 KINDS = ("error", "hang", "lost", "ended")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self, final
 
+from gpp.child import same_modules
 from gpp.cost.load import others
 from gpp.cost.models.in_place import StageTimes
 from gpp.errors import WorkerFailed
@@ -30,7 +31,7 @@ from gpp.files import TemporaryFolder
 from gpp.graph.op_graph import mask_of
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, SENDS, UPDATES
 from gpp.runtime.job import Job
-from gpp.runtime.worker.parent import PARENT, identity, same_modules
+from gpp.runtime.worker.parent import PARENT, identity
 from gpp.timeline import Event
 
 UNTIMED = 2

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +36,6 @@ def worker_environment(num_threads: int) -> dict[str, str]:
     """Environment variables of every worker's process."""
     threads = str(num_threads)
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
-
-
-def same_modules() -> dict[str, str]:
-    """Environment variables with which a child imports what this program does: the folder of its script is on the path.
-
-    So the user's modules that a job names (an optimizer's, an operator's) are found from whatever folder the program was started.
-    """
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folders = [str(Path(script).resolve().parent)] if script else []
-    return {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def identity() -> str:
