@@ -405,13 +405,13 @@ class Strategy:
         if plan is None or not judged.can_run(problem.refuses(plan)):
             return Timeline(source="predicted", metrics=ENDLESS)
         found, devices = self.predict(plan, problem, record=False), problem.cluster.devices
-        if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
+        lacks = any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items())
+        if lacks and not judged.passes(partial(self.check, plan, problem)):
             return Timeline(source="predicted", metrics=ENDLESS)
         judged.fits(plan, found)
         if asked.regime.minibatches == 1:
             return found
-        seconds = found.metrics.iteration_s * asked.regime.minibatches
-        seconds *= 1.0 + FRESHER * candidate.depth if asked.regime.trains else 1.0
+        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth * asked.regime.trains)
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:

@@ -3,6 +3,7 @@
     python -m benchmarks.pipebench                          all of it; writes known.json, and the table of README.md
     python -m benchmarks.pipebench --only 'random_0' --out FOLDER
     python -m benchmarks.pipebench --table                  the table again, from known.json alone
+    python -m benchmarks.pipebench --planner mypackage.Mine --plans FOLDER      the plans of a planner of yours, for score.py
 
 Ends with 1 where a planner beats a bound, which one of both would have to answer for.
 """
@@ -10,6 +11,7 @@ Ends with 1 where a planner beats a bound, which one of both would have to answe
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import re
@@ -20,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pipebench.verify import Invalid, judge
+from gpp.errors import GppError
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 10.0
@@ -84,6 +87,32 @@ def kept(found: dict[str, Any], earlier: dict[str, Any] | None, problem: dict[st
     return {**found, "best_s": step_s, "found_by": by, "plan": earlier["plan"]}
 
 
+def written(word: str, only: str, folder: Path) -> int:
+    """Write a planner's plans as FOLDER/NAME.json, and print CPU seconds or why there is none; 1 where none was found at all.
+
+    Args:
+        word: dotted path of a class of planners, or of a function that makes one.
+        only: as `problems` has it.
+    """
+    from benchmarks.pipebench.planners import planned
+
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, name = word.rpartition(".")
+    planner, found = getattr(importlib.import_module(module), name)(), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for problem in problems(only):
+        start = time.process_time()
+        try:
+            plan = planned(planner, problem)
+        except GppError as error:
+            print(f"{problem['name']}: {error}", flush=True)
+            continue
+        found += 1
+        (folder / f"{problem['name']}.json").write_text(json.dumps(plan) + "\n")
+        print(f"{problem['name']}: {time.process_time() - start:.2f} CPU s", flush=True)
+    return int(not found)
+
+
 def table(known: dict[str, Any]) -> str:
     """Two tables: planners over all problems, and problems."""
     names = list(next(iter(known.values()))["steps_s"])
@@ -122,7 +151,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=HERE, help="folder of known.json and README.md")
     parser.add_argument("--seconds", type=float, default=LIMIT_S, help="of a mixed-integer program")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--planner", metavar="PATH", help="a planner of yours, by its dotted path")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="folder of its plans")
     given = parser.parse_args(words)
+    if bool(given.planner) != bool(given.plans) or (given.planner and "." not in given.planner):
+        parser.error("--planner MODULE.NAME and --plans FOLDER belong together")
+    if given.planner:
+        return written(given.planner, given.only, given.plans)
     if given.table:
         print(table(json.loads((given.out / "known.json").read_text())))
         return 0

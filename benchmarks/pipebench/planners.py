@@ -73,16 +73,24 @@ def in_words(plan: Plan, name: str) -> Answer:
     return {"problem": name, "microbatch": plan.stages[0].microbatch_size, "stages": stages}
 
 
+def planned(planner: AbstractPlanner, problem: dict[str, Any]) -> Answer:
+    """A planner's plan under 1F1B.
+
+    Raises:
+        GppError: it finds none, or a wrong one.
+    """
+    strategy = Strategy(name="pipebench", planner=planner, schedule=OneFOneB())
+    return in_words(strategy.plan(posed(problem)), problem["name"])
+
+
 def _of_platform(make: Callable[[bool], AbstractPlanner]) -> Callable[[dict[str, Any]], Answer | None]:
-    def planned(problem: dict[str, Any]) -> Answer | None:
-        planner = make(problem["max_replicas"] > 1)
-        strategy = Strategy(name="pipebench", planner=planner, schedule=OneFOneB())
+    def answer(problem: dict[str, Any]) -> Answer | None:
         try:
-            return in_words(strategy.plan(posed(problem)), problem["name"])
+            return planned(make(problem["max_replicas"] > 1), problem)
         except GppError:
             return None
 
-    return planned
+    return answer
 
 
 def uniform(problem: dict[str, Any]) -> Answer | None:

@@ -117,10 +117,17 @@ def weights_of(
         network: the model as it was built with this seed; None to build it.
     """
     from gpp.capture.examples import built, state_of
-    from gpp.runtime.checkpoint.final import read_weights
+    from gpp.runtime.checkpoint.stored import read_weights
 
-    first = state_of(model, captured, network or built(model, seed=seed, dtype=dtype), dtype=dtype)
-    return read_weights(source, first, captured) if source else first
+    network = network or built(model, seed=seed, dtype=dtype)
+    first = state_of(model, captured, network, dtype=dtype)
+    return read_weights(source, first, captured, unread(network)) if source else first
+
+
+def unread(network: torch.nn.Module) -> frozenset[str]:
+    """Patterns of the names in files that a network of Hugging Face's passes over: earlier versions stored masks."""
+    own = (getattr(module, "_keys_to_ignore_on_load_unexpected", None) for module in network.modules())
+    return frozenset(pattern for patterns in own for pattern in patterns or ())
 
 
 def to_make(model: AbstractModel, captured: Captured, source: str | None, *, seed: int, dtype: str) -> ToMake:
@@ -132,15 +139,21 @@ def to_make(model: AbstractModel, captured: Captured, source: str | None, *, see
     """
     from gpp.capture.recipe.recorded import NotRecorded, record
     from gpp.capture.stage import initial_state
-    from gpp.runtime.checkpoint.final import stored_weights
     from gpp.runtime.checkpoint.origin import Origin, ToMake
+    from gpp.runtime.checkpoint.stored import TensorForm, stored_weights
 
     if any(node.target.startswith(f"{LOSS}.") for node in captured.nodes if node.kind in ("param", "buffer")):
         raise NotRecorded(f"the loss {model.loss} has weights of its own")
     bare = replace(captured, constants={name: data for name, data in captured.constants.items() if data is None})
-    recipe, given = record(model.build, lambda network: initial_state(network, bare), seed=seed, dtype=dtype)
-    forms = {name: (view.shape, view.dtype) for name, view in recipe.tensors.items()}
-    files = stored_weights(source, forms, captured) if source else {}
+    passed_over: set[str] = set()
+
+    def wanted(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+        passed_over.update(unread(network))
+        return initial_state(network, bare)
+
+    recipe, given = record(model.build, wanted, seed=seed, dtype=dtype)
+    forms = {name: TensorForm(view.shape, view.dtype) for name, view in recipe.tensors.items()}
+    files = stored_weights(source, forms, captured, passed_over) if source else {}
     return ToMake(Origin(recipe=recipe, files=files), given)
 
 

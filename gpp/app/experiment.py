@@ -222,11 +222,9 @@ class Experiment:
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                rule, fix = (
-                    f"must be at most the number of training samples, {num_train}",
-                    f"set minibatch_size={num_train} or less",
-                )
-                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"{fix}, or use more data")
+                rule = f"must be at most the number of training samples, {num_train}"
+                fix = f"set minibatch_size={num_train} or less, or use more data"
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
@@ -259,8 +257,7 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model that runs: with its loss, if it is trained."""
-        whole = self.with_loss()
-        return whole if self.own_mode is None else self.own_mode.model(whole)
+        return self.with_loss() if self.own_mode is None else self.own_mode.model(self.with_loss())
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
@@ -360,12 +357,10 @@ class Experiment:
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
-        whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
-        uneven = self.trains and uneven_targets(
-            captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole_model
-        )
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model, uneven=uneven)
+        uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
         out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()

@@ -250,7 +250,7 @@ class Plan:
                 flight of its stages take.
 
         Raises:
-            InvalidPlan: as `check_stages`; for another graph or mini-batch; a loss that needs whole mini-batches is cut.
+            InvalidPlan: as `check_stages`; for another graph or mini-batch; too many replicas; a loss is cut that needs it whole.
             Infeasible: a stage needs more memory than its device has.
         """
         if self.graph_fingerprint != problem.graph.fingerprint:
@@ -269,13 +269,14 @@ class Plan:
                     value.check_pipeline(s, trains=True)
         self.check_stages(problem.graph, problem.cluster.num_devices)
         for s, stage in enumerate(self.stages):
-            whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1
+            whole, most = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1, problem.max_replicas
             if mask_of(stage.ops) & problem.minibatch_ops and not whole:
                 raise InvalidPlan(
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
-        for s, stage in enumerate(self.stages):
+            if most and len(stage.replicas) > most and not problem.copies:
+                raise InvalidPlan(f"stage {s} has {len(stage.replicas)} replicas, and may have {most} at most. Fix: fewer devices")
             for added, value in bills_of(stage):
                 added.check(problem, s, stage, value, self.position(s))
         self._check_memory(problem, peaks)
@@ -334,12 +335,12 @@ class Plan:
         b, unit = stage.microbatch_size, stage.unit
         if stage.k < 1:
             raise InvalidPlan(f"stage {s}: k={stage.k}, the passes of one direction in a row, must be at least 1")
-        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % unit or replicas > unit:
-            raise InvalidPlan(
-                f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                f"must be a multiple of it{f' times {stage.stride}' if unit > b else ''}, and {replicas} replicas at most as many "
-                "as the samples that they share out"
-            )
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % unit:
+            times = f" times {stage.stride}" if unit > b else ""
+            rule = f"must be in 1..{self.minibatch_size}, and in-flight {stage.in_flight} a multiple of it{times}"
+            raise InvalidPlan(f"stage {s}: micro-batch {b} {rule}")
+        if replicas > unit:
+            raise InvalidPlan(f"stage {s}: {replicas} replicas share out {unit} samples. Fix: fewer devices, or more samples")
         if stage.sharing and (count := -(-self.minibatch_size // b)) % stage.stride:
             raise InvalidPlan(
                 f"stage {s}: {replicas} replicas have micro-batches {stage.dealt}, and must divide the {count} of a mini-batch. "

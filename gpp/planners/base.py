@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
+from gpp.errors import GppError, InvalidConfig
 from gpp.memory import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.settings import file_word
@@ -109,8 +109,8 @@ class AbstractPlanner(ABC):
 
         Args:
             problem: graph, cluster, cost model, batch.
-            predict: scores a candidate; only `metrics.iteration_s` is read. It is infinite for a plan that the engine cannot run
-                (`Problem.refuses`), and such a plan does not count as a simulation in vain.
+            predict: scores a candidate; only `metrics.iteration_s` is read. It is infinite for a plan that does not fit the memory,
+                or that the engine cannot run (`Problem.refuses`); such a plan does not count as a simulation in vain.
 
         Returns:
             A valid plan: it passes `Plan.validate(problem)`. It may leave devices idle.
@@ -201,6 +201,15 @@ class JudgedCandidates:
         if reason is not None:
             self.refused.append(reason)
         return reason is None
+
+    @staticmethod
+    def passes(check: Callable[[], None]) -> bool:
+        """Whether a check of a candidate raises nothing."""
+        try:
+            check()
+        except GppError:
+            return False
+        return True
 
     def note(self, predicted: Timeline) -> None:
         self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)

@@ -1,4 +1,4 @@
-"""The platform from Python, as docs/extending.md shows it."""
+"""The platform from Python, as docs/models.md shows it."""
 
 from __future__ import annotations
 

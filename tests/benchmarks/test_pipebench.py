@@ -139,3 +139,13 @@ def test_the_command_plans_bounds_and_draws_the_table(tmp_path: Path, capsys: py
     made["plan"]["microbatch"] = 0
     (plans / "random_01.json").write_text(json.dumps(made["plan"]))
     assert subprocess.run([sys.executable, HERE / "score.py", plans], capture_output=True).returncode == 1
+
+
+def test_the_plans_of_a_planner_of_ones_own_are_written_for_the_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--planner", "tests.extending.split_slowest.SplitSlowest", "--plans", str(tmp_path), "--only"]
+    assert main([*words, "random_0[014]"]) == 0
+    assert "CPU s" in capsys.readouterr().out
+    scored = subprocess.run([sys.executable, HERE / "score.py", tmp_path], capture_output=True, text=True)
+    assert "0 invalid" in scored.stdout and "better" not in scored.stdout
+    with pytest.raises(SystemExit):
+        main(["--planner", "tests.extending.split_slowest.SplitSlowest"])

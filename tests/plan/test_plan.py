@@ -53,9 +53,9 @@ def test_a_plan_of_the_diamond():
         (replace(PLAN, edges=(*PLAN.edges, (3, 4))), "does not go forward"),
         (with_stage(0, microbatch_size=9, in_flight=9), "must be in 1..8"),
         (with_stage(0, microbatch_size=0), "must be in 1..8"),
-        (with_stage(0, in_flight=5), "must be a multiple"),
-        (with_stage(0, in_flight=0), "must be a multiple"),
-        (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "2 replicas at most"),
+        (with_stage(0, in_flight=5), "a multiple of it"),
+        (with_stage(0, in_flight=0), "a multiple of it"),
+        (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "2 replicas share out 1 samples"),
         (replace(PLAN, edges=PLAN.edges[:3]), "no such edge"),
     ],
 )
@@ -86,7 +86,7 @@ def test_stages_that_share_a_device_share_its_memory():
 def test_more_replicas_than_samples():
     of = problem(chain(2), 4, 8)
     plan = make_plan(of, "test", [(1, 3), (2, 1)], 2)
-    with pytest.raises(InvalidPlan, match="3 replicas at most as many as the samples"):
+    with pytest.raises(InvalidPlan, match="3 replicas share out 2 samples"):
         plan.validate(of)
 
 
@@ -185,3 +185,10 @@ def test_topological_order_breaks_ties_by_key():
     assert topological_order([{2}, {2}, set()], key=[5, 1, 0]) == [1, 0, 2]
     with pytest.raises(InvalidPlan, match="cycle"):
         topological_order([{1}, {0}], key=[0, 1])
+
+
+def test_more_replicas_than_the_problem_allows():
+    of = problem(chain(2), 4, 8, max_replicas=2)
+    make_plan(of, "test", [(1, 2), (2, 1)], 2).validate(of)
+    with pytest.raises(InvalidPlan, match="stage 0 has 3 replicas, and may have 2 at most"):
+        make_plan(of, "test", [(1, 3), (2, 1)], 4).validate(of)

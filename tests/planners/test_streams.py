@@ -166,7 +166,8 @@ def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed:
             if isinstance(candidate, Candidate):
                 plan = make_plan(asked, "x", candidate.parts, b, chain=True, ordered=True, placement=candidate.placement)
                 seconds = of._judge(plan, problem, asked, JudgedCandidates()).metrics.iteration_s
-                assert 0.3 * seconds < candidate.bound_s <= seconds * SAME
+                # Few versions of the weights are assumed first, so what fits here may lack memory, and then its step is infinite.
+                assert seconds == float("inf") or 0.3 * seconds < candidate.bound_s <= seconds * SAME
 
 
 def heavy(memory_bytes: float) -> Problem:

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from gpp.errors import InvalidConfig, InvalidFile
-from gpp.runtime.checkpoint.final import INDEX, drop_final, finish_final, load_final, read_weights, save_final
+from gpp.runtime.checkpoint.final import INDEX, drop_final, finish_final, load_final, save_final
+from gpp.runtime.checkpoint.stored import read_weights
 from tests.runtime.test_damaged_checkpoints import flipped
 
 STATES = [{"a.weight": torch.randn(7, 5), "a.bias": torch.randn(5)}, {}, {"b.weight": torch.arange(6)}]
 JOB: Any = SimpleNamespace(plan=SimpleNamespace(stages=STATES))
-CAPTURED: Any = SimpleNamespace(nodes=[SimpleNamespace(kind="param", target="a.weight")])
+CAPTURED: Any = SimpleNamespace(nodes=[SimpleNamespace(kind="param", target="a.weight")], aliases={})
 
 
 @pytest.fixture

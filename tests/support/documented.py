@@ -141,9 +141,9 @@ def python_blocks() -> list[PythonBlock]:
 
 
 def yaml_files() -> dict[str, str]:
-    """YAML files that docs/extending.md and docs/tracking.md show, by the path in their first line, a comment."""
+    """YAML files that these pages show, by the path in their first line, a comment."""
     out = {}
-    for name in ("extending.md", "tracking.md"):
+    for name in ("models.md", "extending.md", "tracking.md"):
         for match in re.finditer(r"^( *)# (conf/\S+\.yaml)\b.*\n((?:\1(?!```).+\n)+)", (DOCS / name).read_text(), re.M):
             out[match[2]] = textwrap.dedent(match[3])
     return out
@@ -204,7 +204,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.settings import Count, settings
 """
-"""Imports of the blocks that show a planner or its settings; the tutorial has them in its own file."""
+"""Imports of the block that shows a planner's settings; the tutorial has them in its own file."""
 
 
 def prepare(folder: Path) -> None:
@@ -225,7 +225,5 @@ def prepare(folder: Path) -> None:
     package = folder / "mypackage"
     package.mkdir()
     net = next(block.text for block in python_blocks() if '@arguments("model")' in block.text)
-    halves = next(block.text for block in python_blocks() if "class Halves" in block.text and "def plan" in block.text)
     (package / "nets.py").write_text(NETS + "\n\n" + net)
     (package / "data.py").write_text(DATA)
-    (package / "halves.py").write_text(PLANNER + "\n\n" + halves)

@@ -77,7 +77,7 @@ def write_script(folder: Path, blocks: Sequence[PythonBlock], *, loads: bool) ->
     Args:
         loads: whether the block that loads a model of Hugging Face runs, and is not only compiled.
     """
-    page = (DOCS / "extending.md").read_text()
+    page = (DOCS / "models.md").read_text()
     match = re.search(r"`(optimizer=lambda [^`]+)`", page)
     assert match, "the page shows an optimizer that is a function"
     # It stands in a line of prose, as an argument of the call in the block above it.
@@ -87,7 +87,7 @@ with gpp.parallelize(model, (a[:64], b[:64]), y[:64], loss=torch.nn.functional.m
     print(pipeline.step((a[:64], b[:64]), y[:64]))
 """
     number = page[: match.start()].count("\n") + 1
-    listed = [asdict(block) for block in (*blocks, PythonBlock(f"extending.md:{number}", call))]
+    listed = [asdict(block) for block in (*blocks, PythonBlock(f"models.md:{number}", call))]
     script = folder / "documented_blocks.py"
     script.write_text(SCRIPT.format(planner=PLANNER, blocks=json.dumps(listed), loads=loads))
     return script

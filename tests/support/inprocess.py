@@ -31,7 +31,7 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
-from gpp.runtime.job import Job, assemble, restore
+from gpp.runtime.job import Job, WritesItself, assemble, restore
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
@@ -102,7 +102,7 @@ def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
 
 
 def run(
-    job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu", *, first: int = 0
+    job: Job, run_dir: Path, weights: dict[str, torch.Tensor] | WritesItself, device: str = "cpu", *, first: int = 0
 ) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
     """Train from step `first` on; returns the loss of every step, the final parameters and buffers, and the workers.
 
