@@ -261,10 +261,11 @@ class Experiment:
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        found = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
-        if self.trains and must_compare(found) and self._whole(found):
-            given = {"seed": self.seed, "dtype": self.dtype}
-            found, self.made.network = compared_model(self.model, found, self.samples("train"), self.cache_dir, **given)
+        captured = captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
+        if not (self.trains and must_compare(captured)) or not self._whole(captured):
+            return captured
+        given = {"seed": self.seed, "dtype": self.dtype}
+        found, self.made.network = compared_model(self.model, captured, self.samples("train"), self.cache_dir, **given)
         return found
 
     def op_graph(self, captured: Captured) -> OpGraph:
@@ -310,7 +311,8 @@ class Experiment:
             refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
-        posed = with_varying(self, posed, captured)
+        train = partial(self.samples, "train") if self.own_mode is None else None
+        posed = with_varying(posed, captured, self.uneven, train, steps=self.num_steps, seed=self.seed)
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
         from gpp.app.in_place import here
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.uneven import UnevenSamples, Varying, varying_shares
+from gpp.data.base import Samples
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
@@ -18,28 +19,30 @@ from gpp.runtime.job import Job
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpp.app.experiment import Experiment
-
 LOOKED_AT = 256
 """Mini-batches, at most, that predictions are made for: the 90th percentile of so many is known to about 2 % of the spread."""
 
 
-def with_varying(experiment: Experiment, problem: Problem, captured: Captured) -> Problem:
+def with_varying(
+    problem: Problem, captured: Captured, asked: UnevenSamples, samples: Callable[[], Samples] | None, *, steps: int, seed: int
+) -> Problem:
     """The problem with the amounts of the first mini-batches that a run draws; as it is where all samples are alike.
+
+    Args:
+        samples: loads those of the training; None where nothing is trained.
 
     Raises:
         InvalidConfig: names the setting and the fix.
     """
-    asked = experiment.uneven
     if asked.amount is None:
         return problem
-    if experiment.own_mode is not None:
+    if samples is None:
         raise InvalidConfig("uneven.amount", asked.amount, "is for trainings", "set uneven.amount=null")
-    shares, data = varying_shares(captured, problem.graph, asked.amount), experiment.samples("train")
+    shares, data = varying_shares(captured, problem.graph, asked.amount), samples()
     from gpp.runtime.even import amounts_of
 
-    size, count = min(problem.minibatch_size, len(data)), min(experiment.num_steps, LOOKED_AT)
-    batches = [minibatch(step, size, len(data), experiment.seed) for step in range(count)]
+    size, count = min(problem.minibatch_size, len(data)), min(steps, LOOKED_AT)
+    batches = [minibatch(step, size, len(data), seed) for step in range(count)]
     drawn = sorted({index for batch in batches for index in batch})
     known = dict(zip(drawn, amounts_of(data.fetch(drawn, {asked.amount})[asked.amount]), strict=True))
     return replace(problem, varying=_varying(asked, shares, [np.array([known[i] for i in batch]) for batch in batches]))
