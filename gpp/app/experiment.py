@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, uneven_targets, weights_or_origin
@@ -47,18 +47,13 @@ from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, co
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job, WritesItself, assemble
 from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
-
-if TYPE_CHECKING:
-    import torch
-
-    from gpp.runtime.checkpoint.origin import ToMake
 
 
 @settings("", slots=False)
@@ -314,9 +309,11 @@ class Experiment:
         train = partial(self.samples, "train") if self.own_mode is None else None
         posed = with_varying(posed, captured, self.uneven, train, steps=self.num_steps, seed=self.seed)
         posed = self.own_mode.posed(self, posed) if self.own_mode else posed
+        if not self.engine.runs:
+            return posed
         from gpp.app.in_place import here
 
-        return here(posed, self.engine) if self.engine.runs else posed
+        return here(posed, self.engine)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.
@@ -414,7 +411,7 @@ class Experiment:
     def _whole(self, captured: Captured) -> bool:
         return not (self.computes and self.engine.own_weights) or makes_whole(self.initial_weights, captured)
 
-    def weights(self, captured: Captured) -> dict[str, torch.Tensor] | ToMake:
+    def weights(self, captured: Captured) -> Mapping[str, Any] | WritesItself:
         """Initial weights by full name, or how workers make them: those of `load_weights`, or a function of model, dtype, seed."""
         given = {"seed": self.seed, "dtype": self.dtype, "whole": self._whole(captured)}
         return weights_or_origin(self.made, self.model, captured, self.load_weights, **given)

@@ -25,7 +25,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Progress
-from gpp.runtime.job import Job
+from gpp.runtime.job import Job, WritesItself
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
@@ -124,7 +124,7 @@ def settle(
     given: bool,
     started: Rehearsals | None,
     job_of: Callable[[Problem, Plan], Job],
-    weights: Callable[[], Mapping[str, Any]],
+    weights: Callable[[], Mapping[str, Any] | WritesItself],
     progress: Progress,
 ) -> tuple[Problem, Plan]:
     """The problem by times in place, and the plan for it; both as they are where nothing is to be measured.
@@ -187,7 +187,7 @@ class _Settled:
         plan: Plan,
         rehearsals: Rehearsals,
         job_of: Callable[[Problem, Plan], Job],
-        weights: Callable[[], Mapping[str, Any]],
+        weights: Callable[[], Mapping[str, Any] | WritesItself],
         say: Callable[[str], None],
     ) -> tuple[Problem, Plan]:
         """Rehearse plans until the one that follows has been, or there have been enough; the best of them."""

@@ -17,7 +17,7 @@ from typing import Any
 from gpp.analysis.gains import ONE_DEVICE, Gains, Rival, gain_of_rounds, predicted_gains
 from gpp.errors import GppError, WorkerFailed
 from gpp.runtime.engine import Progress
-from gpp.runtime.job import Job
+from gpp.runtime.job import Job, WritesItself
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, short
 from gpp.timeline import Metrics
 
@@ -49,7 +49,7 @@ def measured_gains(
     own: Job,
     predicted: Metrics,
     job_of: Callable[[Rival], Job],
-    weights: Callable[[], Mapping[str, Any]],
+    weights: Callable[[], Mapping[str, Any] | WritesItself],
     *,
     rehearsals: Rehearsals,
     budget_s: float,

@@ -73,7 +73,9 @@ def test_cut_blocks_equal_the_blocks_called_by_hand(captured):
         torch.manual_seed(seed)
         want, want_grads = reference(model, inputs, targets, cross_entropy)
         assert torch.equal(loss, want) and {f"parts.{n}" for n in grads} == set(want_grads)
-        assert all(torch.equal(g, want_grads[f"parts.{n}"]) for n, g in grads.items())
+        # A message has other strides, by which sums are added up in another order.
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, want_grads[f"parts.{name}"], rtol=1e-12, atol=1e-14)
 
 
 def test_blocks_evaluate_without_dropout(captured):

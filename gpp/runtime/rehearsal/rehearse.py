@@ -30,7 +30,7 @@ from gpp.errors import WorkerFailed
 from gpp.files import TemporaryFolder
 from gpp.graph.op_graph import mask_of
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, SENDS, UPDATES
-from gpp.runtime.job import Job
+from gpp.runtime.job import Job, WritesItself
 from gpp.runtime.worker.parent import PARENT, identity
 from gpp.timeline import Event
 
@@ -134,7 +134,9 @@ class Rehearsals:
         self._stack.close()
         self._process = None
 
-    def run(self, job: Job, weights: Mapping[str, Any], *, predicted_s: float, processors: int = 0) -> tuple[DeviceTimes, ...]:
+    def run(
+        self, job: Job, weights: Mapping[str, Any] | WritesItself, *, predicted_s: float, processors: int = 0
+    ) -> tuple[DeviceTimes, ...]:
         """Rehearse a job of a few steps without evaluation.
 
         Args:
