@@ -43,6 +43,14 @@ def test_what_was_written_is_read(run_dir: Path) -> None:
     assert sorted(path.name for path in final.iterdir()) == ["stage_0.safetensors", "stage_2.safetensors", INDEX]
 
 
+def test_a_tied_weight_is_in_the_file_of_each_stage_that_holds_it(tmp_path: Path) -> None:
+    for stage, names in enumerate((("a.weight", "a.bias"), ("a.weight",))):
+        save_final(tmp_path, stage, {name: STATES[0][name] for name in names})
+    assert finish_final(SimpleNamespace(plan=SimpleNamespace(stages=STATES[:2])), tmp_path)  # type: ignore[arg-type]
+    found = weights(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in STATES[0].items())
+
+
 def test_a_hundred_flipped_bits_are_refused(run_dir: Path) -> None:
     rng, files = random.Random(0), sorted((run_dir / "checkpoints" / "final").iterdir())
     for _ in range(100):

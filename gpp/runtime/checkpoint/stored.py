@@ -191,7 +191,8 @@ def _places(source: str, files: Mapping[Path, Collection[str] | None]) -> dict[s
         except (SafetensorError, OSError) as error:
             which = "" if file == Path(source) else f"has {file.name}, which "
             raise InvalidConfig(FIELD, source, f"{which}is no whole safetensors file ({error})", "name another file") from None
-        if twice := places.keys() & heads:
+        # Of a run's own weights each stage that holds a tied one has written it.
+        if (twice := places.keys() & heads) and not (file.parent / FINAL_INDEX).exists():
             name = min(twice)
             rule = f"has {name} in both {places[name].file.name} and {file.name}"
             raise InvalidConfig(FIELD, source, rule, "name one file, or a folder in which each name is once")
