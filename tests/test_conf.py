@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
@@ -36,14 +37,17 @@ PRESETS = [path for group in ("experiment", "debug", "hparams_search") for path 
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_every_preset_composes(path: Path) -> None:
+def test_every_preset_builds(path: Path) -> None:
     # The search is a plug-in's, which need not be here; its settings are those that the preset may set.
     search = {"_target_": "optuna", "direction": "", "n_trials": 1, "n_jobs": 1, "sampler": {"seed": None}, "params": {}}
     ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=search, provider="test")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        words = [f"{path.parent.name}={path.stem}", "name=test"]
+        words = [f"{path.parent.name}={path.stem}", "name=test", "strategies=[]"]
         cfg = compose("config", overrides=words, return_hydra_config=path.parent.name == "hparams_search")
-    OmegaConf.to_container(cfg if "hydra" not in cfg else cfg.hydra.sweeper, resolve=True, throw_on_missing=True)
+    if "hydra" in cfg:
+        OmegaConf.to_container(cfg.hydra.sweeper, resolve=True, throw_on_missing=True)
+    else:
+        assert instantiate(cfg, _convert_="all").name == "test"  # with its other choices as they are unless the user makes them
 
 
 # `python -m tests.checks.settings --sweeps` composes all, too.
