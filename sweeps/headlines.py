@@ -72,9 +72,12 @@ HEADLINES = (
     Headline(
         "branches_real",
         "What are branches worth on real workers?",
-        ("python run.py -cd sweeps -cn branch_speedup",),
-        "Five models with branches on two workers, mini-batches of 64, three repeats in turns. Cores stand in for "
-        "devices and share their memory. The range is over the models.",
+        (
+            "python run.py -cd sweeps -cn branch_speedup microbatch_size=16 seed=0,1 "
+            "strategy=graphpipe,sequential,torch_pipelining,data_parallel,single",
+        ),
+        "Five models with branches on two workers, mini-batches of 64 in 4 micro-batches, two repeats in turns. Cores "
+        "stand in for devices and share their memory. The range is over the models.",
         branches,
     ),
     Headline(
@@ -128,7 +131,7 @@ HEADLINES = (
         "How good are predictions on this machine?",
         (
             "python run.py -cd sweeps -cn prediction_error half=local strategy=graphpipe,sequential seed=0,1 "
-            "microbatch_size=32,16,8,4 "
+            "microbatch_size=16,4 "
             "model=mmt_small,dlrm_small,candle_uno_small,clip_small,gpt_small",
             "python -m tests.checks.predictions outputs/sweeps/prediction_error",
         ),
