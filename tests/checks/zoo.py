@@ -50,19 +50,25 @@ def peers(names: list[str]) -> None:
         cases.write_text(json.dumps({name: described(name) for name in names}))
         store = Path(folder, "store")
         ranks = [said(sys.executable, "torch", cases, str(rank), str(store)) for rank in range(RANKS)]
-        judged = [lines(rank) for rank in ranks]
-        for ranked in zip(*judged, strict=True):
-            show("torch", max(ranked, key=judged_by))
+        answers = [lines(rank) for rank in ranks]
+        for ranked in zip(*answers, strict=True):
+            show("torch", max(map(judged, ranked), key=lambda found: VERDICTS.index(found["verdict"])))
         if other := os.environ.get("GPP_PEERS_PYTHON"):
             for engine in ("deepspeed", "torchtitan"):
                 for found in lines(said(other, engine, cases)):
                     show(engine, found)
 
 
-def judged_by(found: dict[str, str]) -> tuple[int, bool]:
-    """Order of what the ranks found: a refusal counts most, and one that is not for the other rank's silence."""
-    silent = re.search(r"time(d )?out|[Cc]onnection", found["words"]) is not None
-    return ("accepted", "wrong", "refused").index(found["verdict"]), not silent
+VERDICTS = ("accepted", "wrong", "silent", "refused")
+"""Of what the ranks found the last one counts: a rank that waits in vain for another is silent, and the other says why."""
+
+
+def judged(found: dict[str, str]) -> dict[str, str]:
+    """What a rank found, where a refusal that is only the other rank's silence is called so."""
+    waited = found["verdict"] == "refused" and re.search(
+        r"timed out|connection (closed|reset|refused)", found["words"], re.IGNORECASE
+    )
+    return {**found, "verdict": "silent"} if waited else found
 
 
 def described(name: str) -> dict[str, object]:
