@@ -59,7 +59,8 @@ def given(model: nn.Module, inputs: Any) -> ModelInputs:
         known = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         several = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
         if len(values) > len(known) and not several:
-            raise InvalidConfig("inputs", len(values), f"{type(model).__name__}.forward takes {len(known)}", "give them by name")
+            fix = "give them by name; targets of the same batch come after the inputs, as in parallelize(model, inputs, targets)"
+            raise InvalidConfig("inputs", len(values), f"{type(model).__name__}.forward takes {len(known)}", fix)
         named, by_position = {(known[i] if i < len(known) else str(i)): value for i, value in enumerate(values)}, True
     else:
         by_position = False
