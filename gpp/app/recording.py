@@ -24,7 +24,7 @@ from rich.text import Text
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.app.experiment import Experiment
 from gpp.app.several import SEVERAL
-from gpp.app.stopping import Stopped, held_back
+from gpp.app.stopping import Stopped, check, held_back
 from gpp.app.tracking import Tracking
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
@@ -105,6 +105,7 @@ class Recorder:
 
     def know(self, **facts: Any) -> None:
         """Put facts into the record, by name (`RunRecord.knowing`)."""
+        check()
         self.run = self.run.knowing(**facts)
 
     @property
@@ -235,6 +236,7 @@ class Recorder:
             terms.update(values)
 
         def on_step(step: int, loss: float | None, samples_per_s: float | None) -> None:
+            check()
             self._losses += [] if loss is None else [loss]
             bar.update(step, loss, samples_per_s)
             self._tracking.step(step - 1, {"loss": loss, **terms, "samples_per_s": samples_per_s})

@@ -84,6 +84,13 @@ def held_back() -> Iterator[None]:
         _raise()
 
 
+def check() -> None:
+    """Raise `Stopped` again where somebody has swallowed it, as what Python calls within a finalizer does."""
+    if _state.raised and not _state.holding:
+        _state.raised = False
+        _raise()
+
+
 def _arrived(number: int, frame: FrameType | None) -> None:
     if _state.number is None:
         _state.number, _state.arrived_s = number, time.monotonic()

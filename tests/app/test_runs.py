@@ -97,6 +97,13 @@ def test_a_signal_before_the_workers_start_is_a_result(tmp_path: Path, number: s
     assert "Traceback" not in done.out and not (tmp_path / "run" / ".lock").exists()
 
 
+def test_a_signal_that_a_library_swallows_ends_the_run(tmp_path: Path) -> None:
+    swallowed = [word.replace("Towers", "Swallowing") for word in SMALL]
+    done = run(tmp_path / "run", *swallowed, ENDING=str(int(signal.SIGTERM)))
+    assert done.code == 128 + signal.SIGTERM
+    assert (done.result["status"], done.result["reason"]) == ("failed", "stopped by SIGTERM")
+
+
 HOOK = """
 import os, signal, sys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,15 @@ class Ending(Towers):
         if number := os.environ.get("ENDING"):
             os.kill(os.getpid(), int(number))
             time.sleep(60)
+
+
+class Swallowing(Ending):
+    """A class that goes on whatever is raised, as libraries do that try what they may import."""
+
+    def __init__(self) -> None:
+        with suppress(BaseException):
+            super().__init__()
+        Towers.__init__(self)
 
 
 class Leaving(Towers):
