@@ -36,10 +36,13 @@ MEASURED = ("gpp", "conf", "baselines", "sweeps", "run.py", ":!sweeps/figures.py
 
 HEAD = """# Figures
 
-Each number was written by the command above it: `make figures` runs all of them, `python -m sweeps.figures --only NAME`
-one. Times are those of two shared cores without a card, so ratios mean more than seconds. Brackets have the least and
-the largest of the numbers whose median stands before them. What the numbers were before is in the diary (`docs/log/`).
+Each number was written by the command above it; `make figures` runs all of them, `python -m sweeps.figures --only NAME`
+one. The machine is shared and has no card, so ratios mean more than seconds. Brackets have the least and the largest of
+the numbers whose median stands before them. Each section ends with its date, commit, and seconds. The diary
+(`docs/log/`) has earlier numbers.
 """
+AT = ", load "
+"""Parts a machine from how busy it was."""
 
 
 def commit() -> str:
@@ -53,7 +56,7 @@ def commit() -> str:
 
 def machine() -> str:
     """Where the numbers are of, and how busy it was: programs that wanted a core in the last minute."""
-    return f"{os.cpu_count()} cores, torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
+    return f"{os.cpu_count()} cores, torch {version('torch')}{AT}{os.getloadavg()[0]:.1f}"
 
 
 def folder(headline: Headline) -> Path:
@@ -120,19 +123,27 @@ def line(number: Number) -> str:
     return f"* {number.what}: **{text}**" + (f"; {number.beside}" if number.beside else "")
 
 
-def section(headline: Headline, found: dict[str, Any] | None) -> str:
-    """The section of a headline."""
+def section(headline: Headline, found: dict[str, Any] | None, where: str) -> str:
+    """The section of a headline.
+
+    Args:
+        where: the machine that the page names for all sections; empty where they have several.
+    """
     lines = [f"## {headline.question}", "", *(f"    {command}" for command in headline.commands), ""]
     lines += [*textwrap.wrap(headline.beside, 120), ""]
     if found is None:
         return "\n".join([*lines, "Not yet measured by this command.", ""])
     lines += [line(Number(**number)) for number in found["numbers"]]
-    return "\n".join([*lines, "", f"{found['date']}, commit {found['commit']}, {found['seconds']:,} s; {found['machine']}.", ""])
+    machine = found["machine"].removeprefix(where).removeprefix(", ")
+    return "\n".join([*lines, "", f"{found['date']}, {found['commit']}, {found['seconds']:,} s, {machine}.", ""])
 
 
 def page(data: dict[str, Any]) -> str:
     """The page from its data."""
-    return "\n".join([HEAD, *(section(headline, data.get(headline.name)) for headline in HEADLINES)])
+    machines = {found["machine"].partition(AT)[0] for found in data.values()}
+    where = machines.pop() if len(machines) == 1 else ""
+    head = [HEAD, *([f"All were measured on {where}.", ""] if where else [])]
+    return "\n".join([*head, *(section(headline, data.get(headline.name), where) for headline in HEADLINES)])
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The records of a run: terminal, result.json, timeline, trace, metrics, report, tracker.
 
-The contract of a run directory (docs/architecture.md) is written here and nowhere else.
+The contract of a run directory (docs/run_directory.md) is written here and nowhere else.
 """
 
 from __future__ import annotations

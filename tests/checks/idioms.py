@@ -1,6 +1,6 @@
 """What users do to modules, losses and optimizers, each through `gpp.parallelize` against a plain loop, and the table of them.
 
-    python -m tests.checks.idioms                        all cases, with real workers; writes the table of docs/training.md
+    python -m tests.checks.idioms                        all cases, with real workers; writes the table of docs/idioms.md
     python -m tests.checks.idioms --threads [WORD ...]   workers as threads, and cases whose names have such a word alone
 
 A line for each case; the exit code is 1 if one is silently different, broken, or otherwise than the table says.

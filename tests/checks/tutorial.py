@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.pages import DOCS, ROOT, blocks
+from tests.support.pages import ROOT, TUTORIAL, blocks
 
 LIMIT_S = 60.0
 """What the page promises for each step, on a machine with nothing else to do."""
@@ -27,7 +27,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         env = {**os.environ, "PATH": beside, "PYTHONPATH": str(ROOT), "GPP_CACHE": f"{folder}/cache"}
-        for block in blocks(DOCS / "tutorial.md"):
+        for block in (block for page in TUTORIAL for block in blocks(page)):
             if block.file:
                 Path(folder, block.file).write_text(block.text)
                 continue

@@ -69,7 +69,7 @@ def test_a_headline_is_run_where_nobody_else_writes() -> None:
 
 
 def test_what_was_not_run_has_no_number() -> None:
-    text = section(HEADLINES[0], None)
+    text = section(HEADLINES[0], None, "")
     assert "Not yet measured by this command." in text and "*" not in text
 
 
@@ -80,10 +80,12 @@ def test_a_section_has_numbers_yardsticks_and_their_origin(monkeypatch: pytest.M
         Number("gain", 1.238, "times as fast"),
         Number("loss", 4e-16),
     ]
-    text = section(HEADLINES[0], entry(HEADLINES[0], numbers, 61.2, "2 cores"))
+    text = section(HEADLINES[0], entry(HEADLINES[0], numbers, 61.2, "2 cores, load 1.0"), "2 cores")
     assert "* error: **0.49% (0.10% to 25.0%)**; a guess: 30 %\n" in text
     assert "* gain: **1.24 times as fast**\n* loss: **4.0e-16**\n" in text
-    assert "commit 1234abcd, 61 s; 2 cores." in text
+    assert ", 1234abcd, 61 s, load 1.0.\n" in text
+    elsewhere = section(HEADLINES[0], entry(HEADLINES[0], numbers, 61.2, "4 cores, load 1.0"), "")
+    assert ", 1234abcd, 61 s, 4 cores, load 1.0.\n" in elsewhere
 
 
 def test_published_speeds_are_read_with_a_guess_that_has_no_skill() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import environment
-from tests.support.pages import DOCS, ROOT, blocks, commands
+from tests.support.pages import ROOT, TUTORIAL, blocks, commands
 from tests.support.warm import warm
 
 COMMAND = ROOT / "tests" / "support" / "gpp_command.py"
@@ -66,7 +66,8 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     """Somebody who has followed the tutorial, without training."""
     found = Reader(tmp_path_factory.mktemp("mine"))
-    found.follow(DOCS / "tutorial.md", only="^mkdir|mode=")
+    for page in TUTORIAL:
+        found.follow(page, only="^mkdir|mode=")
     return found
 
 
@@ -86,7 +87,8 @@ def test_its_plans_are_what_it_says(reader: Reader) -> None:
 @pytest.mark.dist
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
-    reader.follow(DOCS / "tutorial.md")
+    for page in TUTORIAL:
+        reader.follow(page)
     loop = next(out for line, out in reader.shown.items() if line == "python train.py")
     assert re.search(r"^ *s0 .*\b(picture|embed|caption)\b", loop, re.M), loop  # the modules of a stage, as the page promises
     assert float(loop.rsplit("accuracy", 1)[1].split()[0]) > 0.95

@@ -1,4 +1,4 @@
-"""The table of idioms in docs/training.md, made of the cases whose outcomes tests and `python -m tests.checks.idioms` prove."""
+"""The table of idioms in docs/idioms.md, made of the cases whose outcomes tests and `python -m tests.checks.idioms` prove."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from tests.idioms.case import IDIOMS, Idiom
 from tests.support.pages import DOCS
 
-PAGE = DOCS / "training.md"
+PAGE = DOCS / "idioms.md"
 BEGIN, END = "<!-- idioms: written by python -m tests.checks.idioms -->", "<!-- idioms: end -->"
 FILES = ("parameters", "state", "hooks", "layers", "losses", "optimizers")
 

@@ -18,9 +18,11 @@ from gpp.errors import GppError, InvalidConfig
 from gpp.planners.bounds.optimal import Optimal
 from tests.support.documented import Command, documented
 from tests.support.one_process import answered
+from tests.support.pages import TUTORIAL
 
 CHECKED = "is what the page shows, and was checked"
-COMMANDS = [c for c in documented() if ("run.py" in c.text or c.program == "gpp") and not c.where.startswith("tutorial.md")]
+FOLLOWED = tuple(page.name for page in TUTORIAL)
+COMMANDS = [c for c in documented() if ("run.py" in c.text or c.program == "gpp") and not c.where.startswith(FOLLOWED)]
 """All but the tutorial's, which are run one after the other."""
 
 ELSEWHERE = re.compile(r" --help| --cfg| -sc |-cd mine|mode=new")

@@ -12,6 +12,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+TUTORIAL = (DOCS / "tutorial.md", DOCS / "tutorial_plan.md")
+"""Two pages, which a reader follows one after the other."""
 
 
 @dataclass(frozen=True)
