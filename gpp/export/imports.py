@@ -40,6 +40,9 @@ def layout_of(text: str, also: AbstractExporter | None = None) -> GivenLayout | 
     """
     if text.endswith(".json") and Path(text).name != "parts.json":
         return None
+    if text.endswith(".py"):
+        rule = "is a program, and a plan is data: nothing of it is run"
+        raise InvalidConfig("plan", text, rule, "name the torchtitan.toml beside it, whose [parallelism] has the stages")
     content = text
     if Path(text).suffix in (".toml", ".json", ".txt"):
         try:

@@ -6,7 +6,9 @@ stages in order, and in each either names of modules, or how many of the layers 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
@@ -40,14 +42,20 @@ class GivenLayout:
         source: the exporter whose form it has.
         text: as the user wrote it.
         degree: ranks, around which stages go; None: one for each stage, or all devices where there are fewer of them.
+        fold: how stages go around ranks: `loop`, round and round; `v`, there and back.
+        replicas: of each stage; None: as many as the devices allow where `degree` is said, else one.
         microbatch_size: samples on each replica; None: not said.
+        called: the engine's own names of a model's modules, by ours; None: the names are the model's.
     """
 
     source: str
     text: str
     parts: tuple[LayoutPart, ...]
     degree: int | None = None
+    fold: Literal["loop", "v"] = "loop"
+    replicas: int | None = None
     microbatch_size: int | None = None
+    called: Callable[[Modules], Mapping[str, str]] | None = None
 
     def plan(self, problem: Problem, modules: Modules) -> Plan:
         """The plan on a graph whose operators are the model's modules (`Modules.graph`).
@@ -55,7 +63,8 @@ class GivenLayout:
         Raises:
             InvalidConfig: it is none for this model, or this cluster; says what lacks.
         """
-        chosen = [self._chosen(part, modules) for part in self._numbered(modules)]
+        ours = {name: own for own, name in self.called(modules).items()} if self.called else {}
+        chosen = [self._chosen(part, modules, ours) for part in self._numbered(modules)]
         flat = [name for names in chosen for name in names]
         if lacking := [name for name in modules.names if name not in flat]:
             raise self._wrong(f"leaves out {', '.join(lacking[:4])} of the model's {len(modules.names)} modules", "add them")
@@ -78,21 +87,29 @@ class GivenLayout:
         if ranks > devices:
             rule = f"needs {ranks} devices, or a divisor of its {count} stages, and cluster={problem.cluster.name} has {devices}"
             raise self._wrong(rule, f"set cluster.num_devices={ranks}")
-        size = problem.microbatch_size or self.microbatch_size or max(1, problem.minibatch_size // (4 * len(masks)))
+        replicas = self.replicas or (devices // ranks if self.degree else 1)
+        if ranks * replicas > devices:
+            rule = f"needs {ranks * replicas} devices for {ranks} ranks of {replicas} replicas, and cluster={problem.cluster.name} has"
+            raise self._wrong(f"{rule} {devices}", f"set cluster.num_devices={ranks * replicas}")
+        said = self.microbatch_size and self.microbatch_size * replicas
+        size = problem.microbatch_size or said or max(replicas, problem.minibatch_size // (4 * len(masks)))
         while problem.minibatch_size % size:
             size -= 1
         try:
             return make_plan(
                 problem,
                 f"layout of {self.source}",
-                [(mask, 1) for mask in masks],
+                [(mask, replicas) for mask in masks],
                 size,
                 chain=True,
                 ordered=True,
-                placement=[(s % ranks,) for s in kept],
+                placement=[tuple(range(r * replicas, (r + 1) * replicas)) for r in (self._rank(s, ranks) for s in kept)],
             )
         except ValueError as error:
             raise self._wrong(f"is no chain of this model: {error}", "order its stages as the model runs") from None
+
+    def _rank(self, stage: int, ranks: int) -> int:
+        return min(stage, 2 * ranks - 1 - stage) if self.fold == "v" else stage % ranks
 
     def _numbered(self, modules: Modules) -> tuple[LayoutPart, ...]:
         """The parts, of which kinds have become names."""
@@ -110,13 +127,13 @@ class GivenLayout:
             out.append(LayoutPart(names=tuple(names)))
         return tuple(out)
 
-    def _chosen(self, part: LayoutPart, modules: Modules) -> list[str]:
-        known = set(modules.names)
-        for name in part.names:
+    def _chosen(self, part: LayoutPart, modules: Modules, ours: Mapping[str, str]) -> list[str]:
+        known, chosen = set(modules.names), [ours.get(name, name) for name in part.names]
+        for name in chosen:
             if name not in known:
                 rule = f"names {name}, and the model's modules are {', '.join(modules.shown)}"
                 raise self._wrong(rule, "correct the name")
-        return list(part.names)
+        return chosen
 
     def _wrong(self, rule: str, fix: str) -> InvalidConfig:
         return InvalidConfig("plan", self.text, rule, fix)

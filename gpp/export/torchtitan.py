@@ -28,13 +28,16 @@ OPENING, NORM, HEAD, LAYERS = "tok_embeddings", "norm", "lm_head", "layers"
 FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights and gradients, too, which it gathers once a step")
 """With a pipeline, its default keeps gathered weights until the step is over (`fsdp_reshard_after_forward`)."""
 
+REGISTRY = "torchtitan.models.{}.config_registry"
+"""Where a model of it has its configurations."""
+
 CONFIG = '''"""{title}
 
-    PYTHONPATH=. torchrun --nproc-per-node {world} -m torchtitan.train --module planned --config planned
+    PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {world} -m torchtitan.train --module planned --config planned
 """
 
 from torchtitan.distributed.activation_checkpoint import FullAC
-from torchtitan.models.{module}.config_registry import {config} as base
+from {source} import {config} as base
 
 STAGES = [
 {stages}
@@ -62,7 +65,8 @@ class TorchTitan(AbstractExporter):
     """Chains of whole modules, under the plan's own order of passes.
 
     Args:
-        module, config: the model of torchtitan, and the configuration of it that is planned.
+        module, config: the model of torchtitan, and the configuration of it that is planned; or the dotted path of a function of
+            your own that returns one.
         names: our modules by the names that torchtitan has for them, where these do not follow from their places.
     """
 
@@ -97,11 +101,12 @@ class TorchTitan(AbstractExporter):
         }
         full = chain.settings.get("activation_checkpoint") == "full"
         local, whole = chain.samples * chain.count, e.plan.minibatch_size
+        source, _, config = (self.config if "." in self.config else f"{REGISTRY.format(self.module)}.{self.config}").rpartition(".")
         module = CONFIG.format(
             title=f"{e.model} as planned by {e.plan.planner}: {len(stages)} stages on {chain.world} devices.",
             world=chain.world,
-            module=self.module,
-            config=self.config,
+            source=source,
+            config=config,
             stages="\n".join(f"    {json.dumps(names)}," for names in stages),
             layers=len(chain.modules.layers),
             local=local,
@@ -115,7 +120,7 @@ class TorchTitan(AbstractExporter):
                 "torchtitan.toml": _toml(stages, parallelism, local, whole, full),
                 "schedule.csv": table([[word(task) for task in row] for row in rows]),
             },
-            command=f"PYTHONPATH=. torchrun --nproc-per-node {chain.world} -m torchtitan.train --module planned --config planned",
+            command=f"PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {chain.world} -m torchtitan.train --module planned --config planned",
             ran=chain.ran,
             lost=(*losses(e, chain), *([FSDP] if shards else [])),
             notes=(
@@ -130,16 +135,20 @@ class TorchTitan(AbstractExporter):
         Raises:
             UnsupportedPlan: one has none.
         """
-        out = {name: f"{LAYERS}.{i}" for i, name in enumerate(modules.layers)}
-        out |= dict(zip(modules.opening[:1], [OPENING], strict=False))
-        out |= dict.fromkeys(modules.closing[:-1][:1], NORM) | dict.fromkeys(modules.closing[-1:], HEAD)
-        out |= self.names or {}
+        out = self._placed(modules)
         if lacking := next((name for name in modules.names if name not in out), None):
             raise UnsupportedPlan(
                 f"module {lacking} has no place in a model of torchtitan, which has {OPENING}, {LAYERS}.*, {NORM} and {HEAD}. "
                 f"Fix: export.names={{{lacking}: NAME}}"
             )
         return out
+
+    def _placed(self, modules: Modules) -> dict[str, str]:
+        """Those of our modules that have a place in its models, with torchtitan's names."""
+        out = {name: f"{LAYERS}.{i}" for i, name in enumerate(modules.layers)}
+        out |= dict(zip(modules.opening[:1], [OPENING], strict=False))
+        out |= dict.fromkeys(modules.closing[:-1][:1], NORM) | dict.fromkeys(modules.closing[-1:], HEAD)
+        return out | dict(self.names or {})
 
     def layout(self, text: str) -> GivenLayout | None:
         if "module_fqns_per_model_part" not in text:
@@ -152,10 +161,20 @@ class TorchTitan(AbstractExporter):
             raise InvalidConfig(
                 "plan", "torchtitan.toml", rule, "give parallelism.module_fqns_per_model_part, a list of lists"
             ) from None
-        back = {name: ours for ours, name in (self.names or {}).items()}
-        parts = [LayoutPart(names=tuple(back.get(name, name) for name in stage)) for stage in stages]
-        degree, size = found.get("pipeline_parallel_degree"), found.get("pipeline_parallel_microbatch_size")
-        return GivenLayout(source=self.name, text="torchtitan.toml", parts=tuple(parts), degree=degree, microbatch_size=size)
+        if found.get("tensor_parallel_degree", 1) > 1:
+            rule = f"splits operators (tensor_parallel_degree = {found['tensor_parallel_degree']}), which layouts do not"
+            raise InvalidConfig("plan", "torchtitan.toml", rule, "set it to 1 there, or plan with export=torchtitan")
+        copies = [found.get(f"data_parallel_{kind}_degree", usual) for kind, usual in (("replicate", 1), ("shard", -1))]
+        return GivenLayout(
+            source=self.name,
+            text="torchtitan.toml",
+            parts=tuple(LayoutPart(names=stage) for stage in stages),
+            degree=found.get("pipeline_parallel_degree"),
+            fold="v" if found.get("pipeline_parallel_schedule") in ("ZBVZeroBubble", "DualPipeV") else "loop",
+            replicas=None if -1 in copies else copies[0] * copies[1],
+            microbatch_size=found.get("pipeline_parallel_microbatch_size"),
+            called=self._placed,
+        )
 
 
 def _toml(stages: list[list[str]], parallelism: Mapping[str, Any], local: int, whole: int, full: bool) -> str:

@@ -118,9 +118,7 @@ def test_what_is_written_is_read_as_the_same_plan(exporter: AbstractExporter, tm
     else:
         (tmp_path / file[exporter.name]).write_text(text)
         given = str(tmp_path / file[exporter.name])
-    own = {"tok_embeddings": "embed", "lm_head": "head"}
-    titan = TorchTitan(names={ours: theirs for theirs, ours in own.items()})
-    layout = layout_of(given, titan)
+    layout = layout_of(given)
     assert layout is not None and layout.source == exporter.name
     problem, modules = posed()
     assert [stage.ops for stage in layout.plan(problem, modules).stages] == [stage.ops for stage in e.plan.stages]
@@ -164,6 +162,43 @@ def test_a_layout_of_more_stages_than_ranks_goes_round_and_round() -> None:
     assert [stage.devices for stage in found.plan(problem, modules).stages] == [(0,), (1,), (0,), (1,)]
 
 
+def test_the_degrees_of_a_layout_are_those_of_its_file() -> None:
+    """Its own names, in a V, with replicas as torchtitan counts them: all devices that are left, where the file says no number."""
+    stages = [["tok_embeddings", "layers.0"], ["layers.1", "layers.2", "layers.3"], ["layers.4", "layers.5"]]
+    stages += [["layers.6", "layers.7", "norm", "lm_head"]]
+    text = "\n".join(
+        [
+            "[parallelism]",
+            "pipeline_parallel_degree = 2",
+            'pipeline_parallel_schedule = "ZBVZeroBubble"',
+            "pipeline_parallel_microbatch_size = 2",
+            f"module_fqns_per_model_part = {json.dumps(stages)}",
+        ]
+    )
+    problem, modules = posed(8)
+    for more, devices in (("", 4), ("\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1", 2)):
+        found = TorchTitan().layout(text + more)
+        assert found is not None
+        plan = found.plan(problem, modules)
+        first, second = tuple(range(devices)), tuple(range(devices, 2 * devices))
+        assert [stage.devices for stage in plan.stages] == [first, second, second, first]
+        assert {stage.microbatch_size for stage in plan.stages} == {2 * devices}
+    with pytest.raises(InvalidConfig, match="needs 10 devices for 2 ranks of 5 replicas"):
+        many = TorchTitan().layout(f"{text}\ndata_parallel_replicate_degree = 5\ndata_parallel_shard_degree = 1")
+        assert many is not None
+        many.plan(problem, modules)
+    with pytest.raises(InvalidConfig, match="splits operators"):
+        TorchTitan().layout(f"{text}\ntensor_parallel_degree = 2")
+
+
+def test_a_configuration_of_ones_own_is_imported_by_its_path() -> None:
+    for config, line in (
+        ("llama3_8b", "from torchtitan.models.llama3.config_registry import llama3_8b as base"),
+        ("mine.sizes.llama_24", "from mine.sizes import llama_24 as base"),
+    ):
+        assert line in TorchTitan(config=config).exported(laid_out()).files["planned.py"].splitlines()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -182,6 +217,8 @@ def test_a_layout_that_is_none_for_the_model_says_why(text: str, words: str) -> 
 
 def test_paths_of_plans_and_files_that_are_not_there_are_no_layouts() -> None:
     assert layout_of("outputs/latest/job/plan.json") is None and layout_of("nowhere.toml") is None
+    with pytest.raises(InvalidConfig, match="is a program"):
+        layout_of("outputs/latest/export/torchtitan/planned.py")
     assert {exporter.name for exporter in shipped()} == {"torch", "torchtitan", "megatron", "deepspeed", "vllm"}
 
 

@@ -20,7 +20,7 @@ PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer"
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
 PAPER += ["residual_lstm", "gnmt8", "translator", "amoebanet", "segmentation_unet"]
 PAPER += ["bert_base", "bert_large", "bert_mlm", "cpm", "deit_base", "deit_small", "deit_tiny", "gpt2_medium", "t5_large"]
-PAPER += ["vit_base", "vit_large", "vit_huge"]
+PAPER += ["vit_base", "vit_large", "vit_huge", "llama"]
 PAPER += ["block_residuals", "hyper_connections", "multi_token", "experts", "zamba", "flamingo", "whisper", "macaw", "cross_batch"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 STATELESS = [name for name in SMALL if name != "cross_batch_small"]  # whose queue every batch changes
@@ -118,6 +118,8 @@ def test_paper_sizes(name, total):
         ("imagebind", 1200e6, 0.01),  # imagebind_huge as released
         ("flava", 241e6, 0.02),  # flava-full without the codebook, which also has three poolers
         ("gpt", 1557.6e6 + 50257 * 1600, 0.001),  # GPT-2 XL, and a head of its own
+        ("llama", 8.030e9, 0.001),  # Llama 3 8B, and 70B
+        ("llama model.num_layers=80 model.hidden=8192 model.num_heads=64 model.ffn=28672", 70.55e9, 0.001),
         ("llava", 7.063e9, 0.001),  # Llama-7B's 6,738M, the tower's 303M, the MLP's 21M
         ("unet", 859.5e6, 0.001),  # Stable Diffusion 1's
         ("inception", 23.83e6, 0.001),  # torchvision's without the auxiliary head's 3.3M

@@ -21,7 +21,7 @@ import torch
 from gpp.mechanisms.quantised_edges.sizes import WORD_BYTES, clip_factor, header_words, per_word, words
 
 GELU_MEAN = 0.0
-"""A GELU's values lie on one side of zero, but for a few: its clipping takes them for the upper half of a bell around it."""
+"""Nearly all values of a GELU are above zero: its clipping takes them for the positive half of a distribution around zero."""
 
 
 @final

@@ -162,6 +162,27 @@ class RotaryAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+class GroupedAttention(nn.Module):
+    """As `RotaryAttention`, and several heads of queries read one head of keys and values: [B, L, D] -> [B, L, D]."""
+
+    def __init__(self, hidden: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        width, self.num_heads, self.num_kv_heads = hidden // num_heads, num_heads, num_kv_heads
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key, self.value = (nn.Linear(hidden, num_kv_heads * width, bias=False) for _ in range(2))
+        self.out = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+        q, k = (
+            rotary(of(x_BLD).unflatten(-1, (1, heads, -1))).squeeze(2)
+            for of, heads in ((self.query, self.num_heads), (self.key, self.num_kv_heads))
+        )
+        v = self.value(x_BLD).unflatten(-1, (self.num_kv_heads, -1))
+        k, v = (x.unsqueeze(3).expand(-1, -1, -1, self.num_heads // self.num_kv_heads, -1).flatten(2, 3) for x in (k, v))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
 class GatedMlp(nn.Module):
     """An MLP whose inner values are gated by SiLU: [B, L, D] -> [B, L, D]."""
 
@@ -177,10 +198,11 @@ class GatedMlp(nn.Module):
 class LlamaLayer(nn.Module):
     """A decoder layer with RMS norms, rotated queries and keys, and a gated MLP: [B, L, D] -> [B, L, D]."""
 
-    def __init__(self, hidden: int, num_heads: int, ffn: int) -> None:
+    def __init__(self, hidden: int, num_heads: int, ffn: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.attention = RotaryAttention(hidden, num_heads)
+        grouped = num_kv_heads is not None and num_kv_heads < num_heads
+        self.attention = GroupedAttention(hidden, num_heads, num_kv_heads) if grouped else RotaryAttention(hidden, num_heads)
         self.mlp_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.mlp = GatedMlp(hidden, ffn)
 
