@@ -89,7 +89,9 @@ class GivenLayout:
             raise self._wrong(rule, f"set cluster.num_devices={ranks}")
         replicas = self.replicas or (devices // ranks if self.degree else 1)
         if ranks * replicas > devices:
-            rule = f"needs {ranks * replicas} devices for {ranks} ranks of {replicas} replicas, and cluster={problem.cluster.name} has"
+            rule = (
+                f"needs {ranks * replicas} devices for {ranks} ranks of {replicas} replicas, and cluster={problem.cluster.name} has"
+            )
             raise self._wrong(f"{rule} {devices}", f"set cluster.num_devices={ranks * replicas}")
         said = self.microbatch_size and self.microbatch_size * replicas
         size = problem.microbatch_size or said or max(replicas, problem.minibatch_size // (4 * len(masks)))

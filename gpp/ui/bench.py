@@ -44,7 +44,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, to_json
 from gpp.strategy import Strategy
-from gpp.ui.moved import OperatorMove, moved, moves
+from gpp.ui.moved import BorderShift, OperatorMove, moved, moves, shifted
 from gpp.ui.settings import experiment_of
 
 AUTO = "auto"
@@ -58,13 +58,14 @@ EXPORTERS: Mapping[str, AbstractExporter] = {
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class PlanQuestion(TypedDict, total=False):
-    """What a page asks: a plan by settings, or with `plan`, the text of a plan.json, that plan, changed by `move` or exported.
+    """What a page asks: a plan by settings, or with `plan`, the text of a plan.json, that plan, changed by hand or exported.
 
     Args:
         state: the position of each control's value.
         near: a micro-batch size to which a quick search may keep.
         whole: whether to search to the end, where there is a quick form of the search (`quick`).
         move: operator and stage to which it goes.
+        shift: two stages, and how many operators go from the first to the second.
         export: a name of `EXPORTERS`; `nearest` as `AbstractExporter` has it.
     """
 
@@ -73,6 +74,7 @@ class PlanQuestion(TypedDict, total=False):
     whole: bool
     plan: str | None
     move: list[int] | None
+    shift: list[int] | None
     export: str | None
     nearest: bool
 
@@ -156,10 +158,11 @@ class Bench:
         plan = from_json(Plan, given, "the page's plan")
         if (name := asked.get("export")) is not None:
             return self._exported(plan, problem, strategy, name, nearest=asked.get("nearest", False))
-        op, to = asked.get("move") or (-1, -1)
-        change = moved(plan, problem, strategy, OperatorMove(op, to))
-        said = {"change": f"{problem.graph.ops[op].name} in stage {to} in place of stage {change.source}"}
-        return said | self._entry(_checked(change.plan, problem, strategy), problem)
+        if (shift := asked.get("shift")) is not None:
+            change = shifted(plan, problem, strategy, BorderShift(*_numbers("shift", shift, 3)))
+        else:
+            change = moved(plan, problem, strategy, OperatorMove(*_numbers("move", asked.get("move") or [], 2)))
+        return {"change": change.change} | self._entry(_checked(change.plan, problem, strategy), problem)
 
     def _planned(self, strategy: Strategy, problem: Problem, asked: PlanQuestion) -> dict[str, Any]:
         """The entry of a plan that is searched for; `more` says that a whole search may find a better one, or more words."""
@@ -202,6 +205,7 @@ class Bench:
             "legends": _legends(found, graph, self.branches),
             "size": max(stage.microbatch_size for stage in plan.stages),
             "json": to_json(plan),
+            "operators": [len(stage.ops) for stage in plan.stages],
             "moves": [(op, s, t, graph.ops[op].name) for s, own in enumerate(moves(plan, graph)) for op, t in own],
         }
 
@@ -235,6 +239,12 @@ class Bench:
         made = export_plan(asked, exporter, folder, save)
         write_text(folder / "plan.json", to_json(plan), exact=True)
         return {"folder": str(folder), "command": made.command, "page": (folder / "PLAN.md").read_text(encoding="utf-8")}
+
+
+def _numbers(field: str, given: Sequence[int], count: int) -> Sequence[int]:
+    if len(given) != count:
+        raise InvalidConfig(field, list(given), f"must be {count} numbers", "load the page again")
+    return given
 
 
 def _legends(found: Attempt, graph: OpGraph, known: tuple[int | None, ...]) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -32,24 +33,30 @@ FACTORIES = frozenset(
 )
 """Functions that a configuration may name: those of `conf/`. Any other name must be a dataclass."""
 
+AGAIN = "{} in that file, or run the command of run.json again"
+"""What to do with a file of another version."""
+
 LEFT_OUT = ("logger", "export", "plan", "resume", "confirm", "optimized_metric")
 """Settings that say nothing of the planning problem."""
 
 
-def restored(described: Any, trusted: Collection[str] = ()) -> Any:
+def restored(described: Any, trusted: Collection[str] = (), at: str = "") -> Any:
     """The object of a plain value, in which a mapping with `_target_` stands for a settings object.
 
     Args:
         trusted: packages beside gpp whose classes may be made.
+        at: the dotted path of the value, for messages.
 
     Raises:
         InvalidConfig: a `_target_` is no settings object, or is code of another package; or a value is wrong.
     """
     if isinstance(described, list):
-        return [restored(each, trusted) for each in described]
+        return [restored(each, trusted, at) for each in described]
     if not isinstance(described, dict):
         return described
-    values = {name: restored(each, trusted) for name, each in described.items() if name != "_target_"}
+    values = {
+        name: restored(each, trusted, f"{at}.{name}" if at else name) for name, each in described.items() if name != "_target_"
+    }
     if (target := described.get("_target_")) is None:
         return values
     field, package = f"{CONFIG}: _target_", str(target).partition(".")[0]
@@ -59,10 +66,15 @@ def restored(described: Any, trusted: Collection[str] = ()) -> Any:
     made = resolve(str(target), field=field)
     if not (dataclasses.is_dataclass(made) if isinstance(made, type) else target in FACTORIES):
         raise InvalidConfig(field, target, "must name a class of settings", "use a folder that a run has written")
-    try:
-        return made(**values)
-    except TypeError as error:
-        raise InvalidConfig(field, target, f"has other fields ({error})", "plan again with this version of gpp") from error
+    wanted = inspect.signature(made).parameters
+    for name in sorted(values.keys() - wanted.keys()):
+        rule = f"was written by another version: this one's {target} has no such setting"
+        raise InvalidConfig(f"{CONFIG}: {at}.{name}", values[name], rule, AGAIN.format(f"delete {name}"))
+    for name in wanted.keys() - values.keys():
+        if wanted[name].default is inspect.Parameter.empty:
+            rule = f"was written by another version: this one's {target} needs it"
+            raise InvalidConfig(f"{CONFIG}: {at}.{name}", None, rule, AGAIN.format(f"set {name}"))
+    return made(**values)
 
 
 def experiment_of(run_dir: Path, trusted: Collection[str] = ()) -> Experiment:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.serialization import from_json, read_json
+from gpp.ui import moved
 from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question
 from gpp.ui.moved import moves
 from gpp.ui.settings import FACTORIES, restored
@@ -99,6 +102,58 @@ def test_every_move_that_is_offered_gives_a_plan_that_is_right(bench: Bench) -> 
         assert from_json(Plan, again["json"]).stages == plan.stages and again["step_s"] == start["step_s"]
 
 
+def test_a_border_that_is_dragged_takes_operators_along(bench: Bench) -> None:
+    """As many as were asked for, or as may go and leave one; and the plan is one that the strategy has."""
+    start = answer(bench)
+    plan, graph = from_json(Plan, start["json"]), bench.problem.graph
+    strategy, problem = bench._posed(state(bench))
+    assert start["operators"] == [len(stage.ops) for stage in plan.stages]
+    ways = sorted({(source, to) for _, source, to, _ in start["moves"]})
+    gone = []
+    for source, to in ways:
+        for count in (1, 3, 99):
+            found = bench.answer(PlanQuestion(state=state(bench), plan=start["json"], shift=[source, to, count]))
+            changed = from_json(Plan, found["json"])
+            went = set(plan.stages[source].ops) - set(changed.stages[source].ops)
+            assert 1 <= len(went) <= min(count, len(plan.stages[source].ops) - 1)
+            assert set(changed.stages[to].ops) == {*plan.stages[to].ops, *went}
+            changed.check_stages(graph, problem.cluster.num_devices)
+            assert found["step_s"] == strategy.predict(changed, problem).metrics.iteration_s
+            gone.append(len(went))
+            name = graph.ops[min(went)].name if len(went) == 1 else f"{len(went)} operators"
+            assert found["change"] == f"{name} in stage {to} in place of stage {source}"
+    assert max(gone) > 1
+    apart = next((s, t) for s in range(len(plan.stages)) for t in range(len(plan.stages)) if (s, t) not in ways)
+    for shift, words in ((apart, "border that operators may cross"), ((-1, 0), "border"), ((0, 10**9), "border")):
+        with pytest.raises(InvalidConfig, match=words):
+            bench.answer(PlanQuestion(state=state(bench), plan=start["json"], shift=[*shift, 1]))
+    with pytest.raises(InvalidConfig, match="must be 3 numbers"):
+        bench.answer(PlanQuestion(state=state(bench), plan=start["json"], shift=[0, 1]))
+
+
+LIVE = Path(moved.__file__).parent / "templates" / "live.js"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript engine on this machine")
+def test_the_farther_a_stage_is_dragged_the_more_goes_along() -> None:
+    """Stage 1 of nine operators between stage 0 at its left, and stages 2 and 3 at its right, above and below."""
+    moves = [[5, 1, 0, "a"], [9, 1, 2, "b"], [9, 1, 3, "b"]]
+    middles = {0: (0, 0), 1: (100, 0), 2: (200, -50), 3: (200, 50)}
+    ways = [(0, 0), (-50, 0), (-300, 0), (-4, 3), (50, -25), (100, 50), (10, 100), (0, -2)]
+    source = LIVE.read_text()
+    begin = source.index("  gpp.dragged = ")
+    function = source[begin : source.index("\n  };\n", begin) + 5]
+    script = f"""
+      const gpp = {{}}; {function}
+      const middles = new Map({json.dumps([[s, {"x": x, "y": y}] for s, (x, y) in middles.items()])});
+      const entry = {{ operators: [3, 9, 4, 4], moves: {json.dumps(moves)} }};
+      const found = {json.dumps(ways)}.map(([x, y]) => gpp.dragged(entry, middles, 1, {{ x, y }}));
+      console.log(JSON.stringify([...found, gpp.dragged(entry, middles, 2, {{ x: -100, y: 50 }})]));
+    """
+    out = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(out.stdout) == [None, [1, 0, 4], [1, 0, 8], None, [1, 2, 4], [1, 3, 8], [1, 3, 4], None, None]
+
+
 def _stage(plan: Plan, op: int) -> int:
     return next(s for s, stage in enumerate(plan.stages) if op in stage.ops)
 
@@ -130,8 +185,15 @@ def test_config_names_settings_and_no_other_code() -> None:
     for target in ("gpp.files.write_text", "gpp.serialization.read_text", "gpp.app.command.main", "gpp.ui.command"):
         with pytest.raises(InvalidConfig, match="must name a class of settings"):
             restored({"_target_": target})
-    with pytest.raises(InvalidConfig, match="has other fields"):
-        restored({"_target_": "gpp.links.Link", "speed": 1})
+    # What another version has written says which setting, and what to do.
+    with pytest.raises(
+        InvalidConfig, match=r"config.yaml: cluster.link.speed=1: was written by another version.* Fix: delete speed in"
+    ):
+        restored({"cluster": {"link": link | {"speed": 1}}})
+    with pytest.raises(
+        InvalidConfig, match=r"config.yaml: link.latency_s=None: was written by .* Fix: set latency_s in that file, or"
+    ):
+        restored({"link": {"_target_": "gpp.links.Link", "bandwidth_bytes_per_s": 1.0}})
     with pytest.raises(InvalidConfig, match="must name a class of settings"):  # trusted, and still no class of settings
         restored({"_target_": "os.system"}, ("os",))
 

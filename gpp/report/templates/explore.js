@@ -2,6 +2,7 @@
 // gpp/report/explore/page.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
 // A file has an entry for every state of its controls. A page with a planner behind it has `gpp.look(data)` in their place: a function
 // that gives, for a state or a plan that was edited, a promise of the entry, or of null where the reader has asked anew meanwhile.
+// What is shown is compared with what was shown before it, or with `edited.before`.
 
 async function explore() {
   const at = (id) => document.getElementById(id);
@@ -167,7 +168,7 @@ async function explore() {
     const entry = await look(state, edited);
     if (!entry) return;
     form.removeAttribute("aria-busy");
-    before = now;
+    before = edited?.before ?? now;
     now = { state, entry, edited };
     shown();
   };

@@ -26,7 +26,8 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     near = data.near;
     return async (state, edited) => {
       if (edited?.entry) return edited.entry;
-      const entry = await ask({ state, near, ...edited });
+      const { before, ...question } = edited ?? {};
+      const entry = await ask({ state, near, ...question });
       if (entry && !edited) undo = [];
       return entry;
     };
@@ -58,6 +59,73 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     await go(now.state, { plan: now.entry.json, move: [op, to] });
     if (now.entry === (await gpp.explored).now.entry) undo.pop(); // another question came between
   };
+
+  // Where a drag goes: the stage beside this one in whose direction the pointer is, and how many operators go along: as great a share
+  // of those that the stage can spare as the pointer has made of the way between the middles of the two.
+  gpp.dragged = (entry, middles, from, by) => {
+    const own = middles.get(from), most = entry.operators[from] - 1;
+    const found = { share: 0 };
+    for (const to of new Set(entry.moves.filter(([, source]) => source === from).map(([, , to]) => to))) {
+      const other = middles.get(to), x = other.x - own.x, y = other.y - own.y;
+      const share = (by.x * x + by.y * y) / (x * x + y * y);
+      if (share > found.share) Object.assign(found, { share, to });
+    }
+    const count = Math.round(Math.min(found.share, 1) * most);
+    return count ? [from, found.to, count] : null;
+  };
+
+  // A stage that is dragged in the drawing. What it began from is kept: after each answer the drawing is another one.
+  const drawing = at("drawing");
+  let drag = null;
+
+  const follow = async (mine) => {
+    const page = await gpp.explored, { entry, state } = mine.base;
+    if (mine.busy) return;
+    mine.busy = true;
+    const done = () => String(mine.wanted) === String(mine.shown);
+    while (!done() || (mine.dropped && mine.shown && page.now.entry.status !== "ok")) {
+      if (done()) mine.wanted = null; // it was let go where the plan cannot run
+      const shift = (mine.shown = mine.wanted);
+      await page.go(state, shift ? { plan: entry.json, shift, before: mine.base } : { entry: { ...entry, more: false } });
+    }
+    mine.busy = false;
+    if (!mine.dropped || mine.ended) return;
+    mine.ended = true;
+    if (mine.shown) undo.push(entry);
+    at("back").disabled = !undo.length;
+  };
+
+  const drop = (keep) => {
+    if (!drag) return;
+    const mine = drag;
+    drag = null;
+    mine.dropped = true;
+    if (!keep) mine.wanted = null;
+    follow(mine);
+  };
+
+  drawing.addEventListener("pointerdown", async (event) => {
+    const number = (each) => (/^\d+$/.test(each?.dataset.stage ?? "") ? Number(each.dataset.stage) : null);
+    const from = number(event.target.closest("[data-stage]"));
+    if (event.button || from === null) return;
+    event.preventDefault(); // of a selection of text
+    const middles = new Map();
+    for (const each of drawing.querySelectorAll("[data-stage]")) {
+      const box = each.getBoundingClientRect();
+      if (number(each) !== null) middles.set(number(each), { x: box.x + box.width / 2, y: box.y + box.height / 2 });
+    }
+    document.documentElement.setPointerCapture(event.pointerId); // what was grabbed is drawn anew meanwhile
+    drag = { from, x: event.clientX, y: event.clientY, middles, base: (await gpp.explored).now, wanted: null, shown: null };
+  });
+
+  document.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    drag.wanted = gpp.dragged(drag.base.entry, drag.middles, drag.from, { x: event.clientX - drag.x, y: event.clientY - drag.y });
+    follow(drag);
+  });
+  document.addEventListener("pointerup", () => drop(true));
+  document.addEventListener("pointercancel", () => drop(false));
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") drop(false); });
 
   // Shows what belongs to a plan, and has a search that was quick go on.
   gpp.shown = (now, refine) => {
