@@ -50,7 +50,7 @@ class Modules:
         lists = Counter(found for path in paths if (found := _list_of(path)))
         # The list with the most operators; lists within its layers are no lists of layers.
         prefix = max(lists, key=lambda name: (lists[name], -name.count(".")), default="")
-        return cls(captured, prefix, tuple(_unit(path, prefix) for path in paths))
+        return cls(captured, prefix, _of_callers([_unit(path, prefix) for path in paths], prefix))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -111,6 +111,21 @@ class Modules:
                     "modules. Fix: export.nearest=true, or export=torch"
                 )
         return [tuple(name for name in self.names if stages[name] == {s}) for s in range(len(plan.stages))]
+
+
+def _of_callers(units: list[str], prefix: str) -> tuple[str, ...]:
+    """The units of all operators, in order, where those of a module that several layers call, as one for rotary positions, are the
+    callers'."""
+    layers = [unit if prefix and unit.startswith(f"{prefix}.") else NOWHERE for unit in units]
+    caller = NOWHERE  # the layer that goes on behind an operator
+    out, behind = list(units), dict[str, set[str]]()
+    for i in reversed(range(len(units))):
+        caller = layers[i] or caller
+        if units[i] and not layers[i]:
+            behind.setdefault(units[i], set()).add(caller)
+            out[i] = caller
+    shared = {unit for unit, callers in behind.items() if len(callers) > 1 and NOWHERE not in callers}
+    return tuple(new if old in shared else old for old, new in zip(units, out, strict=True))
 
 
 def _module(captured: Captured, nodes: tuple[str, ...]) -> str:

@@ -31,9 +31,11 @@ FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights
 REGISTRY = "torchtitan.models.{}.config_registry"
 """Where a model of it has its configurations."""
 
+COMMAND = "PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {} -m torchtitan.train --module planned --config planned"
+
 CONFIG = '''"""{title}
 
-    PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {world} -m torchtitan.train --module planned --config planned
+    {command}
 """
 
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -104,7 +106,7 @@ class TorchTitan(AbstractExporter):
         source, _, config = (self.config if "." in self.config else f"{REGISTRY.format(self.module)}.{self.config}").rpartition(".")
         module = CONFIG.format(
             title=f"{e.model} as planned by {e.plan.planner}: {len(stages)} stages on {chain.world} devices.",
-            world=chain.world,
+            command=COMMAND.format(chain.world),
             source=source,
             config=config,
             stages="\n".join(f"    {json.dumps(names)}," for names in stages),
@@ -120,7 +122,7 @@ class TorchTitan(AbstractExporter):
                 "torchtitan.toml": _toml(stages, parallelism, local, whole, full),
                 "schedule.csv": table([[word(task) for task in row] for row in rows]),
             },
-            command=f"PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {chain.world} -m torchtitan.train --module planned --config planned",
+            command=COMMAND.format(chain.world),
             ran=chain.ran,
             lost=(*losses(e, chain), *([FSDP] if shards else [])),
             notes=(

@@ -67,11 +67,13 @@ def restored(described: Any, trusted: Collection[str] = (), at: str = "") -> Any
     if not (dataclasses.is_dataclass(made) if isinstance(made, type) else target in FACTORIES):
         raise InvalidConfig(field, target, "must name a class of settings", "use a folder that a run has written")
     wanted = inspect.signature(made).parameters
-    for name in sorted(values.keys() - wanted.keys()):
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    unknown = set[str]() if any(each.kind in variable for each in wanted.values()) else values.keys() - wanted.keys()
+    for name in sorted(unknown):
         rule = f"was written by another version: this one's {target} has no such setting"
         raise InvalidConfig(f"{CONFIG}: {at}.{name}", values[name], rule, AGAIN.format(f"delete {name}"))
-    for name in wanted.keys() - values.keys():
-        if wanted[name].default is inspect.Parameter.empty:
+    for name, each in wanted.items():
+        if name not in values and each.default is each.empty and each.kind not in variable:
             rule = f"was written by another version: this one's {target} needs it"
             raise InvalidConfig(f"{CONFIG}: {at}.{name}", None, rule, AGAIN.format(f"set {name}"))
     return made(**values)
