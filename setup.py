@@ -16,17 +16,24 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 COMPILED = runpy.run_path(str(ROOT / "gpp" / "compiled.py"))
+LINUX = sys.platform == "linux"
+# No symbols, no tables for a debugger, one segment: a wheel carries what runs.
+SMALL = ["-g0", "-fvisibility=hidden", *(["-fno-asynchronous-unwind-tables"] if LINUX else [])]
+LINKED = ["-s", "-Wl,--build-id=none", "-Wl,-z,noseparate-code"] if LINUX else []
+
+
+def extension(name: str, source: str, *flags: str) -> Extension:
+    """A compiled file. Without a compiler the build goes on."""
+    return Extension(name, [source], extra_compile_args=[*flags, *SMALL], extra_link_args=LINKED, optional=True)
+
+
 EXTENSIONS = [
-    # Without a compiler the build goes on. No fused products: they round differently.
-    Extension(
-        str(path.with_suffix("")).replace("/", "."),
-        [str(path.with_suffix(".py"))],
-        extra_compile_args=["-O2", "-ffp-contract=off", "-g0"],
-        extra_link_args=["-s"] if sys.platform == "linux" else [],  # no symbols: a tenth of the wheel
-        optional=True,
-    )
-    for path in sorted(found.relative_to(ROOT) for found in (ROOT / "gpp").rglob("*.pxd"))
+    # No fused products: they round differently.
+    extension(str(path.with_suffix("")).replace("/", "."), str(path), "-O2", "-ffp-contract=off")
+    for path in sorted(found.relative_to(ROOT).with_suffix(".py") for found in (ROOT / "gpp").rglob("*.pxd"))
 ]
+# Cython's views of arrays, which all of them need: once, and not in each. No inner loop is in it.
+SHARED = extension("gpp.memoryviews", "gpp/memoryviews.c", "-Os")
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -34,6 +41,8 @@ DIRECTIVES = {
     "initializedcheck": False,
     "cdivision": True,
     "annotation_typing": False,  # the types stand in the .pxd files
+    "auto_pickle": False,  # nothing here is pickled, or asks a function for its signature
+    "binding": False,
 }
 
 
@@ -55,7 +64,7 @@ class WithDigests(build_ext):
     def run(self) -> None:
         super().run()
         names = [extension.name for extension in EXTENSIONS]
-        if all(Path(self.get_ext_fullpath(name)).exists() for name in names):
+        if all(Path(self.get_ext_fullpath(name)).exists() for name in (*names, SHARED.name)):
             digests = {name: COMPILED["digest"](name) for name in names}
             Path(self.get_ext_fullpath("gpp.compiled")).with_name("compiled.json").write_text(json.dumps(digests))
 
@@ -63,7 +72,8 @@ class WithDigests(build_ext):
 setup(
     cmdclass={"build_py": WithSettings, "build_ext": WithDigests},
     ext_modules=cythonize(
-        EXTENSIONS,
+        [*EXTENSIONS, SHARED],
+        shared_utility_qualified_name=SHARED.name,
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
     ),

@@ -32,7 +32,7 @@ class Halves(nn.Module):
 
 def read_digits() -> tuple[Tensor, Tensor]:
     """Pixels [1797, 64] in 0..1, and digits [1797]."""
-    table = torch.from_numpy(np.loadtxt(str(files("gpp") / "data" / "digits.csv.gz"), delimiter=",", dtype=np.float32))
+    table = torch.from_numpy(np.loadtxt(str(files("gpp") / "data" / "digits.csv.bz2"), delimiter=",", dtype=np.float32))
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
     return table[:, :64] / 16, table[:, 64].long()
 

@@ -164,7 +164,10 @@ class Vocabulary:
         known = {name for name in (*groups, *self.settings) if name != key or value is None}
         best = min(known, key=cost, default=None)
         if best is None or cost(best)[0] > max(1.0, 0.4 * len(re.split(r"[./]", key)[-1])):
-            section = key.rpartition(".")[0]
+            section, _, name = key.rpartition(".")
+            group, line = section.replace(".", "/"), re.compile(rf"^{re.escape(name)}:", re.M)
+            if has := [option for option in groups.get(group, ()) if line.search(self.file(group, option).read_text("utf-8"))]:
+                return f"add {self.assigned(group, has[0])}, which has it"
             beside = [name for name in self.settings if section and name.rpartition(".")[0] == section]
             return f"{section} has {', '.join(beside)}" if beside else ALL_SETTINGS
         if best not in groups:

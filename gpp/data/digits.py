@@ -1,4 +1,4 @@
-"""Handwritten digits: 1797 images of 8 x 8 pixels, in digits.csv.gz beside this file (digits.md has their source)."""
+"""Handwritten digits: 1797 images of 8 x 8 pixels, in digits.csv.bz2 beside this file (digits.md has their source)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _read() -> np.ndarray:
     """[1797, 65]: 64 intensities in 0..16, then the class."""
     import numpy as np
 
-    return np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",", dtype=np.float32)
+    return np.loadtxt(Path(__file__).with_name("digits.csv.bz2"), delimiter=",", dtype=np.float32)
 
 
 def _held_out(labels: np.ndarray, fraction: float) -> np.ndarray:

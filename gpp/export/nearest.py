@@ -98,6 +98,8 @@ def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, 
             return
     else:
         yield posed, EngineWay(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
+    if getattr(e.strategy.planner, "replication", True) is False:  # who asks for a pipeline gets no copies of one, either
+        posed = replace(posed, problem=replace(posed.problem, max_replicas=1))
     chain = replace(e.strategy, planner=Sequential(replication=False))
     strategies = [chain]
     if e.problem.regime.trains:

@@ -82,7 +82,7 @@ def tokens_of(captured: Captured) -> int | None:
 
 def flops_used(e: ToExport, step_s: float) -> float | None:
     """The model's own floating-point operations a second over the peak of the devices used; None where no peak is known."""
-    graph, dtype = e.problem.graph, e.problem.graph.dtype
+    graph, dtype = e.problem.graph, e.problem.cost.product_type(e.problem.graph)
     peaks = [e.problem.cluster.devices[d].peak_flop_per_s.get(dtype) for d in e.plan.devices]
     if not all(peaks) or step_s <= 0 or dtype_bytes(dtype) == 0 or any(peak and peak <= 1.0 for peak in peaks):
         return None

@@ -30,6 +30,7 @@ from gpp.mechanisms.serving.exporter import SgLang, Vllm
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -63,6 +64,13 @@ def test_the_modules_of_a_model_are_its_ends_and_its_layers() -> None:
     named = [op.name for op in modules.graph.ops if op.kind == "module"]
     assert named == list(modules.names)
     assert sum(op.forward_flops for op in modules.graph.ops) == pytest.approx(sum(op.forward_flops for op in gpt().graph.ops))
+
+
+def test_a_module_that_several_layers_call_is_theirs() -> None:
+    """One module rotates the queries and keys of all layers."""
+    captured = captured_named("llama_small", "model.num_layers=2")[1]
+    assert any(op.name.startswith("rotary.") for op in captured.graph.ops)
+    assert Modules.of(captured).names == ("tok_embeddings", "layers.0", "layers.1", "norm", "lm_head")
 
 
 def test_megatron_gets_the_layout_that_was_read() -> None:
@@ -322,6 +330,9 @@ def test_the_nearest_plan_uses_the_devices_as_its_engine_can() -> None:
         plan = exporter.exported(found).ran.plan
         assert len({len(stage.devices) for stage in plan.stages}) == 1 and len(plan.stages[0].devices) > 1
         assert found.step_s() < roomy.step_s()
+    chain = replace(STRATEGY, planner=Sequential(replication=False))
+    without = nearest(replace(roomy, strategy=chain), TorchTitan())  # as the user has asked
+    assert without is not None and {len(stage.devices) for stage in without.plan.stages} == {1}
     found = nearest(narrow, Megatron())
     assert found is not None and len(found.plan.stages) > 1
     found.strategy.check(found.plan, found.problem)

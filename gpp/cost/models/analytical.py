@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
@@ -39,16 +39,19 @@ class Analytical(AbstractCostModel):
             filled with zeros, then read, and the sum so far read and written; 0 for sparse gradients.
         update_traffic: bytes that the optimizer moves for each byte of trainable parameter. 7 for Adam (reads
             weight, gradient and two moments, writes weight and moments); SGD moves 3, SGD with momentum 5.
+        narrow: floating-point type of products where autocast narrows them (`engine.autocast` sets it); None: the graph's own.
+            Traffic stays that of the graph's type, so passes that memory bounds may be faster than predicted.
     """
 
     backward_traffic: NotNegative = 2.0
     backward_kernels: NotNegative = 2.0
     gathered_traffic: NotNegative = 4.0
     update_traffic: NotNegative = 7.0
+    narrow: Literal["bfloat16", "float16"] | None = None
 
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         amounts, shares = graph.amounts, graph.shares(degree)
-        flop_per_s = device.flop_per_s(graph.dtype)
+        flop_per_s = device.flop_per_s(self.product_type(graph))
         bytes_per_s = device.memory_bandwidth_bytes_per_s * device.speed_factor
         latency_s = device.kernel_latency_s / device.speed_factor
         moved = amounts.traffic_bytes * samples + amounts.param_bytes - amounts.gathered_bytes
@@ -66,6 +69,9 @@ class Analytical(AbstractCostModel):
         weight = weight * shares + self.backward_kernels * amounts.num_kernels * latency_s * graph.weight_share
         weight = np.where(amounts.weight_flops > 0, np.minimum(weight, backward), 0.0)
         return OpTimes(forward_s=forward, backward_s=backward, weight_s=weight)
+
+    def product_type(self, graph: OpGraph) -> str:
+        return self.narrow or graph.dtype
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         """Seconds of the optimizer step: `update_traffic` x bytes / bandwidth; its arithmetic is negligible beside them."""

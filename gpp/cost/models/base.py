@@ -59,6 +59,10 @@ class AbstractCostModel(ABC):
         """Operators whose gradients of weights are not left for later, although they could be: both passes take too long."""
         return ()
 
+    def product_type(self, graph: OpGraph) -> str:
+        """The floating-point type in which products are computed."""
+        return graph.dtype
+
     def launch_s(self, device: Device) -> float:
         """Seconds to start an operator's kernel, however little it does."""
         return device.kernel_latency_s / device.speed_factor
@@ -76,6 +80,9 @@ class AbstractDerived(AbstractCostModel):
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return self.cost.update_s(num_bytes, device)
+
+    def product_type(self, graph: OpGraph) -> str:
+        return self.cost.product_type(graph)
 
     def move_s(self, num_bytes: float, device: Device) -> float:
         return self.cost.move_s(num_bytes, device)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -29,6 +30,8 @@ class PrecisionAsked(AbstractAsked):
         return replace(graph, tensors=tensors)
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
+        if isinstance(problem.cost, Analytical):
+            problem = replace(problem, cost=replace(problem.cost, narrow=settings["autocast"]))
         if problem.global_norm or settings["autocast"] != "float16":
             return problem
         norm_for = "engine.autocast", "float16", "set engine.autocast=bfloat16, which needs no loss scale"
