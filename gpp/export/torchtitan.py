@@ -163,9 +163,10 @@ class TorchTitan(AbstractExporter):
             raise InvalidConfig(
                 "plan", "torchtitan.toml", rule, "give parallelism.module_fqns_per_model_part, a list of lists"
             ) from None
-        if found.get("tensor_parallel_degree", 1) > 1:
-            rule = f"splits operators (tensor_parallel_degree = {found['tensor_parallel_degree']}), which layouts do not"
-            raise InvalidConfig("plan", "torchtitan.toml", rule, "set it to 1 there, or plan with export=torchtitan")
+        for name, degree in found.items():
+            if name.endswith("_degree") and not name.startswith(("pipeline_", "data_")) and degree > 1:
+                rule = f"has {name} = {degree}, and a layout has stages and replicas alone"
+                raise InvalidConfig("plan", "torchtitan.toml", rule, "set it to 1 there, or plan with export=torchtitan")
         copies = [found.get(f"data_parallel_{kind}_degree", usual) for kind, usual in (("replicate", 1), ("shard", -1))]
         return GivenLayout(
             source=self.name,
