@@ -39,7 +39,7 @@ class Analytical(AbstractCostModel):
             filled with zeros, then read, and the sum so far read and written; 0 for sparse gradients.
         update_traffic: bytes that the optimizer moves for each byte of trainable parameter. 7 for Adam (reads
             weight, gradient and two moments, writes weight and moments); SGD moves 3, SGD with momentum 5.
-        narrow: floating-point type of products where autocast narrows them (`engine.autocast` sets it); None: the graph's own.
+        narrow: floating-point type of products, where it is narrower than that of the weights; None: the graph's own.
             Traffic stays that of the graph's type, so passes that memory bounds may be faster than predicted.
     """
 
