@@ -29,7 +29,7 @@ class BorderShift(NamedTuple):
 
     source: int
     to: int
-    count: int
+    number: int
 
 
 class EditedPlan(NamedTuple):
@@ -81,7 +81,7 @@ def shifted(plan: Plan, problem: Problem, strategy: Strategy, shift: BorderShift
         InvalidConfig: no operator of the one stage may go to the other.
         InvalidPlan: the plan is none for this problem.
     """
-    graph, (source, to, count) = problem.graph, shift
+    graph, (source, to, number) = problem.graph, shift
     plan.check_stages(graph, problem.cluster.num_devices)
     stages = range(len(plan.stages))
     beside = source in stages and to in {*plan.predecessors[source], *plan.successors[source]}
@@ -93,7 +93,7 @@ def shifted(plan: Plan, problem: Problem, strategy: Strategy, shift: BorderShift
         behind = (stage_of[other] for other in bits(graph.successors[op]))
         return all(s <= to for s in before) and all(s >= to for s in behind)
 
-    while len(left) > 1 and len(gone) < count and (free := [op for op in left if may_go(op)]):
+    while len(left) > 1 and len(gone) < number and (free := [op for op in left if may_go(op)]):
         op = max(free) if to > source else min(free)
         left.remove(op)
         gone.append(op)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import gzip
+import bz2
 import json
 from collections import Counter
 from dataclasses import replace
@@ -144,7 +144,7 @@ def test_digits_split():
 def test_digits_are_those_of_the_uci_repository():
     """Its page says how many images of each digit the test set has; scikit-learn's page, which digit the first ones show."""
     file = Path(gpp.__file__).parent / "data" / "digits.csv.bz2"
-    lines = [[int(float(word)) for word in line.split(",")] for line in gzip.decompress(file.read_bytes()).decode().split()]
+    lines = [[int(float(word)) for word in line.split(",")] for line in bz2.decompress(file.read_bytes()).decode().split()]
     counts = Counter(line[-1] for line in lines)
     assert [counts[digit] for digit in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert [line[-1] for line in lines[:20]] == [*range(10), *range(10)]

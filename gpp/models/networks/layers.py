@@ -201,8 +201,8 @@ class LlamaLayer(nn.Module):
     def __init__(self, hidden: int, num_heads: int, ffn: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        grouped = num_kv_heads is not None and num_kv_heads < num_heads
-        self.attention = GroupedAttention(hidden, num_heads, num_kv_heads) if grouped else RotaryAttention(hidden, num_heads)
+        pairs = num_kv_heads or num_heads
+        self.attention = GroupedAttention(hidden, num_heads, pairs) if pairs < num_heads else RotaryAttention(hidden, num_heads)
         self.mlp_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.mlp = GatedMlp(hidden, ffn)
 
