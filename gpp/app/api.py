@@ -175,9 +175,13 @@ def train(
     if asked.imports:
         rule = "are read when a model is captured, and this one is captured"
         raise InvalidConfig("run.imports", asked.imports, rule, "say gpp.capture_model(..., imports=...)")
-    _refuse_engine(engine)
+    if not engine.needs_weights:
+        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
+    if engine.planner is not None:
+        rule = "builds the model from its settings, and this model has none"
+        raise InvalidConfig("engine", engine.name, rule, "use Distributed()")
     splits = {"train": said.train, "test": said.held_out}
-    sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
+    sizes = {split: len(next(iter(named_targets(batch[1]).values()))) if batch else 0 for split, batch in splits.items()}
     check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     if plan.minibatch_size > (most := sizes["train"]):
         raise InvalidConfig(
@@ -208,9 +212,12 @@ def train(
     state = initial_state(model, captured, loss)
     _warn(progress := asked.progress or Progress(), captured, problem, plan, engine)
     with RunDir(run_dir, field="run.folder") as directory:
-        directory.claim(*claimed_by(resumed))
+        directory.claim(*((resumed.folder, resumed.manifest.step) if resumed else (None, 0)))
         directory.begin(joins=engine.joins)
-        _write(run_dir / "data", splits)
+        for split, batch in splits.items():
+            if batch:
+                targets = {TARGET + name: tensor for name, tensor in named_targets(batch[1]).items()}
+                tensors.write(run_dir / "data", split, {**batch[0], **targets})
         job.save(run_dir, state)
         outcome = engine.execute(job, run_dir, progress)
         copy_into(model, final.load_final(run_dir), loss)
@@ -242,20 +249,6 @@ def found_checkpoint(run: Run, steps: int) -> FoundCheckpoint | None:
     return None if resume is None else find(resume, steps)
 
 
-def claimed_by(resumed: FoundCheckpoint | None) -> tuple[Path | None, int]:
-    """Arguments of `RunDir.claim` for a run that goes on from a checkpoint, or begins."""
-    return (resumed.folder, resumed.manifest.step) if resumed else (None, 0)
-
-
-def _refuse_engine(engine: AbstractEngine) -> None:
-    """Refuse an engine that does not train a model in memory."""
-    if not engine.needs_weights:
-        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
-    if engine.planner is not None:
-        rule = "builds the model from its settings, and this model has none"
-        raise InvalidConfig("engine", engine.name, rule, "use Distributed()")
-
-
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
     """Tell the user what the model, the cut and the engine have to say."""
     cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
@@ -269,14 +262,3 @@ def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, 
 def float_type(model: nn.Module) -> str:
     """torch's name of the type of a model's parameters."""
     return next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
-
-
-def _num_samples(batch: Batch) -> int:
-    return len(next(iter(named_targets(batch[1]).values())))
-
-
-def _write(folder: Path, splits: Mapping[str, Batch | None]) -> None:
-    for split, batch in splits.items():
-        if batch:
-            targets = {TARGET + name: tensor for name, tensor in named_targets(batch[1]).items()}
-            tensors.write(folder, split, {**batch[0], **targets})

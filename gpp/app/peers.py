@@ -11,28 +11,18 @@ _WEIGHTS = "the workers have the weights; pipeline.state_dict() has them now, an
 _DEVICES = "workers are placed when it is made: gpp.parallelize(..., devices=gpp.local_gpus())"
 _CHECKPOINTS = "run=gpp.Run(checkpoint=gpp.Checkpoints(every=100)) saves, run=gpp.Run(resume='auto') goes on"
 
+_OUTPUTS = "the outputs stay with the workers; close the pipeline, and call the model, which has the trained weights then"
+
 INSTEAD = {
-    "forward": _STEP,
-    "backward": _STEP,
-    "zero_grad": _STEP,
-    "train_batch": _STEP,
-    "forward_backward": _STEP,
-    "training_step": _STEP,
+    **dict.fromkeys(("forward", "backward", "zero_grad", "train_batch", "forward_backward", "training_step"), _STEP),
+    **dict.fromkeys(("predict", "predict_step"), _OUTPUTS),
+    **dict.fromkeys(("parameters", "named_parameters", "modules"), _WEIGHTS),
+    **dict.fromkeys(("to", "cuda"), _DEVICES),
+    **dict.fromkeys(("save_checkpoint", "save_state", "load_checkpoint", "load_state"), _CHECKPOINTS),
     "eval_batch": "pipeline.evaluate(inputs, targets) returns loss and metrics",
     "eval": "pipeline.evaluate(inputs, targets) is in evaluation mode by itself",
-    "predict": "the outputs stay with the workers; close the pipeline, and call the model, which has the trained weights then",
-    "predict_step": "the outputs stay with the workers; close the pipeline, and call the model, which has the trained weights then",
     "fit": "say pipeline.train(loader, steps=...)",
-    "parameters": _WEIGHTS,
-    "named_parameters": _WEIGHTS,
-    "modules": _WEIGHTS,
     "load_state_dict": "load the weights into the model before gpp.parallelize",
-    "to": _DEVICES,
-    "cuda": _DEVICES,
-    "save_checkpoint": _CHECKPOINTS,
-    "save_state": _CHECKPOINTS,
-    "load_checkpoint": _CHECKPOINTS,
-    "load_state": _CHECKPOINTS,
     "clip_grad_norm_": "say optimizer=gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
 }
 """A name that a pipeline does not have -> what to write."""

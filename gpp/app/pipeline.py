@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -105,20 +106,6 @@ class Pipeline:
         """Steps of the training so far, those before a checkpoint that it went on from included."""
         return self._job.settings.first_step + len(self.losses)
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that writes and prints: rank 0 of a launch, or the only one."""
-        return self._first
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether a batch is inputs and targets."""
-        return any(name.startswith(TARGET) for name in self._job.captured.rows)
-
-    def evaluated(self, values: dict[str, float]) -> None:
-        """Tell the progress of the run what an evaluation has found."""
-        self._wanted.run.progress.on_evaluation({"step": self.done, **values})
-
     def step(self, inputs: Inputs, targets: Targets = None) -> StepLoss:
         """Train on a mini-batch: forwards, backwards, update. The mean loss over its samples, before the update.
 
@@ -144,11 +131,61 @@ class Pipeline:
         held_out: Sequence[Any] | None = None,
         evaluate_every: int = 0,
     ) -> list[float]:
-        """Train on the batches of a loader, with a progress bar; arguments, result and errors as of `gpp.app.training.train`."""
-        from gpp.app.training import Evaluation, train
+        """Train on a loader's batches, again and again until there were enough; the losses of the steps that were done.
 
-        evaluation = Evaluation(batch=held_out, every=evaluate_every)
-        return train(self, loader, steps, scheduler=scheduler, on_step=on_step, evaluation=evaluation)
+        A pipeline that goes on from a checkpoint passes over the batches that the training had before, and sets the scheduler to
+        where it was, so a loader that has the same batches each time gives the training that was not interrupted.
+
+        Args:
+            loader: of (inputs, targets), or of inputs where the examples had no targets.
+            steps: all steps of the training, counted from its very first one; None: once through the loader.
+            scheduler: of torch's, over the optimizer that `gpp.parallelize` was given; it takes a step after each step.
+            on_step: called after each step: (steps done, loss, samples per second).
+            held_out: a mini-batch as the loader has them, to evaluate on; the results go to `on_evaluation` of the progress.
+            evaluate_every: steps between two evaluations, of which the last has one, too; 0 for the last alone.
+
+        Raises:
+            InvalidConfig: `steps` are done already, or the loader is empty or ends before; a batch is not as the examples are.
+            WorkerFailed: a worker died.
+        """
+        from gpp.app.training import batches_of, samples_of, set_scheduler
+        from gpp.report.run.console import StepProgress, make_console
+
+        if steps is None:
+            if not hasattr(loader, "__len__"):
+                rule = "must be said for a loader without a length"
+                raise InvalidConfig("steps", None, rule, "say pipeline.train(loader, steps=100)")
+            steps = self.done + len(loader)  # type: ignore[arg-type]
+        if steps <= self.done:
+            rule = f"counts all steps of the training, of which {self.done} are done"
+            raise InvalidConfig("steps", steps, rule, f"say steps={self.done + 100}")
+        set_scheduler(scheduler, self.done)
+        first = len(self.losses)
+        batches = batches_of(loader, self.done if not first else 0)
+        with StepProgress(make_console(quiet=not self._first), total=steps) as bar:
+            while self.done < steps:
+                inputs, targets = self._pair(next(batches))
+                began = time.perf_counter()
+                loss = float(self.step(inputs, targets))
+                rate = samples_of(inputs) / (time.perf_counter() - began)
+                if scheduler is not None:
+                    scheduler.step()
+                bar.update(self.done, loss, rate)
+                if on_step is not None:
+                    on_step(self.done, loss, rate)
+                if held_out is not None and (self.done == steps or (evaluate_every and self.done % evaluate_every == 0)):
+                    found = self.evaluate(*self._pair(held_out))
+                    self._wanted.run.progress.on_evaluation({"step": self.done, **found})
+        return self.losses[first:]
+
+    def _pair(self, batch: Any) -> tuple[Any, Any]:
+        """Inputs and targets of a batch of a loader."""
+        if not any(name.startswith(TARGET) for name in self._job.captured.rows):
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            rule = "must be (inputs, targets), as the examples were"
+            raise InvalidConfig("batch", type(batch).__name__, rule, "yield pairs; several inputs are a tuple, or a dict by name")
+        return batch[0], batch[1]
 
     def evaluate(self, inputs: Inputs, targets: Targets = None) -> dict[str, float]:
         """Loss and metrics of a mini-batch, in evaluation mode; nothing is trained. Arguments and errors as of `step`."""

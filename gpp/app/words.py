@@ -23,19 +23,12 @@ ARGUMENT = {Loss: "loss", Planning: "strategy", Run: "run", Data: "data"}
 
 RENAMED: dict[str, tuple[type, str]] = {
     **{each.name: (kind, each.name) for kind in (Loss, Planning, Run, Data) for each in fields(kind) if each.name != "train"},
-    "loss_fn": (Loss, "function"),
-    "criterion": (Loss, "function"),
+    **dict.fromkeys(("loss_fn", "criterion"), (Loss, "function")),
     "loss_scope": (Loss, "scope"),
-    "run_dir": (Run, "folder"),
-    "checkpoint_dir": (Run, "folder"),
-    "output_dir": (Run, "folder"),
-    "default_root_dir": (Run, "folder"),
-    "project_dir": (Run, "folder"),
+    **dict.fromkeys(("run_dir", "checkpoint_dir", "output_dir", "default_root_dir", "project_dir"), (Run, "folder")),
     "max_steps": (Run, "steps"),
-    "resume_from_checkpoint": (Run, "resume"),
-    "ckpt_path": (Run, "resume"),
-    "micro_batch_size": (Planning, "microbatch_size"),
-    "train_micro_batch_size_per_gpu": (Planning, "microbatch_size"),
+    **dict.fromkeys(("resume_from_checkpoint", "ckpt_path"), (Run, "resume")),
+    **dict.fromkeys(("micro_batch_size", "train_micro_batch_size_per_gpu"), (Planning, "microbatch_size")),
 }
 """Another word -> the value and the field that it is."""
 COUNTS = ("n_microbatches", "num_microbatches", "num_micro_batches", "chunks", "gradient_accumulation_steps", "micro_batches")
@@ -46,34 +39,37 @@ PRECISION_WORDS = ("precision", "mixed_precision", "autocast", "amp")
 
 ANSWERS = {
     "optimizer": "say gpp.problem(..., optimizer=...)",
-    "lr": "say optimizer=gpp.Adam(lr=1e-3), or an optimizer of torch's over model.parameters()",
-    "learning_rate": "say optimizer=gpp.Adam(lr=1e-3), or an optimizer of torch's over model.parameters()",
-    "lr_scheduler": "give it to pipeline.train(loader, scheduler=...), or call scheduler.step() after each pipeline.step(...)",
-    "scheduler": "give it to pipeline.train(loader, scheduler=...), or call scheduler.step() after each pipeline.step(...)",
     "callbacks": "give a function to pipeline.train(loader, on_step=...)",
     "on_step": "give it to pipeline.train(loader, on_step=...), or say run=gpp.Run(progress=gpp.Progress(on_step=...))",
-    "epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
-    "max_epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
-    "num_train_epochs": "loop over the loader, or say pipeline.train(loader, steps=...)",
     "train_dataset": "make a loader of it, and call pipeline.train(loader, steps=...)",
     "train_dataloaders": "call pipeline.train(loader, steps=...)",
     "eval_dataset": "call pipeline.evaluate(inputs, targets), or say pipeline.train(loader, held_out=..., evaluate_every=...)",
-    "device": "say devices=gpp.local_gpus() for the cards of this machine, devices=2 for two of its cores",
-    "accelerator": "say devices=gpp.local_gpus() for the cards of this machine, devices=2 for two of its cores",
     "world_size": "start the program by torchrun, and leave devices out; or say devices=2 for workers of this machine",
     "num_processes": "say devices=2 for workers of this machine, or start the program by torchrun and leave devices out",
-    "num_stages": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
-    "pp_size": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
-    "pipeline_parallel_degree": "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
-    "split_spec": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
-    "split_points": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
-    "balance": "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
     "schedule": "say strategy='graphpipe schedule=gpipe', or any other word of conf/strategy/schedule",
     "launch": "leave it out under torchrun; under srun say run=gpp.Run(engine=gpp.Distributed(launch='env'))",
     "compile": "say run=gpp.Run(engine=gpp.Distributed(compile='inductor'))",
-    "clip_norm": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
-    "max_grad_norm": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
-    "gradient_clip_val": "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+    **dict.fromkeys(("lr", "learning_rate"), "say optimizer=gpp.Adam(lr=1e-3), or an optimizer of torch's over model.parameters()"),
+    **dict.fromkeys(
+        ("lr_scheduler", "scheduler"),
+        "give it to pipeline.train(loader, scheduler=...), or call scheduler.step() after each pipeline.step(...)",
+    ),
+    **dict.fromkeys(("epochs", "max_epochs", "num_train_epochs"), "loop over the loader, or say pipeline.train(loader, steps=...)"),
+    **dict.fromkeys(
+        ("device", "accelerator"), "say devices=gpp.local_gpus() for the cards of this machine, devices=2 for two of its cores"
+    ),
+    **dict.fromkeys(
+        ("num_stages", "pp_size", "pipeline_parallel_degree"),
+        "say devices=2; the planner finds the stages (strategy='even' makes a chain of equal ones)",
+    ),
+    **dict.fromkeys(
+        ("split_spec", "split_points", "balance"),
+        "leave it out: the planner cuts; a cut of your own is a plan (strategy=gpp.Planning(plan=...))",
+    ),
+    **dict.fromkeys(
+        ("clip_norm", "max_grad_norm", "gradient_clip_val"),
+        "say optimizer=gpp.Adam(lr=1e-3, clip_norm=1.0), or gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+    ),
 }
 """What to write instead of a word that no single value is."""
 

@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
-from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
+from gpp.capture.draft import Draft, Drafts, batch_dimension, read, renamed, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.flops import Counted
 from gpp.capture.items import with_items
@@ -212,8 +212,8 @@ class _Builder:
             if names[draft.name] in taken:
                 names[draft.name] = f"loss.{draft.name}"
             self.facts[names[draft.name]] = facts[draft.name]
-            draft.name, draft.args = names[draft.name], _renamed(draft.args, names)
-            draft.kwargs = _renamed(draft.kwargs, names)
+            draft.name, draft.args = names[draft.name], renamed(draft.args, names)
+            draft.kwargs = renamed(draft.kwargs, names)
             self.drafts.append(draft)
         results = {key: names[node] for key, node in tail.results.items()}
         joined = Drafts(
@@ -245,14 +245,6 @@ def _rename_storage(facts: Facts, old: int, new: int) -> None:
         tuple(new if s == old else s for s in part) for part in (facts.storages, facts.reads, facts.writes)
     )
     facts.saved = [(new if s == old else s, view, whole) for s, view, whole in facts.saved]
-
-
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, list):
-        return [_renamed(item, names) for item in value]
-    if isinstance(value, dict):
-        return {k: names[v] if k == "ref" else _renamed(v, names) for k, v in value.items()}
-    return value
 
 
 def _shape(name: str, one: Tensor, other: Tensor) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gpp.capture.added import MeasuredModel, capture_part, declaring
 from gpp.capture.causal import with_causal
-from gpp.capture.counts import needed_by
+from gpp.capture.counts import needed_by, needs
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.faithful.compared import compared
@@ -30,7 +30,7 @@ from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, references
+from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, node_references, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
@@ -38,6 +38,9 @@ from gpp.models.losses import Loss, Measure, module_of, untrained
 MEASURED_BATCH = 8
 SMALL = 0.01
 """Share of the bytes that a model moves up to which an operator of torch's without a formula counts by its bytes."""
+
+_SWITCHED = re.compile(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu")
+"""Random operators that draw nothing in evaluation."""
 
 # operator name -> kind; the first pattern that fits decides
 _KINDS = (
@@ -96,7 +99,17 @@ def capture(
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
     drafts = with_causal(with_items(read(traced, model, module_of(loss), imports), traced.batch), traced.batch)
     captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
-    captured = replace(captured, warnings=(*captured.warnings, *_unused(model, captured), *_untrained(loss, model)))
+    notes = [
+        f"parameter {name} is read by no operation; it gets no gradient"
+        for name, _ in model.named_parameters()
+        if captured.aliases.get(name, name) not in captured.graph.param_of
+    ]
+    notes += [
+        f"the loss reads parameters of {name}, which stay as they are: it is not the module of the loss. To train them, give that "
+        "module as the loss, or one that holds it"
+        for name in untrained(loss, model)
+    ]
+    captured = replace(captured, warnings=(*captured.warnings, *notes))
     return compared(captured, model, inputs, named, loss, capture_s=time.perf_counter() - began)
 
 
@@ -121,7 +134,7 @@ def assemble(
     named = {draft.name: draft for draft in drafts.drafts}
     counted = needed_by(named, [item.node for item in drafts.items])
     kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.name in counted or draft.kind == "input"]
-    noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _has_switch(draft.target)]
+    noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _SWITCHED.search(draft.target)]
     notes = tuple(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
@@ -136,7 +149,7 @@ def assemble(
     )
     captured = Captured(
         name=name,
-        nodes=tuple(_node(draft) for draft in kept),
+        nodes=tuple(Node(**{slot: getattr(draft, slot) for slot in Node.__slots__}) for draft in kept),
         inputs=inputs,
         results=drafts.results,
         graph=graph,
@@ -177,30 +190,6 @@ def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[st
     return tuple(graph.ops[i].name for i in sorted(found))
 
 
-def _node(draft: Draft) -> Node:
-    return Node(**{slot: getattr(draft, slot) for slot in Node.__slots__})
-
-
-def _has_switch(target: str) -> bool:
-    return bool(re.search(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu", target))
-
-
-def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
-    return tuple(
-        f"parameter {name} is read by no operation; it gets no gradient"
-        for name, _ in model.named_parameters()
-        if captured.aliases.get(name, name) not in captured.graph.param_of
-    )
-
-
-def _untrained(loss: Loss, model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        f"the loss reads parameters of {name}, which stay as they are: it is not the module of the loss. To train them, give that "
-        "module as the loss, or one that holds it"
-        for name in untrained(loss, model)
-    )
-
-
 class _OpCosts:
     """Names, kinds, costs per sample and edges of the operators; `facts` hold for `batch` samples."""
 
@@ -213,7 +202,7 @@ class _OpCosts:
         for draft in drafts.drafts:
             for storage in facts[draft.name].storages:
                 self.maker.setdefault(storage, draft)
-            for need in Merger.needs(draft):
+            for need in needs(draft):
                 self.reading[need].append(draft.target)
         self.closures = [self._closure(names) for names in groups.groups]
         # `loss`, or `loss.NAME` for each term; a node of several terms is called after the first
@@ -222,14 +211,11 @@ class _OpCosts:
             if is_loss(name):
                 self.losses.setdefault(node, name.replace(":", "."))
 
-    def _needs(self, name: str) -> list[str]:
-        return Merger.needs(self.draft[name])
-
     def _closure(self, names: list[str]) -> list[str]:
         """A group's nodes with the free nodes and leaves that they need, in execution order."""
         seen, todo = set(names), list(names)
         while todo:
-            for need in self._needs(todo.pop()):
+            for need in needs(self.draft[todo.pop()]):
                 if need not in seen and (self.draft[need].free or self.draft[need].kind not in ("call", "block")):
                     seen.add(need)
                     todo.append(need)
@@ -288,18 +274,15 @@ class _OpCosts:
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
+        targets = self.reading[draft.name]
         return Param(
             name=draft.target,
             num_bytes=self.facts[draft.name].num_bytes,
             trainable=draft.requires_grad,
             aliases=others,
-            gathered=self._gathered(draft),
+            # Embeddings touch the rows that the samples name, not the whole table.
+            gathered=bool(targets) and all("embedding" in target for target in targets),
         )
-
-    def _gathered(self, param: Draft) -> bool:
-        """Whether only embeddings read a parameter: they touch the rows that the samples name, not the whole table."""
-        targets = self.reading[param.name]
-        return bool(targets) and all("embedding" in target for target in targets)
 
     def _saved(self) -> tuple[set[int], dict[int, int]]:
         """Storages kept for backward, and the bytes that each operator answers for.
@@ -331,7 +314,7 @@ class _OpCosts:
         producer, readers = self.groups.producer, defaultdict(set)
         for unit, number in producer.items():
             # What a writer has written is in the tensor that is read; the writer's own result crosses no edge for it.
-            for need in references([*self.draft[unit].args, *self.draft[unit].kwargs.values()]):
+            for need in node_references(self.draft[unit]):
                 if need in producer and producer[need] != number:
                     readers[need].add(number)
         out = []

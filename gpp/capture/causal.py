@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.draft import Draft, Drafts
-from gpp.graph.captured import evaluate, references
+from gpp.graph.captured import evaluate, node_references
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _OF_SHAPE = ("_like.", ".new_ones.", ".new_zeros.", ".new_full.")
@@ -57,7 +57,7 @@ def _mask(draft: Draft) -> str | None:
 def _read(draft: Draft) -> Iterator[str]:
     """Nodes whose values a call reads; not those of which it reads the shape alone."""
     if not any(part in draft.target for part in _OF_SHAPE):
-        yield from references([*draft.args, *draft.kwargs.values()])
+        yield from node_references(draft)
 
 
 def _above(named: dict[str, Draft], name: str) -> list[str]:
@@ -102,11 +102,8 @@ def _computed(named: dict[str, Draft], order: list[Draft], size: int) -> Tensor:
         return values[name]
 
     for draft in order:
-        args, kwargs = (
-            decode(part, ref=value, number=lambda tree: evaluate(tree, size), device=torch.device("cpu"))
-            for part in (draft.args, list(draft.kwargs.values()))
-        )
-        values[draft.name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
+        args, kwargs = decode_call(draft.args, draft.kwargs, value, size)
+        values[draft.name] = operator_of(draft.target)(*args, **kwargs)
     return values[order[-1].name]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import dtype_of
-from gpp.graph.captured import Items, Kind, references
+from gpp.graph.captured import Items, Kind, node_references
 
 Rows: TypeAlias = Callable[[int, int], dict[str, Tensor]]
 """Function (lo, hi) -> the rows of those samples of a pass by name."""
@@ -111,6 +111,11 @@ def _part(kind: Kind, whole: Tensor, part: Tensor, samples: int, size: int) -> T
             return whole
 
 
+def near(a: float, b: float) -> bool:
+    """Whether two numbers of float64 computations are one but for rounding."""
+    return abs(a - b) <= 1e-6 * (1 + abs(a))
+
+
 def needed_by(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
     """Names of the nodes that some nodes need, these included."""
     todo, seen = list(roots), set[str]()
@@ -123,5 +128,5 @@ def needed_by(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
 
 
 def needs(node: Any) -> list[str]:
-    """Names of the nodes that a node reads, and of those that write in place before it."""
-    return [*references([*node.args, *node.kwargs.values()]), *node.after]
+    """Names of the nodes that must have run before a node: those that it reads, and those that write in place before it."""
+    return [*node_references(node), *node.after]

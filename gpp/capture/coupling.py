@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpp.capture.codec import bound_arguments, dtype_of, operator_of
+from gpp.capture.counts import near
 from gpp.capture.stage import StageModule, build_stage
 from gpp.errors import GppError
 from gpp.graph.captured import Captured, Node, evaluate, is_loss, loss_nodes
@@ -30,7 +31,6 @@ before, so that neighbours (a text, and what follows its first token) stay neigh
 _BATCH, _TRIALS = 4, 4
 _MEAN = 1
 """ATen's number of a mean among the reductions of a loss."""
-_TOLERANCE = 1e-6
 
 
 class BatchCut(NamedTuple):
@@ -54,8 +54,8 @@ def cut_loss(captured: Captured) -> BatchCut:
     known = _whole_and_parts(captured, _BATCH, _BATCH // 2, {}, trials=_TRIALS)
     if known is None or not all(math.isfinite(number) for pair in known for number in pair):
         return BatchCut()
-    means = [_near(value, total / 2) for value, total in known]
-    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known, strict=True))
+    means = [near(value, total / 2) for value, total in known]
+    summed = any(not mean and near(*pair) for mean, pair in zip(means, known, strict=True))
     if captured.loss_ops or summed or not all(means):
         return BatchCut(not all(means) if captured.loss_ops else summed or None, summed)
     return BatchCut(False if _read_by_samples(captured) else None)
@@ -75,7 +75,7 @@ def uneven(captured: Captured, rows: Mapping[str, torch.Tensor], *, weighs: bool
         return False
     known = _whole_and_parts(captured, size, 1, rows, weighs=weighs) if captured.loss_ops else None
     if known is not None:
-        return any(math.isfinite(whole) and not _near(whole, total / size) for whole, total in known)
+        return any(math.isfinite(whole) and not near(whole, total / size) for whole, total in known)
     label = ignored_label(captured, weighs=weighs)
     integers = [tensor for tensor in rows.values() if tensor.dim() > 1 and not tensor.is_floating_point()]
     left_out = [(tensor.flatten(1) == label).sum(1) for tensor in integers if label is not None]
@@ -113,13 +113,13 @@ def _whole_and_parts(
         return None
     try:
         module = _module(captured, nodes)
-        shapes = _shapes(captured, module, size)
+        shapes = _shapes(module, size)
         if sum(8 * math.prod(shape) for shape, _ in shapes.values()) > MOST_BYTES:
-            sizes = _small(shapes, captured, module, size)
+            sizes = _small(shapes, module)
             captured = replace(captured, nodes=tuple(_smaller(node, sizes) for node in captured.nodes))
             rows = {name: _cut_to(tensor, captured.rows[name], size) for name, tensor in rows.items() if name in captured.rows}
             module = _module(captured, nodes)
-            shapes = _shapes(captured, module, size)
+            shapes = _shapes(module, size)
         out = []
         for trial in range(trials):
             values = _values(module, shapes, size, rows, trial)
@@ -151,23 +151,18 @@ def ignored_label(captured: Captured, *, weighs: bool = True) -> int | None:
     return None
 
 
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= _TOLERANCE * (1 + abs(a))
-
-
 def _module(captured: Captured, nodes: Iterable[str]) -> StageModule:
     """The loss alone, in float64; one that draws random numbers as in evaluation, without them."""
     module = build_stage(captured, nodes, device="cpu", dtype_of_floats=torch.float64)
     return module.eval_module() if module.has_random else module
 
 
-def _shapes(captured: Captured, module: StageModule, size: int) -> dict[str, tuple[list[int], Node]]:
+def _shapes(module: StageModule, size: int) -> dict[str, tuple[list[int], Node]]:
     """The tensors that the loss reads, by name, for so many samples."""
-    entering = {name: captured.rows.get(name) or captured.node_of[name] for name in (*module.inputs, *module.receives)}
-    return {name: ([int(evaluate(extent, size)) for extent in node.shape or ()], node) for name, node in entering.items()}
+    return {name: ([int(evaluate(extent, size)) for extent in node.shape or ()], node) for name, node in module.entering().items()}
 
 
-def _small(shapes: Mapping[str, tuple[list[int], Node]], captured: Captured, module: StageModule, size: int) -> dict[int, int]:
+def _small(shapes: Mapping[str, tuple[list[int], Node]], module: StageModule) -> dict[int, int]:
     """Large sizes of what the loss reads, their products and their neighbours, each with the one that stands in for it.
 
     Sizes that differ stay different, in the same order, so that the loss does with the small tensors what it does with its own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,13 @@ def tied_names(model: nn.Module, loss: nn.Module | None = None) -> dict[str, str
     return aliases
 
 
+def renamed(value: Any, names: Mapping[str, Any]) -> Any:
+    """An encoded argument with other names of the nodes that it refers to."""
+    if isinstance(value, dict):
+        return {key: names[content] if key == "ref" else renamed(content, names) for key, content in value.items()}
+    return [renamed(item, names) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | None:
     """Position of the batch dimension; None where samples cannot be told apart.
 
@@ -155,9 +162,7 @@ class _Reader:
                 leaves[kind, target] = self._leaf(kind, target, node, spec)
             values[node] = {"ref": leaves[kind, target]}
         outputs = self._emit(program.graph_module, values, no_grad=False)
-        results = {}
-        for name, output in zip(self.traced.results, outputs, strict=True):
-            results[name] = self._result(name, output)
+        results = {name: self._result(name, output) for name, output in zip(self.traced.results, outputs, strict=True)}
         return Drafts(drafts=self.drafts, results=results, constants=self.constants, aliases=self.aliases)
 
     def _leaf(self, kind: str, target: str, node: torch.fx.Node, spec: Any) -> str:
@@ -165,13 +170,10 @@ class _Reader:
         draft = self._add(target, kind=kind, target=target, value=value, where="")
         draft.persistent = spec.persistent is not False
         if kind == "param":
-            draft.requires_grad = self._trainable(spec.target)
+            draft.requires_grad = self.traced.program.state_dict[spec.target].requires_grad
         if kind == "constant":
             self.constants[draft.name] = _stored(self.traced.program.constants.get(spec.target))
         return draft.name
-
-    def _trainable(self, target: str) -> bool:
-        return self.traced.program.state_dict[target].requires_grad
 
     def _add(self, wish: str, *, value: Any, **fields: Any) -> Draft:
         """A new draft with shape and dtype of `value`."""

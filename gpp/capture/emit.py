@@ -82,10 +82,6 @@ class Root(nn.Module):
             tensor.data = tensor.data.to(dtypes.get(tensor.dtype, tensor.dtype))
         module.add_module(name, block)
 
-    def block(self, name: str) -> nn.Module:
-        """A block by name."""
-        return self.get_submodule(name)
-
     def get(self, path: str) -> Tensor:
         """A parameter or buffer by its full name."""
         module, name = self._holder(path)

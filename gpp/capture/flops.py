@@ -65,10 +65,6 @@ def _groups(rows: Tensor, matrices: Tensor, *_: Any, **__: Any) -> int:
     return 2 * math.prod(rows.shape[of_columns:]) * matrices.shape[-1]
 
 
-def _groups_gradient(rows: Tensor, gradients: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * rows.numel() * gradients.shape[-1]
-
-
 def _convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
 ) -> int:
@@ -78,19 +74,7 @@ def _convolution_backward(
     return 2 * x.shape[0] * math.prod(spatial) * weight.numel() * (bool(mask[0]) + bool(mask[1]))
 
 
-def _product(a: Tensor, b: Tensor, **_: Any) -> int:
-    return 2 * a.numel() * b.shape[-1]
-
-
-def _matrix_vector(matrix: Tensor, vector: Tensor) -> int:
-    return 2 * matrix.numel()
-
-
-def _added_matrix_vector(added: Tensor, matrix: Tensor, vector: Tensor, **_: Any) -> int:
-    return 2 * matrix.numel()
-
-
-def _added_matrices(added: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
+def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 2 * a.numel() * b.shape[-1]
 
 
@@ -110,17 +94,9 @@ def _distances(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 3 * a.numel() * b.shape[-2]
 
 
-def _distances_backward(gradient: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    return 3 * a.numel() * b.shape[-2]
-
-
 def _recurrence(x: Tensor, into: Tensor, within: Tensor, *_: Any, **__: Any) -> int:
     """Every matrix multiplies every time step's vector; x is [steps, batch, width]."""
     return 2 * x.shape[0] * x.shape[1] * (into.numel() + within.numel())
-
-
-def _recurrence_backward(*args: Any, **kwargs: Any) -> int:
-    return 2 * _recurrence(*args, **kwargs)
 
 
 def _fourier(x: Tensor, dims: Sequence[int], *_: Any, **__: Any) -> int:
@@ -148,19 +124,19 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten.convolution_backward: _convolution_backward,
     _aten._grouped_mm: _groups,
     torch.ops.gpp.grouped_mm_forward: _groups,
-    torch.ops.gpp.grouped_mm_gradient: _groups_gradient,
-    _aten.mv: _matrix_vector,
-    _aten.addmv: _added_matrix_vector,
-    _aten.dot: _matrix_vector,
-    _aten.vdot: _matrix_vector,
-    _aten.addbmm: _added_matrices,
+    torch.ops.gpp.grouped_mm_gradient: _product,
+    _aten.mv: lambda matrix, vector: 2 * matrix.numel(),
+    _aten.addmv: lambda added, matrix, vector, **_: 2 * matrix.numel(),
+    _aten.dot: lambda a, b: 2 * a.numel(),
+    _aten.vdot: lambda a, b: 2 * a.numel(),
+    _aten.addbmm: lambda added, a, b, **_: _product(a, b),
     _aten._trilinear: _bilinear,
     _aten._int_mm: _product,
     _aten._euclidean_dist: _distances,
     _aten._cdist_forward: _distances,
-    _aten._cdist_backward: _distances_backward,
+    _aten._cdist_backward: lambda gradient, a, b, *_, **__: _distances(a, b),
     _aten.mkldnn_rnn_layer: _recurrence,
-    _aten.mkldnn_rnn_layer_backward: _recurrence_backward,
+    _aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _recurrence(*args, **kwargs),
     _aten._fft_r2c: _fourier,
     _aten._fft_c2c: _fourier,
     _aten._fft_c2r: _fourier,

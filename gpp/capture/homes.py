@@ -94,13 +94,10 @@ def _holder(name: str, made: object, home: str) -> str:
     """A module with a variable that registered an operator, the module of its code first; empty if there is none."""
     for module in (home, *sys.modules):
         values = list(getattr(sys.modules.get(module), "__dict__", {}).values())
-        if any(value is made if made is not None else _defines(value, name) for value in values) and _exists(module):
+        libraries = [value for value in values if type(value) is torch.library.Library and name in value._op_defs]
+        if (any(value is made for value in values) if made is not None else libraries) and _exists(module):
             return module
     return ""
-
-
-def _defines(value: object, name: str) -> bool:
-    return type(value) is torch.library.Library and name in value._op_defs
 
 
 def _place(name: str) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
-from gpp.capture.counts import needed_by, needs
+from gpp.capture.counts import near, needed_by, needs
 from gpp.capture.draft import Draft, Drafts, fresh_name
 from gpp.errors import CaptureError, GppError
 from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss
@@ -32,7 +32,6 @@ _REDUCED = ("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten
 _DIVIDED, _MULTIPLIED = "aten.div.Tensor", "aten.mul.Tensor"
 _HALF = ("float16", "bfloat16")
 _BATCH, _TRIALS = 8, 8
-_TOLERANCE = 1e-6
 _MOST_BYTES = 64 << 20
 """The most bytes that a number may take to be made; one that takes more (of one-hot labels) is left as it is."""
 
@@ -66,8 +65,9 @@ class _Finder:
             read = needs(draft)
             leaf = draft.kind == "input" and draft.target not in outside
             held = draft.kind in ("buffer", "constant") and draft.name not in written
-            called = draft.kind == "call" and not _writes(draft) and not _draws(draft) and all(self.alone[n] for n in read)
-            self.alone[draft.name] = leaf or held or called
+            called = draft.kind == "call" and not _writes(draft) and all(self.alone[n] for n in read)
+            draws = called and is_random(operator_of(draft.target), draft.args, draft.kwargs)
+            self.alone[draft.name] = leaf or held or (called and not draws)
             self.counts[draft.name] = leaf or any(self.counts[n] for n in read)
 
     def found(self) -> Drafts:
@@ -164,11 +164,11 @@ class _Finder:
                 return None
             if not all(math.isfinite(number) and number for number in (whole, *halves)):
                 continue
-            if not divides and _near(1 / whole, sum(1 / half for half in halves)):
+            if not divides and near(1 / whole, sum(1 / half for half in halves)):
                 return "inverse"
-            if divides and _near(whole, sum(halves)):
+            if divides and near(whole, sum(halves)):
                 return "sum"
-            if _near(whole, sum(halves) / 2):
+            if near(whole, sum(halves) / 2):
                 return "mean"
         return None
 
@@ -248,16 +248,8 @@ def _writes(draft: Draft) -> bool:
     return draft.kind == "call" and writes(operator_of(draft.target))
 
 
-def _draws(draft: Draft) -> bool:
-    return is_random(operator_of(draft.target), draft.args, draft.kwargs)
-
-
 def _made_up(shape: list[int], draft: Draft, random: torch.Generator) -> Tensor:
     dtype = dtype_of(draft.dtype or "float32")
     if dtype.is_floating_point:
         return torch.rand(shape, generator=random, device="cpu").to(dtype)
     return torch.randint(2, shape, generator=random, device="cpu").to(dtype)
-
-
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= _TOLERANCE * (1 + abs(a))

@@ -103,7 +103,9 @@ class KeptModules:
                 if now.get(name, Missing) is not value:
                     now[name] = value
             for name, held in self._held[path].items():
-                _refill(kept[name], held)
+                if not _same(held, container := kept[name]):
+                    container.clear()
+                    (container.update if hasattr(container, "update") else container.extend)(held)
         with torch.no_grad():
             for tensor, value, gradient in self.values.values():
                 if tensor.layout == torch.strided and not torch.equal(tensor, value):
@@ -165,13 +167,6 @@ def _same(before: Any, after: Any) -> bool:
     if isinstance(before, (list, tuple, deque)):
         return len(before) == len(after) and all(map(_same, before, after))
     return before == after if isinstance(before, (set, torch.Size, torch.dtype, torch.device)) else False
-
-
-def _refill(container: Any, held: Any) -> None:
-    if _same(held, container):
-        return
-    container.clear()
-    (container.update if hasattr(container, "update") else container.extend)(held)
 
 
 def _shown(value: Any) -> str:

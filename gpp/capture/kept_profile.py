@@ -102,7 +102,7 @@ def _spot_s(captured: Captured, op: Op, samples: int, device: torch.device) -> f
     """Seconds of an operator's forward and backward, at best: what else runs can only make them longer."""
     module = build_stage(captured, list(op.nodes), device=device)
     fill(module)
-    forward, seeds = one_pass(captured, module, samples, device)
+    forward, seeds = one_pass(module, samples, device)
     clock, seen = clock_of(device), list[float]()
     end = time.perf_counter() + SPOTS_S / SPOTS
     while len(seen) < MIN_REPEATS or time.perf_counter() < end:

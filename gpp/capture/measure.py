@@ -21,7 +21,7 @@ from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random,
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
 from gpp.errors import CaptureError
-from gpp.graph.captured import evaluate, references
+from gpp.graph.captured import evaluate, node_references
 
 _ACTIVATION = None
 """In place of names: the tensor depends on an input."""
@@ -41,29 +41,29 @@ class Derivations(TorchDispatchMode):
 
     def add_parameter(self, name: str, tensor: Tensor) -> None:
         """Make a trained parameter known."""
-        self._of[_storage(tensor)] = frozenset([name])
-        self._own.add(_storage(tensor))
+        self._of[storage_of(tensor)] = frozenset([name])
+        self._own.add(storage_of(tensor))
 
     def add_input(self, tensor: Tensor) -> None:
         """Make a tensor of samples known."""
-        self._of[_storage(tensor)] = _ACTIVATION
+        self._of[storage_of(tensor)] = _ACTIVATION
 
     def derived_from(self, tensor: Tensor) -> frozenset[str]:
         """Trained parameters that a tensor was computed from; empty for one of their own memory, and where an input counts too."""
-        key = _storage(tensor)
+        key = storage_of(tensor)
         return frozenset() if key in self._own else self._of.get(key) or frozenset()
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Whether a tensor is a trained parameter, or follows from such parameters alone."""
-        return bool(self._of.get(_storage(tensor)))
+        return bool(self._of.get(storage_of(tensor)))
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        read = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        read = {storage_of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         sources = [self._of[key] for key in read if key in self._of]
         names = _ACTIVATION if _ACTIVATION in sources else frozenset[str]().union(*(s for s in sources if s is not None))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and (key := _storage(leaf)) not in self._own:
+            if isinstance(leaf, Tensor) and (key := storage_of(leaf)) not in self._own:
                 if key in read and not func._schema.is_mutable:
                     continue  # a view
                 if names == frozenset():
@@ -71,10 +71,6 @@ class Derivations(TorchDispatchMode):
                 else:
                     self._of[key] = names
         return out
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 _RECURRENT = ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")
@@ -133,7 +129,8 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a value, however it is nested."""
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
@@ -147,7 +144,7 @@ def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
     for draft in reversed(drafts):
         writer = draft.kind == "call" and writes(operator_of(draft.target))
         if (draft.name in needed or writer) and not draft.no_grad and ".detach" not in draft.target:
-            needed.update(references([*draft.args, *draft.kwargs.values()]))
+            needed.update(node_references(draft))
             needed.add(draft.name)
     return needed
 
@@ -183,17 +180,13 @@ class _MeasuredPass:
                 else:
                     self._leaf(draft)
             for name, facts in self.facts.items():
-                outputs = _tensors(self.values[name])
+                outputs = tensors_in(self.values[name])
                 facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
                 facts.forms = [form_of(tensor, tensor.requires_grad) for tensor in outputs]
-            self._go_back()
+            # One backward, in which the gradients are seen that the operators with weights get: many share their storages.
+            if losses := [loss for name in self.losses if (loss := self.values[name]).requires_grad]:
+                torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
         return self.facts
-
-    def _go_back(self) -> None:
-        """One backward, in which the gradients are seen that the operators with weights get: many share their storages."""
-        losses = [self.values[name] for name in self.losses if self.values[name].requires_grad]
-        if losses:
-            torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
 
     def _leaf(self, draft: Draft) -> None:
         shape = [evaluate(extent, self.batch) for extent in draft.shape or ()]
@@ -211,7 +204,7 @@ class _MeasuredPass:
         operator = operator_of(draft.target)
         args, kwargs = decode_call(draft.args, draft.kwargs, self.values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
-        before = _tensors((args, kwargs))
+        before = tensors_in((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
         late = [grad and tensor.requires_grad and self.derivations.is_weight(tensor) for tensor in before]
         count = self._count(operator, args, kwargs, draft, late)
@@ -241,7 +234,7 @@ class _MeasuredPass:
             hidden = _lstm_bytes(before) - sum(num_bytes for _, num_bytes, _ in facts.saved)
             if hidden > 0:
                 pack(torch.empty(hidden, dtype=torch.uint8, device="cpu"))
-        outputs = _tensors(value)
+        outputs = tensors_in(value)
         facts.storages = tuple(storage_of(tensor) for tensor in outputs)
         facts.reads = tuple(storage_of(tensor) for tensor in before)
         if any(late):
@@ -270,7 +263,9 @@ class _MeasuredPass:
     ) -> _Count:
         """What a call computes; equal calls are counted once."""
         if ".scaled_dot_product_attention." in draft.target:
-            args, kwargs = _without_dropout(args, kwargs)
+            # Without dropout: with it a CPU has no fused kernel, and a card has one, which counts the same.
+            args = [*args[:4], *(0.0 for _ in args[4:5]), *args[5:]]
+            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
         leaves, spec = tree_flatten((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
         describe = [(tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in leaves]
@@ -293,27 +288,25 @@ class _Count(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def _without_dropout(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of attention without dropout: with it a CPU has no fused kernel, and a card has one, which counts the same."""
-    return [*args[:4], *(0.0 for _ in args[4:5]), *args[5:]], {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
-
-
 def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool, late: list[bool]) -> _Count:
     if any(part in target for part in _RECURRENT):
-        return _Count(*_recurrent_flops(leaves))
+        # It runs as one fused kernel; every weight matrix multiplies every time step's vector.
+        tensors = tensors_in(leaves)
+        forward = 2.0 * tensors[0].shape[0] * tensors[0].shape[1] * sum(t.numel() for t in tensors if t.dim() == 2)
+        return _Count(forward, 2.0 * forward)
     fresh = [torch.empty_like(leaf).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     # a leaf that requires grad must not be written in place; its copy may be
     used = [leaf.clone() if isinstance(leaf, Tensor) and writes(operator) else leaf for leaf in fresh]
     args, kwargs = tree_unflatten(used, spec)
     backward, second = Counted(), Counted()
     with torch.set_grad_enabled(grad):
-        with Counted() as forward:
+        with Counted() as forwards:
             outputs = operator(*args, **kwargs)
-        outputs = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+        outputs = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         tensors = [leaf for leaf in fresh if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in tensors if leaf.requires_grad]
         # What computes nothing forwards does so backwards, too, and most operators are such.
-        if outputs and inputs and (forward.flops or forward.unknown):
+        if outputs and inputs and (forwards.flops or forwards.unknown):
             weights = [leaf for leaf, later in zip(tensors, late, strict=True) if later]
             seeds = list(map(torch.empty_like, outputs))
             with backward, warnings.catch_warnings():
@@ -322,15 +315,7 @@ def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target:
             with second:
                 if weights:
                     torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
-    return _Count(forward.flops, backward.flops, second.flops, tuple({**forward.unknown, **backward.unknown}))
-
-
-def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:
-    """A recurrent layer runs as one fused kernel; every weight matrix multiplies every time step's vector."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    steps = tensors[0].shape[0] * tensors[0].shape[1]
-    forward = 2.0 * steps * sum(t.numel() for t in tensors if t.dim() == 2)
-    return forward, 2.0 * forward
+    return _Count(forwards.flops, backward.flops, second.flops, tuple({**forwards.unknown, **backward.unknown}))
 
 
 def _lstm_bytes(tensors: list[Tensor]) -> int:
@@ -351,7 +336,7 @@ def _written(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Ten
     if writes(operator):
         for argument in operator._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                out += _tensors(given[argument.name])
+                out += tensors_in(given[argument.name])
     if "running_mean" in given and (given.get("training") or given.get("use_input_stats")):
-        out += _tensors((given["running_mean"], given["running_var"]))
+        out += tensors_in((given["running_mean"], given["running_var"]))
     return out

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from gpp.capture.codec import size
+from gpp.capture.counts import needed_by, needs
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
-from gpp.graph.captured import is_loss, loss_nodes, references
+from gpp.graph.captured import is_loss, loss_nodes, node_references
 
 
 @dataclass(kw_only=True)
@@ -64,7 +65,7 @@ class Merger:
         self._find_free(live)
         self.units = [d.name for d in self.drafts if d.kind in ("call", "block") and not d.free and d.name in live]
         self.parent = {unit: unit for unit in self.units}
-        self.inputs = {unit: [r for r in self._needs(unit) if r in self.parent] for unit in self.units}
+        self.inputs = {unit: [r for r in needs(self.draft[unit]) if r in self.parent] for unit in self.units}
         self.users: dict[str, list[str]] = defaultdict(list)
         for unit in self.units:
             for name in self.inputs[unit]:
@@ -72,7 +73,8 @@ class Merger:
         self._join_uncuttable()
         self._join_writes()
         self._join_side_results(live)
-        self._join_cycles()
+        for component in list(nx.strongly_connected_components(self._graph())):
+            self._join(list(component))
         self._join_views()
         return self._collect(live)
 
@@ -89,14 +91,6 @@ class Merger:
                 owner.target, owner.kwargs = "aten._reshape_copy.default", {}
                 owner.args = [owner.args[0], [size(extent) for extent in owner.shape or ()]]
 
-    @staticmethod
-    def needs(draft: Draft) -> list[str]:
-        """Nodes that must have run before a node: those that it reads, and those that write in place before it."""
-        return [*references([*draft.args, *draft.kwargs.values()]), *draft.after]
-
-    def _needs(self, name: str) -> list[str]:
-        return self.needs(self.draft[name])
-
     def _order_writes(self) -> None:
         """A node that reads a storage comes after those that have written to it before."""
         for storage, writers in self.written.items():
@@ -109,7 +103,7 @@ class Merger:
                 for writer in writers:
                     self.draft[writer].mutates = tuple(dict.fromkeys((*self.draft[writer].mutates, owner.target)))
         for draft in self.drafts:
-            direct = set(references([*draft.args, *draft.kwargs.values()]))
+            direct = set(node_references(draft))
             draft.after = tuple(name for name in draft.after if name not in direct)
 
     def _live(self) -> set[str]:
@@ -117,13 +111,7 @@ class Merger:
         for result in self.results.values():
             for storage in self.facts[result].storages:
                 roots += self.written.get(storage, [])
-        live: set[str] = set()
-        while roots:
-            name = roots.pop()
-            if name not in live:
-                live.add(name)
-                roots += self._needs(name)
-        return live
+        return needed_by(self.draft, roots)
 
     def _find_free(self, live: set[str]) -> None:
         """Set `free`: start from all nodes that could be free, and take back those that share storage with others."""
@@ -132,9 +120,9 @@ class Merger:
             uses_input: dict[str, bool] = {}
             uses_param: dict[str, bool] = {}
             for draft in self.drafts:
-                needs = self._needs(draft.name)
-                uses_input[draft.name] = draft.kind == "input" or any(uses_input[n] for n in needs)
-                uses_param[draft.name] = draft.kind == "param" or any(uses_param[n] for n in needs)
+                read = needs(draft)
+                uses_input[draft.name] = draft.kind == "input" or any(uses_input[n] for n in read)
+                uses_param[draft.name] = draft.kind == "param" or any(uses_param[n] for n in read)
                 if draft.kind != "call":
                     continue
                 facts = self.facts[draft.name]
@@ -143,7 +131,7 @@ class Merger:
                     draft.name not in bound
                     and not facts.random
                     and (preparation or not uses_input[draft.name])
-                    and all(self.draft[n].free or self.draft[n].kind not in ("call", "block") for n in needs)
+                    and all(self.draft[n].free or self.draft[n].kind not in ("call", "block") for n in read)
                 )
             taken = set()
             for storage, writers in self.written.items():
@@ -192,7 +180,7 @@ class Merger:
 
     def _reads_freely(self, unit: str, names: set[str]) -> bool:
         """Whether a unit depends on one of `names` through free nodes."""
-        todo, seen = list(self._needs(unit)), set()
+        todo, seen = needs(self.draft[unit]), set()
         while todo:
             name = todo.pop()
             if name in seen or not self.draft[name].free:
@@ -200,17 +188,17 @@ class Merger:
             if name in names:
                 return True
             seen.add(name)
-            todo += self._needs(name)
+            todo += needs(self.draft[name])
         return False
 
     def _join_side_results(self, live: set[str]) -> None:
         """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""
-        losses = {loss: self._closure([loss]) for loss in loss_nodes(self.results)}
+        losses = {loss: needed_by(self.draft, [loss]) for loss in loss_nodes(self.results)}
         for_loss = set().union(*losses.values())
         for_results = set(for_loss)
         for name, node in self.results.items():
             if not is_loss(name):
-                read = self._closure([node])
+                read = needed_by(self.draft, [node])
                 for_results |= read
                 # among several losses, the one that reads most of the same inputs; among equal ones, the first
                 nearest = max(losses, key=lambda loss: len(losses[loss] & read))
@@ -218,16 +206,6 @@ class Merger:
         for unit in self.units:
             if unit not in for_results and not self.users[unit] and self._find(unit) == unit:
                 self._join([unit, self.inputs[unit][-1] if self.inputs[unit] else next(iter(losses))])
-
-    def _closure(self, roots: list[str]) -> set[str]:
-        seen: set[str] = set()
-        todo = list(roots)
-        while todo:
-            name = todo.pop()
-            if name not in seen:
-                seen.add(name)
-                todo += self._needs(name)
-        return seen
 
     def _graph(self) -> nx.DiGraph:
         graph = nx.DiGraph()
@@ -237,10 +215,6 @@ class Merger:
                 if self._find(name) != self._find(unit):
                     graph.add_edge(self._find(name), self._find(unit))
         return graph
-
-    def _join_cycles(self) -> None:
-        for component in list(nx.strongly_connected_components(self._graph())):
-            self._join(list(component))
 
     def _join_views(self) -> None:
         """(v) A pure view joins its producer if that has no other reader, else its only reader, else it stays."""

@@ -26,7 +26,7 @@ from gpp.capture.added import capture_part
 from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.load import Load
 from gpp.cost.models.profiled import MOST_APART, GraphProfile, Setting, cpu_setting
-from gpp.graph.captured import Captured, Node, evaluate, is_loss
+from gpp.graph.captured import Captured, evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
 WORK = """
@@ -120,9 +120,9 @@ def profile(
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
                 fill(module)
-                seen[key].append(row := _row(captured, module, sample_counts, at, budget, overhead))
+                seen[key].append(row := _row(module, sample_counts, at, budget, overhead))
                 if op.weight_flops and sum(row[-1]) <= _SLOW_S and part and (rest := part.parted(module)):
-                    parts[key].append(_in_two(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
+                    parts[key].append(_in_two(module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
         shares = {key: _median_share(found) for key, found in parts.items()}
@@ -175,7 +175,6 @@ class _LateShare(NamedTuple):
 
 
 def _in_two(
-    captured: Captured,
     module: StageModule,
     samples: int,
     device: torch.device,
@@ -185,7 +184,7 @@ def _in_two(
     rest: Callable[[], Callable[[], None]],
 ) -> _LateShare:
     """The two passes of a group's backward, given the seconds of the whole one; `rest` as `AbstractCapturePart.parted` has it."""
-    (forward, seeds), kept = one_pass(captured, module, samples, device), list[Callable[[], None]]()
+    (forward, seeds), kept = one_pass(module, samples, device), list[Callable[[], None]]()
 
     def first(made: list[list[torch.Tensor]]) -> None:
         for roots in made:
@@ -206,14 +205,7 @@ def _median_share(found: Sequence[_LateShare]) -> _LateShare:
     return _LateShare(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _LateShare(0.0, 0.0)
 
 
-def _row(
-    captured: Captured,
-    module: StageModule,
-    sample_counts: Sequence[int],
-    device: torch.device,
-    budget_s: float,
-    overhead: _PassTimes,
-) -> _Row:
+def _row(module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _PassTimes) -> _Row:
     """(forward, backward) seconds of one group at each sample count, extrapolated above the first slow count."""
     out: _Row = []
     for i, samples in enumerate(sample_counts):
@@ -221,7 +213,10 @@ def _row(
             growth = samples / sample_counts[i - 1]
             out.append((out[-1][0] * growth, out[-1][1] * growth))
         else:
-            out.append(_without(_time_stage(captured, module, samples, device, budget_s), overhead))
+            pair = _time_passes(*one_pass(module, samples, device), device, budget_s)
+            # An operator's own time: at least a tenth of the measured time, so that noise cannot make it vanish.
+            forward_s = max(pair.forward_s - overhead.forward_s, pair.forward_s / 10)
+            out.append((forward_s, max(pair.backward_s - overhead.backward_s, pair.backward_s / 10)))
     return out
 
 
@@ -229,18 +224,10 @@ def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(f for f, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def _without(pair: _PassTimes, overhead: _PassTimes) -> tuple[float, float]:
-    """An operator's own time: at least a tenth of the measured time, so that noise cannot make it vanish."""
-    return (
-        max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
-        max(pair.backward_s - overhead.backward_s, pair.backward_s / 10),
-    )
-
-
 def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
     """A key that is equal for groups of equal calls, amounts, and shapes of all tensors that go in or out."""
     nodes = [captured.node_of[name] for name in op.nodes]
-    boundary = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
+    boundary = [(n.shape, n.dtype, n.requires_grad) for n in module.entering().values()]
     return (
         tuple((n.target if n.kind in ("call", "block") else n.kind, repr(n.shape), n.dtype) for n in nodes),
         repr(boundary),
@@ -263,16 +250,10 @@ def fill(module: StageModule) -> None:
             buffer.fill_(1 if buffer.is_floating_point() else 0)
 
 
-def _entering(captured: Captured, module: StageModule) -> dict[str, Node]:
-    """User inputs and received tensors of a stage, by the name that `forward` takes, with the node of each."""
-    inputs = {node.target: node for node in captured.nodes if node.kind == "input"}
-    return {**{name: inputs[name] for name in module.inputs}, **{name: captured.node_of[name] for name in module.receives}}
-
-
-def _values(captured: Captured, module: StageModule, samples: int, device: torch.device) -> dict[str, torch.Tensor]:
+def _values(module: StageModule, samples: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Name -> a made-up tensor of `samples` samples for a stage: normal numbers, index 0, or true."""
     out = {}
-    for name, node in _entering(captured, module).items():
+    for name, node in module.entering().items():
         shape = [int(evaluate(size, samples)) for size in node.shape or ()]
         dtype = getattr(torch, node.dtype or "float32")
         if dtype.is_floating_point:
@@ -283,16 +264,11 @@ def _values(captured: Captured, module: StageModule, samples: int, device: torch
     return {**out, **(module.counts.columns(out)(0, samples) if module.counts else {})}
 
 
-def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _PassTimes:
-    """Forward and backward seconds of one group on `samples` samples."""
-    return _time_passes(*one_pass(captured, module, samples, device), device, budget_s)
-
-
 def one_pass(
-    captured: Captured, module: StageModule, samples: int, device: torch.device
+    module: StageModule, samples: int, device: torch.device
 ) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
     """A forward of one group, and a gradient for each tensor that it returns, in the tensor's shape."""
-    values = _values(captured, module, samples, device)
+    values = _values(module, samples, device)
     differentiable = {name for name in module.receives if module.spec(name).differentiable}
 
     def forward() -> list[torch.Tensor]:

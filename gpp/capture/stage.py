@@ -10,6 +10,7 @@ import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -49,20 +50,12 @@ class StageModule(nn.Module):
         cut: the nodes that it runs, and its boundary.
     """
 
-    inputs: tuple[str, ...]
-    counts: Counts | None
-    receives: tuple[str, ...]
-    sends: tuple[str, ...]
-    results: tuple[str, ...]
-    makes: tuple[str, ...]
-    has_random: bool
-    calls: tuple[str, ...]
-    arguments: tuple[str, ...]
     _root: Root
 
     def __init__(self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool) -> None:
         super().__init__()
-        self._share(root)
+        self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
         self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
         self.cut = cut
@@ -75,13 +68,9 @@ class StageModule(nn.Module):
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
         # Each module of a hand-written block trains in the mode that it was made in.
-        inside = [module for name in cut.blocks for module in root.block(name).modules()]
+        inside = [module for name in cut.blocks for module in root.get_submodule(name).modules()]
         self._modes = tuple((module, training and module.training) for module in inside)
         self.training = training
-
-    def _share(self, root: Root) -> None:
-        self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
-        self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
     def call_through(self, calls: Mapping[str, Callable[..., Any]]) -> None:
         """Let training passes call nodes by other functions of the same arguments."""
@@ -183,6 +172,11 @@ class StageModule(nn.Module):
             CaptureError: the tensor's samples cannot be told apart, so it cannot cross a boundary.
         """
         return self.cut.spec(name)
+
+    def entering(self) -> dict[str, Node]:
+        """The tensors that `inputs` and `receives` list, by name, with the node of each."""
+        captured = self.cut.captured
+        return {name: captured.rows.get(name) or captured.node_of[name] for name in (*self.inputs, *self.receives)}
 
     def wants(self) -> dict[str, Tensor]:
         """The parameters, buffers and constants that need a value, by full name; those that losses are divided by, too."""
@@ -308,7 +302,7 @@ def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None =
         raise InvalidConfig("loss", None, rule, "give the module that was captured, as loss=criterion")
     for name, data in captured.constants.items():
         node = captured.node_of[name]
-        held = _attribute(model, node.target)
+        held = reduce(lambda value, part: getattr(value, part, None), node.target.split("."), model)
         if data is not None:
             state[node.target] = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtype_of(node.dtype or "float32"))
             _fill(state[node.target], node, data)
@@ -317,10 +311,3 @@ def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None =
         else:
             raise CaptureError(f"the value of the constant {name} is not known. Fix: register it as a buffer of the model")
     return state
-
-
-def _attribute(model: nn.Module, path: str) -> Any:
-    value: Any = model
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from gpp.capture.codec import decode_call, dtype_of, operator_of
-from gpp.capture.draft import Draft
-from gpp.capture.measure import Facts
-from gpp.graph.captured import evaluate, references
+from gpp.capture.draft import Draft, renamed
+from gpp.capture.measure import Facts, tensors_in
+from gpp.graph.captured import evaluate, node_references
 
 
 class Transient(NamedTuple):
@@ -73,19 +72,13 @@ class MeasuredTransients:
         rows: list[Any] = [kept_bytes]
         for name in closure:
             draft = self._drafts[name]
-            for need in references([*draft.args, *draft.kwargs.values()]):
+            for need in node_references(draft):
                 if need not in place:
                     rows.append(self._form(need))
                     place[need] = len(place)
-            row = [
-                draft.kind,
-                draft.target if draft.kind == "call" else "",
-                draft.no_grad,
-                draft.args,
-                draft.kwargs,
-                name in outputs,
-            ]
-            rows.append([place.setdefault(name, len(place)), self._form(name), _renamed(row, place)])
+            target = draft.target if draft.kind == "call" else ""
+            row = [draft.kind, target, draft.no_grad, draft.args, draft.kwargs, name in outputs]
+            rows.append([place.setdefault(name, len(place)), self._form(name), renamed(row, place)])
         return json.dumps(rows)
 
     def _form(self, name: str) -> list[Any]:
@@ -94,12 +87,12 @@ class MeasuredTransients:
 
     def _run(self, closure: Sequence[str], outputs: list[str], kept_bytes: int) -> Transient:
         own = set(closure)
-        last_use = {need: i for i, name in enumerate(closure) for need in references(_arguments(self._drafts[name]))}
+        last_use = {need: i for i, name in enumerate(closure) for need in node_references(self._drafts[name])}
         with FakeTensorMode(allow_non_fake_inputs=True):
             values: dict[str, Any] = {}
             ledger = _Ledger()
             for name in closure:
-                for need in references(_arguments(self._drafts[name])):
+                for need in node_references(self._drafts[name]):
                     if need not in own and need not in values:
                         values[need] = self._given(need)
                 if self._drafts[name].kind != "call":
@@ -127,11 +120,11 @@ class MeasuredTransients:
             with torch.set_grad_enabled(not draft.no_grad):
                 values[name] = operator_of(draft.target)(*args, **kwargs)
             del args, kwargs
-            for need in references(_arguments(draft)):
+            for need in node_references(draft):
                 if last_use[need] == i and need not in outputs:
                     del values[need]
                     last_use[need] = -1
-        made = [t for name in outputs for t in _tensors(values[name]) if t.requires_grad and t.grad_fn is not None]
+        made = [t for name in outputs for t in tensors_in(values[name]) if t.requires_grad and t.grad_fn is not None]
         return [get_gradient_edge(t) for t in made], [torch.empty_like(t) for t in made]
 
     def _given(self, name: str) -> Any:
@@ -178,9 +171,9 @@ class _Ledger(TorchDispatchMode):
         self._weights: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        given = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
+        for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in given and storage._cdata not in self._live:
                 self._live[storage._cdata] = len(self._events)
@@ -210,17 +203,3 @@ class _Ledger(TorchDispatchMode):
                 growing += change
             out.append((growing, fixed))
         return out
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
-
-
-def _arguments(draft: Draft) -> list[Any]:
-    return [*draft.args, *draft.kwargs.values()]
-
-
-def _renamed(value: Any, place: Mapping[str, int]) -> Any:
-    if isinstance(value, dict):
-        return {key: place[content] if key == "ref" else _renamed(content, place) for key, content in value.items()}
-    return [_renamed(item, place) for item in value] if isinstance(value, (list, tuple)) else value

@@ -251,8 +251,8 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
-def node_references(node: Node) -> Iterator[str]:
-    """Names of the nodes whose values `node` reads."""
+def node_references(node: Any) -> Iterator[str]:
+    """Names of the nodes whose values a node, or a draft of one, reads."""
     yield from references(node.args)
     for value in node.kwargs.values():
         yield from references(value)

@@ -27,6 +27,7 @@ def compare_report(run: RunRecord) -> str:
     """The page of a comparison; self-contained HTML."""
     result, found = run.result, strategy_lines(run.attempts, run.judged.bound)
     groups = same_plans(found)
+    plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.attempts if a.plan]
     span = span_s(a.predicted for a in run.attempts if a.predicted)
     return problem_page(
         "strategies.html",
@@ -34,7 +35,7 @@ def compare_report(run: RunRecord) -> str:
         title=f"{result.get('model')} · {counted(len(found), 'strategy')} · {result.get('cluster')}",
         facts=_facts(run),
         reason="\n".join(reason_lines(run.attempts)) or str(result.get("reason") or ""),
-        files=_files(run),
+        files=[("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans],
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
         strategies=_table(found, groups),
@@ -114,21 +115,12 @@ def _attempt(group: Sequence[StrategyLine], run: RunRecord, span: float) -> dict
     return {
         "title": title,
         "reason": attempt.reason or "no reason given",
-        "planner_words": _planner_words(group),
+        # With each planner's name where several have found the same plan.
+        "planner_words": [
+            f"{line.attempt.strategy}: {words}" if len(group) > 1 else words
+            for line in group
+            if line.attempt.plan is not None
+            for words in line.attempt.plan.explanation
+        ],
         **plan_drawings(attempt.plan, run.graph, run.branches, [("Predicted", attempt.predicted)], span),
     }
-
-
-def _planner_words(group: Sequence[StrategyLine]) -> list[str]:
-    """What each planner says of its search, with its name where several have found the same plan."""
-    return [
-        f"{line.attempt.strategy}: {words}" if len(group) > 1 else words
-        for line in group
-        if line.attempt.plan is not None
-        for words in line.attempt.plan.explanation
-    ]
-
-
-def _files(run: RunRecord) -> list[tuple[str, str]]:
-    plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.attempts if a.plan]
-    return [("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpp.report.draw import text
 from gpp.report.draw.palette import INK, LIMIT, MUTED, RULE, text_on
 from gpp.report.draw.svg import Drawing, element, label, line, number, picture, rect, tick_label, ticks
 
@@ -53,7 +54,11 @@ def grouped_bars(
         bar=min(34.0, slot * 0.76 / max(1, len(series))),
         unit=show(top).partition(" ")[2],
     )
-    out = _value_axis(high, frame, left, left + slot * len(groups), show)
+    out = []
+    for mark in ticks(0.0, high, 4):
+        y = frame.base - mark * frame.scale
+        out.append(line(left, y, left + slot * len(groups), y, RULE if mark else MUTED))
+        out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
     # Long names are cut where there are few groups; where there are many, some groups stand without.
     every = 1 if slot > 40 else math.ceil((6.3 * max(map(len, groups), default=0) + 8) / slot)
     for n, group in enumerate(groups):
@@ -61,7 +66,9 @@ def grouped_bars(
         own = heights[n] if shown_limit and n < len(heights) else None
         bars = [(name, fill, values[n]) for name, fill, values in series]
         if n % every == 0:
-            out.append(_group_label(centre, frame.base + 15, group, max(slot, 40.0) if every == 1 else every * slot))
+            chars = max(2, int((max(slot, 40.0) if every == 1 else every * slot) / 6.3))
+            words = text.shorten_end(group, chars)
+            out.append(label(centre, frame.base + 15, words, 11, INK, "middle", title=group))
         shapes = "".join(_bars(group, bars, centre, frame, show, own))
         out.append(element("g", shapes, data_stage=stages[n]) if n < len(stages) else shapes)
         if all(value is None for *_, value in bars) and n < len(notes):
@@ -101,30 +108,10 @@ def _bars(
         if frame.bar >= 26:
             amount, _, unit = show(value).partition(" ")
             words = amount if unit == frame.unit else f"{amount} {unit}"
-            line_at = None if limit is None else limit * frame.scale
-            out.append(_bar_label(x + frame.bar / 2, frame.base, tall, words, fill, line_at))
-    return out
-
-
-def _group_label(x: float, y: float, group: str, room: float) -> str:
-    """A group's name, cut to `room` pixels."""
-    chars = max(2, int(room / 6.3))
-    return label(x, y, group if len(group) <= chars else group[: chars - 1] + "…", 11, INK, "middle", title=group)
-
-
-def _bar_label(x: float, base: float, tall: float, words: str, fill: str, line_at: float | None) -> str:
-    """A bar's number above it; inside it where the limit's line would cross the number."""
-    inside = line_at is not None and tall > 16 and abs(line_at - tall - 8) < 9
-    ink = text_on(fill) if inside else INK
-    return label(x, base - tall + (12 if inside else -4), words, 10, ink, "middle")
-
-
-def _value_axis(high: float, frame: _BarFrame, left: float, right: float, show: Callable[[Value], str]) -> list[str]:
-    out = []
-    for mark in ticks(0.0, high, 4):
-        y = frame.base - mark * frame.scale
-        out.append(line(left, y, right, y, RULE if mark else MUTED))
-        out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
+            # Above the bar; inside it where the limit's line would cross the number.
+            inside = limit is not None and tall > 16 and abs(limit * frame.scale - tall - 8) < 9
+            ink, y = (text_on(fill), 12) if inside else (INK, -4)
+            out.append(label(x + frame.bar / 2, frame.base - tall + y, words, 10, ink, "middle"))
     return out
 
 

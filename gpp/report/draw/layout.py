@@ -267,17 +267,12 @@ def _routes(nodes: list[_LayerNode], boxes: list[Box], edges: list[tuple[int, in
         (x0, y0), (x1, y1) = points[0], points[1]
         labels.append(((x0 + x1) / 2, (y0 + y1) / 2))
         out.append((edge, tuple(points)))
-    return [Route(edge=edge, points=points, label=label) for (edge, points), label in zip(out, _spread_labels(labels), strict=True)]
-
-
-def _spread_labels(labels: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Push labels of one column gap apart."""
-    out = list(labels)
-    for x in sorted({x for x, _ in labels}):
+    spread = list(labels)  # those of one column gap are pushed apart
+    for x in {x for x, _ in labels}:
         here = sorted((i for i, label in enumerate(labels) if label[0] == x), key=lambda i: (labels[i][1], i))
         for i, y in zip(here, separate([labels[i][1] for i in here], [13.0] * (len(here) - 1)), strict=True):
-            out[i] = (x, y)
-    return out
+            spread[i] = (x, y)
+    return [Route(edge=edge, points=points, label=label) for (edge, points), label in zip(out, spread, strict=True)]
 
 
 def _stubs(boxes: list[Box], edges: list[tuple[int, int]]) -> list[Route]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpp.program.kinds import COPIES, KINDS, TRANSFERS, Resource
 from gpp.report.draw import text
-from gpp.report.draw.memory import FILLS, Level, fullest, memory_levels
-from gpp.report.draw.palette import TRANSFER, TRUNK, Tone, token_name
+from gpp.report.draw.memory import FILLS, fullest, memory_levels
+from gpp.report.draw.palette import TRANSFER, TRUNK, token_name
 from gpp.report.draw.timelines import COPY_FILLS, TimelineRows, device_bubbles, drawn_words, pass_shade, shade_of, span_s
 from gpp.timeline import Event, Timeline
 
@@ -55,7 +55,11 @@ def pack_timelines(
         "span_s": span,
         "kinds": [_kind(kind) for kind in kinds],
         "rows": [{"device": device, "stages": rows.stages_of[device]} for device in rows.devices],
-        "stages": {stage: _stage(rows.tone(stage), (names or {}).get(stage, "")) for stage in _stages(rows)},
+        "stages": {
+            stage: {"tone": tone.name, "hatched": tone.hatched, "names": text.shorten((names or {}).get(stage, ""), MOST_NAMES)}
+            for stage in sorted({stage for stages in rows.stages_of.values() for stage in stages})
+            for tone in [rows.tone(stage)]
+        },
         "panels": [_panel(heading, timeline, rows, kinds, tick, whole) for heading, timeline in named],
         "memory": _memory(named[0][1], rows, limits, tick) if named and limits is not None else None,
         "left_out": "" if whole else f"More than {MOST_EVENTS:,} events: transfers and copies are in trace.json alone.",
@@ -65,14 +69,6 @@ def pack_timelines(
 def pack_operators(names: Sequence[Sequence[str]]) -> dict[str, str]:
     """The operators of every stage, for a search in the page: a line for each, those of a stage behind an empty one."""
     return {"packed": squeeze("\n\n".join("\n".join(own) for own in names).encode())}
-
-
-def _stages(rows: TimelineRows) -> list[int]:
-    return sorted({stage for stages in rows.stages_of.values() for stage in stages})
-
-
-def _stage(tone: Tone, names: str) -> dict[str, Any]:
-    return {"tone": tone.name, "hatched": tone.hatched, "names": text.shorten(names, MOST_NAMES)}
 
 
 def _kind(kind: str) -> dict[str, str]:
@@ -98,7 +94,9 @@ def _panel(heading: str, timeline: Timeline, rows: TimelineRows, kinds: Sequence
         starts = [max(0, round(e.start_s / tick)) for e in own]
         lengths = [max(0, round((e.end_s - e.start_s) / tick)) for e in own]
         _put(stream, [len(own)])
-        for column in (_steps(starts), lengths, codes, map(_zigzag, _steps([e.microbatch for e in own]))):
+        # Differences of micro-batches may be negative: 0, -1, 1, -2 become 0, 1, 2, 3.
+        zigzag = [2 * step if step >= 0 else -2 * step - 1 for step in _steps([e.microbatch for e in own])]
+        for column in (_steps(starts), lengths, codes, zigzag):
             _put(stream, column)
     bubbles = device_bubbles(timeline, rows.devices)
     return {
@@ -120,10 +118,14 @@ def _memory(timeline: Timeline, rows: TimelineRows, limits: Mapping[int, float],
     table: dict[tuple[int, int, int], int] = {}
     stream = bytearray()
     for device in shown:
-        own = _distinct(levels[device], tick)
+        # Tick and whole bytes (always, in flight, during a pass) of every change; what follows within a tick replaces it.
+        own = {
+            max(0, round(level.at_s / tick)): (round(level.static), round(level.kept), round(level.transient))
+            for level in levels[device]
+        }
         _put(stream, [len(own)])
-        _put(stream, _steps([at for at, _ in own]))
-        _put(stream, [table.setdefault(amounts, len(table)) for _, amounts in own])
+        _put(stream, _steps(list(own)))
+        _put(stream, [table.setdefault(amounts, len(table)) for amounts in own.values()])
     return {
         "name": "Memory over the same time, as predicted",
         "words": words,
@@ -137,21 +139,8 @@ def _memory(timeline: Timeline, rows: TimelineRows, limits: Mapping[int, float],
     }
 
 
-def _distinct(levels: Sequence[Level], tick: float) -> list[tuple[int, tuple[int, int, int]]]:
-    """Tick and whole bytes (always, in flight, during a pass) of every change; what follows within a tick replaces it."""
-    out: dict[int, tuple[int, int, int]] = {}
-    for level in levels:
-        out[max(0, round(level.at_s / tick))] = (round(level.static), round(level.kept), round(level.transient))
-    return list(out.items())
-
-
 def _steps(values: Sequence[int]) -> list[int]:
     return [b - a for a, b in zip([0, *values], values, strict=False)]
-
-
-def _zigzag(value: int) -> int:
-    """A whole number as one that is not negative: 0, -1, 1, -2 become 0, 1, 2, 3."""
-    return 2 * value if value >= 0 else -2 * value - 1
 
 
 def _put(stream: bytearray, values: Iterable[int]) -> None:

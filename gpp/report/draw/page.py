@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gpp.errors import printable
 from gpp.report.draw.palette import tokens_css
@@ -25,8 +25,7 @@ SCRIPTS = (
 """Scripts of every page, one file a concern, in the order in which they need each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A table's column; `kind` is "" for words, "n" for numbers, "c" for code."""
 
     name: str
@@ -102,13 +101,9 @@ def _environment(beside: Path | None = None) -> Environment:
     return Environment(
         loader=FileSystemLoader([TEMPLATES, *([beside] if beside else ())]),
         autoescape=True,
-        finalize=_shown,
+        # No page may hold control characters.
+        finalize=lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _shown(value: Any) -> Any:
-    """A value of a template, without the control characters that no page may hold."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -121,7 +121,10 @@ def compress_names(names: Sequence[str], universe: Sequence[str] = ()) -> tuple[
         >>> compress_names([f"branches.0.layers.{i}" for i in range(4)] + ["head"])
         ('branches.0.layers.0-3', 'head')
     """
-    parts = [tuple(_part(piece) for piece in name.split(".")) for name in _whole_modules(names, universe)]
+    split = [[(piece, _NUMBERED.fullmatch(piece)) for piece in name.split(".")] for name in _whole_modules(names, universe)]
+    parts: list[tuple[_Part, ...]] = [
+        tuple((match[1], int(match[2]), int(match[2])) if match else (piece, -1, -1) for piece, match in path) for path in split
+    ]
     before = -1
     while before != len(parts):
         before = len(parts)
@@ -145,11 +148,6 @@ def _whole_modules(names: Sequence[str], universe: Sequence[str]) -> list[str]:
 def _prefixes(name: str) -> list[str]:
     pieces = name.split(".")
     return [".".join(pieces[:i]) for i in range(1, len(pieces) + 1)]
-
-
-def _part(piece: str) -> _Part:
-    match = _NUMBERED.fullmatch(piece)
-    return (match[1], int(match[2]), int(match[2])) if match else (piece, -1, -1)
 
 
 def _show(part: _Part) -> str:

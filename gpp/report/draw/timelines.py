@@ -51,11 +51,6 @@ def stages_by_device(planned: Mapping[int, tuple[int, ...]], timelines: Iterable
     return {device: tuple(sorted(stages)) for device, stages in sorted(seen.items())}
 
 
-def is_transfer(event: Event) -> bool:
-    """Whether an event belongs on the communication track."""
-    return event.kind in TRANSFERS
-
-
 def colour(event: Event, tone: Tone) -> tuple[str, str]:
     """Fill and text colour of an event."""
     fill = shade_of(event.kind, tone)
@@ -165,7 +160,9 @@ def _rows(
         events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
         slices = [e for e in events if e.kind not in BESIDE]
         out.append(_detailed(slices, rows, y, height, scale) if detailed else _merged(slices, rows, y, height, scale))
-        out.append(_marks([e for e in events if is_transfer(e)], y, height, scale))
+        # Transfers are thin marks along the foot of the row.
+        path = _dashes([e for e in events if e.kind in TRANSFERS], y + height + 0.5, scale, 0.6)
+        out.append(element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else "")
         for track, (way, fill) in enumerate(COPY_FILLS.items()):
             at = y + height + 2 + COPY_TRACK * (track + 0.5)
             path = _dashes([e for e in events if KINDS[e.kind].occupies is way], at, scale, 0.6)
@@ -236,12 +233,6 @@ def _dashes(events: list[Event], y: float, scale: float, least: float) -> str:
         spans.append((begin, end))
     at = number(y)
     return "".join([f"M{a:.1f} {at}h{b - a if b - a > least else least:.1f}" for a, b in spans])
-
-
-def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
-    """Transfers as thin marks along the foot of the row."""
-    path = _dashes(events, y + height + 0.5, scale, 0.6)
-    return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
 
 
 INSET = {"soft": (2.5, 0.0), "mid": (0.0, 2.5), "strong": (0.0, 0.0)}

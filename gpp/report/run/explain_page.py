@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpp.analysis.explain.explanation import Explanation
-from gpp.analysis.explain.idle import REASONS, Reason
+from gpp.analysis.explain.idle import REASONS
 from gpp.report.draw import text
 from gpp.report.draw.charts import PAGE_WIDTH
 from gpp.report.draw.page import Cell, Column, PageTable
-from gpp.report.draw.palette import FETCH, INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE, token
-from gpp.report.draw.svg import Drawing, Swatch, element, label, line, picture, rect, swatch, ticks
+from gpp.report.draw.palette import INK, MUTED, OTHER, PREDICTED, RULE, TRUNK
+from gpp.report.draw.svg import Drawing, element, label, line, picture, rect, swatch, ticks
 from gpp.report.run.explain_words import (
-    REASON_NAMES,
-    REASON_WORDS,
+    LOOKS,
     SAME,
     alternatives_heading,
     bottleneck_words,
@@ -26,17 +25,6 @@ from gpp.report.run.key_figures import certificate
 from gpp.report.run.record import RunRecord
 
 COMPUTE_FILL = TRUNK.mid
-FILLS: dict[Reason, str] = {
-    "runtime": token("other"),
-    "host": FETCH,
-    "fill": token("hue0-soft"),
-    "data": token("hue1-mid"),
-    "gradient": token("hue4-strong"),
-    "drain": token("hue5-soft"),
-    "peers": token("hue3-mid"),
-    "all_reduce": REDUCE,
-    "update": UPDATE,
-}
 LEFT, GAP, RIGHT = 76.0, 40.0, 62.0
 MOST_STAGES = 6
 """Characters of a row's stages that fit beside it."""
@@ -45,22 +33,18 @@ MOST_STAGES = 6
 def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]:
     """The values of `explanation.html`: the bottleneck, the reasons of idle time, and the effects of changes."""
     proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, explanation.bound)
+    shares = [("compute", COMPUTE_FILL, 1 - explanation.bubble_fraction)]
+    shares += [(LOOKS[r].name, LOOKS[r].fill, explanation.idle[r]) for r in REASONS if explanation.idle[r] >= SAME]
     return {
         "bottleneck": text.sentence(bottleneck_words(explanation, run)),
         "order": f"{text.sentence(order_words(explanation.order))}." if explanation.order else "",
         "certificate": f"{text.sentence(proof)}." if proof else "",
-        "swatches": _swatches(explanation),
+        "swatches": [swatch(f"{name} {text.percent(share)}", rect(0, 0, 26, 12, fill)) for name, fill, share in shares],
         "bubble": f"of all device time; the bubble is {text.percent(explanation.bubble_fraction)}",
         "devices": draw_devices(explanation, run.plan.stages_of_device if run.plan else {}),
         "changes": _changes(explanation),
         "left_out": f"Left out: {', '.join(explanation.left_out)}." if explanation.left_out else "",
     }
-
-
-def _swatches(explanation: Explanation) -> list[Swatch]:
-    shares = [("compute", COMPUTE_FILL, 1 - explanation.bubble_fraction)]
-    shares += [(REASON_NAMES[r], FILLS[r], explanation.idle[r]) for r in REASONS if explanation.idle[r] >= SAME]
-    return [swatch(f"{name} {text.percent(share)}", rect(0, 0, 26, 12, fill)) for name, fill, share in shares]
 
 
 def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]]) -> Drawing:
@@ -81,7 +65,7 @@ def draw_devices(explanation: Explanation, stages_of: Mapping[int, Sequence[int]
         own = text.shorten_end("+".join(map(str, stages_of.get(device.device, (device.stage,)))), MOST_STAGES)
         base, name = y + height / 2 + size * 0.36, f"s{own}  d{device.device}"
         row = [label(LEFT - 8, base, name, size, INK, "end")]
-        idle = [(REASON_WORDS[reason], FILLS[reason], device.idle_s[reason]) for reason in REASONS]
+        idle = [(LOOKS[reason].meaning, LOOKS[reason].fill, device.idle_s[reason]) for reason in REASONS]
         row += _bar(name, [("computing", COMPUTE_FILL, device.compute_s), *idle], LEFT, y, height, half / step, step)
         row += _bar(name, idle, middle, y, height, half / most, step)
         row.append(label(PAGE_WIDTH, base, text.percent(1 - device.compute_s / step), size, INK, "end"))
@@ -120,13 +104,7 @@ def _changes(explanation: Explanation) -> PageTable:
         (alternatives_heading(explanation).capitalize(), explanation.alternatives),
         ("Planned again for another cluster", explanation.sensitivities),
     )
-    columns = [
-        Column(name="change"),
-        Column(name="step", kind="n"),
-        Column(name=""),
-        Column(name="against this plan", kind="n"),
-        Column(name="its plan"),
-    ]
+    columns = [Column("change"), Column("step", "n"), Column(""), Column("against this plan", "n"), Column("its plan")]
     own = explanation.iteration_s
     longest = max([own, *(c.iteration_s or 0.0 for _, changes in groups for c in changes)])
     rows: list[list[str | Cell]] = [["this plan", text.seconds(own), _step_bar(own, own, longest), "", ""]]

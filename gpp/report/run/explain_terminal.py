@@ -14,7 +14,7 @@ from gpp.plan.plan import Plan
 from gpp.report.draw import text
 from gpp.report.run.console import WIDE, new_table
 from gpp.report.run.explain_words import (
-    REASON_NAMES,
+    LOOKS,
     SAME,
     alternatives_heading,
     bottleneck_words,
@@ -34,7 +34,9 @@ def show_explanation(console: Console, run: RunRecord) -> None:
     if explanation is None:
         return
     console.print(Text.assemble((f"why {text.seconds(explanation.iteration_s)}: ", "bold"), bottleneck_words(explanation, run)))
-    console.print(Text.assemble(("what the bubble is made of: ", "bold"), _shares(explanation)))
+    parts = " + ".join(f"{LOOKS[r].name} {text.percent(explanation.idle[r])}" for r in REASONS if explanation.idle[r] >= SAME)
+    bubble = f"{text.percent(explanation.bubble_fraction)}{parts and f' = {parts}'}"
+    console.print(Text.assemble(("what the bubble is made of: ", "bold"), bubble))
     if explanation.order is not None:
         console.print(Text.assemble(("order of the passes: ", "bold"), order_words(explanation.order)))
     _show_devices(console, explanation, run.plan)
@@ -49,11 +51,6 @@ def show_explanation(console: Console, run: RunRecord) -> None:
         console.print(Text(f"left out: {', '.join(explanation.left_out)}{why}", style="dim"))
 
 
-def _shares(explanation: Explanation) -> str:
-    parts = [f"{REASON_NAMES[r]} {text.percent(explanation.idle[r])}" for r in REASONS if explanation.idle[r] >= SAME]
-    return f"{text.percent(explanation.bubble_fraction)}" + (" = " + " + ".join(parts) if parts else "")
-
-
 def _show_devices(console: Console, explanation: Explanation, plan: Plan | None) -> None:
     """Devices that spend the step alike share a row, which shows their mean; the idlest come first."""
     step = explanation.iteration_s or 1.0
@@ -64,7 +61,7 @@ def _show_devices(console: Console, explanation: Explanation, plan: Plan | None)
     wide = console.width >= WIDE
     reasons: list[Reason] = [r for r in REASONS if explanation.idle[r] >= SAME]
     columns = [("stages", "left"), *([("devices", "left")] if wide else []), ("compute", "right")]
-    table = new_table("", *columns, *((REASON_NAMES[r] if wide else _SHORT[r], "right") for r in reasons))
+    table = new_table("", *columns, *((LOOKS[r].name if wide else LOOKS[r].short, "right") for r in reasons))
     rows = sorted(alike.values(), key=lambda devices: (devices[0].compute_s, devices[0].device))
     for devices in rows[:MOST_ROWS]:
         cells = [text.ranges((s for d in devices for s in (plan.stages_of_device[d.device] if plan else (d.stage,))), "s")]
@@ -76,19 +73,6 @@ def _show_devices(console: Console, explanation: Explanation, plan: Plan | None)
     if len(rows) > MOST_ROWS:
         rest = sum(len(devices) for devices in rows[MOST_ROWS:])
         console.print(Text(f"{rest} further devices, which wait less, are in report.html", style="dim"))
-
-
-_SHORT: dict[Reason, str] = {
-    "runtime": "runt.",
-    "host": "copies",
-    "fill": "fill",
-    "data": "data",
-    "gradient": "grad.",
-    "drain": "drain",
-    "peers": "peers",
-    "all_reduce": "reduce",
-    "update": "update",
-}
 
 
 def _cell(share: float) -> str:

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import Reason
 from gpp.analysis.explain.order import OrderGap
 from gpp.analysis.explain.what_if import PlanShape, WhatIf
 from gpp.errors import counted
-from gpp.plan.plan import Plan
 from gpp.report.draw import text
+from gpp.report.draw.palette import FETCH, OTHER, REDUCE, UPDATE, token
 from gpp.report.draw.stage_graph import module_names
 from gpp.report.run.record import RunRecord
 
 SAME = 5e-4
 """Times that differ by a smaller share count as equal."""
 
-REASON_NAMES: dict[Reason, str] = {
-    "runtime": "runtime",
-    "host": "for copies",
-    "fill": "filling",
-    "data": "for data",
-    "gradient": "for gradients",
-    "drain": "draining",
-    "peers": "for replicas",
-    "all_reduce": "all-reduce",
-    "update": "update",
-}
-REASON_WORDS: dict[Reason, str] = {
-    "runtime": "the runtime begins and ends a pass, and packs and unpacks its messages",
-    "host": "a copy to the host or back is not over yet",
-    "fill": "the pipeline fills: before the device's first backward",
-    "data": "later, before a forward: a predecessor or its link is slower",
-    "gradient": "later, before a backward: a successor or its link is slower",
-    "drain": "the pipeline drains: after the device's last forward, and after its own end",
-    "peers": "the others of its all-reduce are not there yet",
-    "all_reduce": "gradients are summed over the devices that hold the parameters",
-    "update": "the optimizer's step",
+
+class ReasonLook(NamedTuple):
+    """How a reason of idle time is shown: its name, that in a narrow terminal, its fill, and what it means."""
+
+    name: str
+    short: str
+    fill: str
+    meaning: str
+
+
+LOOKS: dict[Reason, ReasonLook] = {
+    "runtime": ReasonLook("runtime", "runt.", OTHER, "the runtime begins and ends a pass, and packs and unpacks its messages"),
+    "host": ReasonLook("for copies", "copies", FETCH, "a copy to the host or back is not over yet"),
+    "fill": ReasonLook("filling", "fill", token("hue0-soft"), "the pipeline fills: before the device's first backward"),
+    "data": ReasonLook("for data", "data", token("hue1-mid"), "later, before a forward: a predecessor or its link is slower"),
+    "gradient": ReasonLook(
+        "for gradients", "grad.", token("hue4-strong"), "later, before a backward: a successor or its link is slower"
+    ),
+    "drain": ReasonLook(
+        "draining", "drain", token("hue5-soft"), "the pipeline drains: after the device's last forward, and after its own end"
+    ),
+    "peers": ReasonLook("for replicas", "peers", token("hue3-mid"), "the others of its all-reduce are not there yet"),
+    "all_reduce": ReasonLook("all-reduce", "reduce", REDUCE, "gradients are summed over the devices that hold the parameters"),
+    "update": ReasonLook("update", "update", UPDATE, "the optimizer's step"),
 }
 
 
@@ -56,7 +61,9 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         f"reduces and updates {text.seconds(load.all_reduce_s)}",
         f"uses {text.percent(load.memory_share)} of its memory",
     ]
-    mates = _mates(run.plan, load.stage)
+    mates: list[int] = []  # the other stages of its fullest device
+    if plan := run.plan:
+        mates = max(([s for s in plan.stages_of_device[d] if s != load.stage] for d in plan.stages[load.stage].devices), key=len)
     theirs_s = sum(explanation.loads[s].busy_s for s in mates)
     share = f" the other stages there ({text.ranges(mates, 's')}) take {text.seconds(theirs_s)}," if mates else ""
     rest = max(0.0, step - load.seconds - theirs_s)
@@ -66,13 +73,6 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
         f"{text.percent(load.seconds / step if step else None)} of the step;{share} and the device waits for {text.seconds(rest)}."
     )
-
-
-def _mates(plan: Plan | None, stage: int) -> list[int]:
-    """The other stages of a stage's fullest device."""
-    if plan is None:
-        return []
-    return max(([s for s in plan.stages_of_device[d] if s != stage] for d in plan.stages[stage].devices), key=len)
 
 
 def order_words(order: OrderGap) -> str:

@@ -44,24 +44,20 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Ke
     def figure(name: str, attribute: str, unit: str) -> KeyFigure:
         return KeyFigure(name=name, predicted=of(attribute, predicted), measured=of(attribute, measured), unit=unit)
 
+    own, real = predicted and predicted.course, measured and measured.course  # of a pipeline that trains nothing
+    known = own or real
+    course = [
+        KeyFigure(name=name, predicted=own and getattr(own, attribute), measured=real and getattr(real, attribute), unit=unit)
+        for name, attribute, unit in (known.figures if known else ())
+    ]
     return (
         figure("iteration time", "iteration_s", "seconds"),
         figure("throughput, samples", "throughput_samples_per_s", "rate"),
-        *_of_course(predicted, measured),
+        *course,
         *_of_spread(predicted, measured),
         figure("bubble", "bubble_fraction", "percent"),
         KeyFigure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
         figure("communication per step", "communication_bytes", "bytes"),
-    )
-
-
-def _of_course(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
-    """The figures of a pipeline that trains nothing; none for a training."""
-    own, real = predicted and predicted.course, measured and measured.course
-    known = own or real
-    return tuple(
-        KeyFigure(name=name, predicted=own and getattr(own, attribute), measured=real and getattr(real, attribute), unit=unit)
-        for name, attribute, unit in (known.figures if known else ())
     )
 
 
@@ -77,10 +73,7 @@ def _of_spread(predicted: Metrics | None, measured: Metrics | None) -> tuple[Key
 
 def run_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
     """The key figures of a run."""
-    return key_figures(
-        run.predicted.metrics if run.predicted else None,
-        run.measured.metrics if run.measured else None,
-    )
+    return key_figures(*(timeline and timeline.metrics for timeline in (run.predicted, run.measured)))
 
 
 def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> str:

@@ -78,14 +78,9 @@ def _facts(run: RunRecord) -> list[tuple[str, object]]:
         asked = run.asked
         parts = {"planner": plan.planner, "schedule": asked.schedule, "weights": asked.weights, "cost model": asked.cost}
         facts += [(name, word) for name, word in parts.items() if word]
-        facts += [
-            ("stages", len(plan.stages)),
-            ("depth", plan.depth),
-            ("devices", plan.num_devices),
-            ("mini-batch", plan.minibatch_size),
-            ("micro-batch", microbatch_words(plan)),
-            ("planned in", text.seconds(plan.search_s)),
-        ]
+        facts += [("stages", len(plan.stages)), ("depth", plan.depth), ("devices", plan.num_devices)]
+        facts += [("mini-batch", plan.minibatch_size), ("micro-batch", microbatch_words(plan))]
+        facts.append(("planned in", text.seconds(plan.search_s)))
     return facts
 
 

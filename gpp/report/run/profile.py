@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from gpp.cost.models.profiled import MOST_APART, GraphProfile, Profiled
+from gpp.cost.models.profiled import MOST_APART, Profiled
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -15,12 +15,6 @@ from gpp.report.run.console import new_table
 
 ROWS = 20
 """Operators that are shown: those that take most of the time."""
-
-
-def _late(profile: GraphProfile, op: int, weight_s: float) -> tuple[str, str]:
-    """What a backward can leave for later, and how long both passes then take beside the whole."""
-    ratio = profile.apart[op]
-    return text.seconds(weight_s) if weight_s else "", f"{text.ratio(ratio)}{', whole' * (ratio > MOST_APART)}" if ratio else ""
 
 
 def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
@@ -41,7 +35,12 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
         cells = [escape(problem.graph.ops[op].name)]
         for before, after in ((alone.forward_s[op], here.forward_s[op]), (alone.backward_s[op], here.backward_s[op])):
             cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
-        table.add_row(*cells, *(_late(profile, op, here.weight_s[op]) if late else ()))
+        if late:
+            # What a backward can leave for later, and how long both passes then take beside the whole.
+            ratio, weight_s = profile.apart[op], here.weight_s[op]
+            cells.append(text.seconds(weight_s) if weight_s else "")
+            cells.append(f"{text.ratio(ratio)}{', whole' * (ratio > MOST_APART)}" if ratio else "")
+        table.add_row(*cells)
     cells = [f"all {len(seconds)} operators"]
     for before, after in ((alone.forward_s.sum(), here.forward_s.sum()), (alone.backward_s.sum(), here.backward_s.sum())):
         cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan.plan import Plan
-from gpp.program.kinds import COPIES, FORWARD, KINDS, PASS, Resource
-from gpp.report.draw.timelines import is_transfer, stages_by_device
+from gpp.program.kinds import COPIES, FORWARD, KINDS, PASS, TRANSFERS, Resource
+from gpp.report.draw.timelines import stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline
 
@@ -37,7 +37,10 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
     for n, (source, timeline) in enumerate(named):
         base = n * SOURCE_STRIDE
         for device, stages in stages_by_device(plan.stages_of_device if plan else {}, [timeline]).items():
-            out += _process(base + device, f"{source} d{device} (s{'+'.join(map(str, stages))})", base + device)
+            process = {"pid": base + device, "tid": 0}
+            name = f"{source} d{device} (s{'+'.join(map(str, stages))})"
+            out.append({"ph": "M", "name": "process_name", **process, "args": {"name": name}})
+            out.append({"ph": "M", "name": "process_sort_index", **process, "args": {"sort_index": base + device}})
         slices = _slices(timeline, base, out)
         if plan is not None:
             flows = _flows(plan, slices, flow)
@@ -45,13 +48,6 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
             out += flows
             out += _counters(plan, timeline, base)
     return {"displayTimeUnit": "ms", "traceEvents": out}
-
-
-def _process(pid: int, name: str, order: int) -> list[dict[str, Any]]:
-    return [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
-        {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}},
-    ]
 
 
 def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tuple[str, int, int, int], Slice]:
@@ -63,7 +59,7 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for event in sorted(timeline.events, key=lambda e: (e.device, e.start_s, e.end_s)):
         start, end = round(event.start_s * 1e9), round(event.end_s * 1e9)
-        first = COPY_TIDS.get(KINDS[event.kind].occupies, COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID)
+        first = COPY_TIDS.get(KINDS[event.kind].occupies, COMMUNICATION_TID if event.kind in TRANSFERS else COMPUTE_TID)
         ends = lanes[event.device, first]
         lane = next((i for i, busy in enumerate(ends) if busy <= start), len(ends))
         if lane == len(ends):

@@ -220,7 +220,7 @@ def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width:
 
 def _published_line(printed: Sequence[tuple[float, Range]], y: Scale, colour: str) -> list[str]:
     out = []
-    middles = [(x, math.sqrt(low * high)) for x, (low, high) in printed]
+    middles = [(x, middle(pair)) for x, pair in printed]
     if len(middles) > 1:
         path = "M" + "L".join(f"{x:.1f} {y.at(v):.1f}" for x, v in middles)
         out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=1.3, stroke_dasharray="5 4", opacity=0.8))
@@ -228,7 +228,7 @@ def _published_line(printed: Sequence[tuple[float, Range]], y: Scale, colour: st
         words = f"published: {text.significant(low)}" + (f" to {text.significant(high)}" if high > low else "")
         if high > low:
             out.append(line(x, y.at(low), x, y.at(high), colour, 1.6))
-        out.append(_dot(x, y.at(math.sqrt(low * high)), PAGE, colour, words))
+        out.append(_dot(x, y.at(middle((low, high))), PAGE, colour, words))
     return out
 
 
@@ -351,20 +351,15 @@ def _distribution(data: FigureData) -> PageTable:
     """One row a series: how its values are spread over the places."""
     figure, show = data.figure, shown(data.figure)
     columns = [Column(name=", ".join(figure.panel_columns))] if figure.panel else []
-    columns += [
-        Column(name=figure.series),
-        Column(name="values", kind="n"),
-        *(Column(name=name, kind="n") for name, _ in QUANTILES),
-    ]
+    columns += [Column(figure.series), Column("values", "n"), *(Column(name, "n") for name, _ in QUANTILES)]
     rows = []
     for panel in data.panels:
         for name in data.series:
             values = sorted(v for x in data.places(panel) if (v := data.value(panel, name, x)) is not None)
-            quantiles = [show(_quantile(values, share)) if values else "–" for _, share in QUANTILES]
+            # The sorted value that is nearest to a quantile.
+            found = [
+                statistics.median(values) if q == 0.5 else values[round(q * (len(values) - 1))] for _, q in QUANTILES if values
+            ]
+            quantiles = map(show, found) if values else "–" * len(QUANTILES)
             rows.append([*([panel] if panel != ALL else []), name, str(len(values)), *quantiles])
     return PageTable(columns=columns, rows=rows)
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """The sorted value that is nearest to the quantile."""
-    return statistics.median(values) if share == 0.5 else values[round(share * (len(values) - 1))]

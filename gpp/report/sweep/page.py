@@ -65,16 +65,12 @@ def _figure(data: FigureData) -> dict[str, Any]:
     }
 
 
-def _panel_name(group: dict[str, Any]) -> tuple[str, ...]:
-    settings = [f"{key}={value}" for key, value in group["overrides"].items() if value is not None]
-    return (str(group["model"]), str(group["cluster"]), *settings)
-
-
 def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
     """A chart for every setting, and whether they need the page's whole width."""
     panels: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for group in groups:
-        panels.setdefault(_panel_name(group), []).append(group)
+        settings = [f"{key}={value}" for key, value in group["overrides"].items() if value is not None]
+        panels.setdefault((str(group["model"]), str(group["cluster"]), *settings), []).append(group)
     out = []
     for name, members in panels.items():
         if len(panels) > MANY_PANELS and all(g["predicted"] is None and g["measured"] is None for g in members):
@@ -84,8 +80,11 @@ def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
             for half, words, fill in (("predicted", "predicted", PREDICTED), ("measured", source_of(members), MEASURED))
         ]
         series = [entry for entry in series if any(v is not None for v in entry[2])] or series[:1]
+        # The strategies, each with its engine where engines differ.
+        several = len({g["engine"] for g in members if g["engine"] is not None}) > 1
+        names = [f"{g['strategy']} ({g['engine']})" if several and g["engine"] is not None else str(g["strategy"]) for g in members]
         chart = grouped_bars(
-            _bar_names(members),
+            names,
             series,
             text.seconds,
             title=f"Iteration time, {' '.join(name)}",
@@ -94,12 +93,6 @@ def _bars(groups: Sequence[dict[str, Any]]) -> tuple[list[Panel], bool]:
         )
         out.append(Panel(heading=" · ".join(name), chart=chart))
     return out, max((len(members) for members in panels.values()), default=0) > 4
-
-
-def _bar_names(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """The strategies, each with its engine where engines differ."""
-    several = len({g["engine"] for g in groups if g["engine"] is not None}) > 1
-    return [f"{g['strategy']} ({g['engine']})" if several and g["engine"] is not None else str(g["strategy"]) for g in groups]
 
 
 def _scaling(jobs: Sequence[SweepJob]) -> list[Panel]:
@@ -134,6 +127,7 @@ def _medians(groups: Sequence[dict[str, Any]]) -> PageTable:
     for group in groups:
         predicted, measured = group["predicted"] or {}, group["measured"] or {}
         best, faster, counts = measured or predicted, group["speedup_over_sequential"], group["counts"]
+        bad = ", ".join(f"{counts[name]} {name}" for name in ("infeasible", "failed") if counts[name])
         speedup = faster["measured"] if faster["measured"] is not None else faster["predicted"]
         rows.append(
             [
@@ -145,27 +139,15 @@ def _medians(groups: Sequence[dict[str, Any]]) -> PageTable:
                 text.ratio(speedup),
                 text.percent(best.get("bubble_fraction")),
                 text.num_bytes(best.get("peak_memory_bytes")),
-                _ends(counts),
+                f"{counts['ok']} of {sum(counts.values())}" + (f" ({bad})" if bad else ""),
             ]
         )
     return PageTable(columns=columns, rows=rows)
 
 
-def _ends(counts: dict[str, int]) -> str:
-    bad = ", ".join(f"{counts[name]} {name}" for name in ("infeasible", "failed") if counts[name])
-    return f"{counts['ok']} of {sum(counts.values())}" + (f" ({bad})" if bad else "")
-
-
 def _jobs(jobs: Sequence[SweepJob]) -> PageTable:
-    columns = [
-        Column(name="job"),
-        Column(name="overrides", kind="c"),
-        Column(name="status"),
-        Column(name="predicted", kind="n"),
-        Column(name=source_of(job.result for job in jobs), kind="n"),
-        Column(name="last loss", kind="n"),
-        Column(name="reason"),
-    ]
+    columns = [Column("job"), Column("overrides", "c"), Column("status"), Column("predicted", "n")]
+    columns += [Column(source_of(job.result for job in jobs), "n"), Column("last loss", "n"), Column("reason")]
     rows = []
     for job in jobs:
         result = job.result
@@ -173,6 +155,7 @@ def _jobs(jobs: Sequence[SweepJob]) -> PageTable:
         name = Cell(text=job.name, link=f"{quote(job.name)}/report.html") if job.has_report else job.name
         losses = [v for v in result.get("loss") or [] if v is not None]
         overrides = " ".join(f"{key}={value}" for key, value in job.overrides.items())
+        first, *rest = str(result.get("reason") or "").strip().splitlines() or [""]
         rows.append(
             [
                 name,
@@ -181,13 +164,7 @@ def _jobs(jobs: Sequence[SweepJob]) -> PageTable:
                 text.seconds(predicted.get("iteration_s")),
                 text.seconds(measured.get("iteration_s")),
                 text.significant(losses[-1], 4) if losses else "–",
-                _reason(result),
+                Cell(text=first, more="\n".join(rest)) if rest else first,  # the lines behind the first unfold
             ]
         )
     return PageTable(columns=columns, rows=rows)
-
-
-def _reason(result: dict[str, Any]) -> str | Cell:
-    """The first line of the reason; the others unfold."""
-    first, *rest = str(result.get("reason") or "").strip().splitlines() or [""]
-    return Cell(text=first, more="\n".join(rest)) if rest else first

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.report.draw import text
-from gpp.report.draw.page import Cell
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table
 from gpp.report.sweep.figure import FigureData
 from gpp.report.sweep.figure_chart import figure_table
@@ -54,17 +53,13 @@ def show_figures(console: Console, figures: Sequence[FigureData]) -> None:
             table = figure_table(data)
             shown = new_table(data.figure.title, *((column.name, "right" if column.kind else "left") for column in table.columns))
             for row in table.rows:
-                shown.add_row(*(escape(_plain(cell)) for cell in row))
+                lines = [
+                    cell if isinstance(cell, str) else f"{cell.text} ({cell.small})" if cell.small else cell.text for cell in row
+                ]
+                shown.add_row(*map(escape, lines))
             console.print(shown)
             for note in data.figure.notes:
                 console.print(Text(note, style="dim"))
-
-
-def _plain(cell: str | Cell) -> str:
-    """A cell of a page as one line."""
-    if isinstance(cell, str):
-        return cell
-    return f"{cell.text} ({cell.small})" if cell.small else cell.text
 
 
 def _why(result: dict[str, Any], length: int) -> str:
@@ -73,7 +68,7 @@ def _why(result: dict[str, Any], length: int) -> str:
     if result.get("status") == "ok" or not reason:
         return ""
     first = reason.splitlines()[0]
-    return f": {first if len(first) <= length else first[: length - 1] + '…'}"
+    return f": {text.shorten_end(first, length)}"
 
 
 def _speedup(result: dict[str, Any], results: Sequence[dict[str, Any]]) -> float | None:
