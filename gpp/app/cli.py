@@ -305,7 +305,10 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
 
     def prepare() -> None:
         with open_dict(cfg):
-            _refuse_bases(choices)
+            for key in (key for key, name in choices.items() if name == BASE):
+                group = str(key).partition("@")[0]
+                fix = f"use one of {', '.join(Vocabulary(folders=folders()).options(group))}"
+                raise InvalidConfig(group, BASE, "holds what the options share and is none of them", fix)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         keep(OmegaConf.to_container(cfg, resolve=True))
@@ -341,15 +344,6 @@ def _plain(cfg: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(cfg, resolve=False)
-
-
-def _refuse_bases(choices: Any) -> None:
-    """Refuse `GROUP=base`."""
-    for key, name in choices.items():
-        if name == BASE:
-            group = str(key).partition("@")[0]
-            known = ", ".join(Vocabulary(folders=folders()).options(group))
-            raise InvalidConfig(group, BASE, "holds what the options share and is none of them", f"use one of {known}")
 
 
 def _config_options() -> list[str]:

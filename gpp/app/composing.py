@@ -69,9 +69,12 @@ def strategy_of(words: str) -> Strategy:
         near = nearest(name, known)
         fix = f"say strategy={near!r}" if near else f"say one of {', '.join(known)}"
         raise InvalidConfig("strategy", name, "is no strategy", fix)
+    if wrong := next((word for word in more if "=" not in word.strip("=")), None):
+        rule = f"{wrong!r} gives no setting a value"
+        raise InvalidConfig("strategy", f"{name} {wrong}", rule, "write SETTING=VALUE, as planner.patience=20")
     choices = [*OTHER_GROUPS, f"+strategy@own={name}"]
     settings = list[tuple[str, Any]]()
-    for override in OverridesParser.create().parse_overrides(_check_overrides(name, more)):
+    for override in OverridesParser.create().parse_overrides(more):
         key, value = override.key_or_group.removeprefix("strategy.").removeprefix("strategy/"), override.value()
         if (CONF / "strategy" / key).is_dir():
             if value not in (parts := vocabulary.options(f"strategy/{key}")):
@@ -96,16 +99,6 @@ def strategy_of(words: str) -> Strategy:
         return instantiate(found.own, _convert_="all")
     except Exception as error:
         raise next((cause for cause in causes(error) if isinstance(cause, GppError)), error) from None
-
-
-def _check_overrides(name: str, words: list[str]) -> list[str]:
-    """The words after a strategy's name, each of which gives a setting a value."""
-    for word in words:
-        if "=" not in word.strip("="):
-            raise InvalidConfig(
-                "strategy", f"{name} {word}", f"{word!r} gives no setting a value", "write SETTING=VALUE, as planner.patience=20"
-            )
-    return words
 
 
 class _Loader:

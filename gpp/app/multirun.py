@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gpp.app.launch import refuse_start
 from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
-from gpp.app.vocabulary import CONF, invocation
+from gpp.app.vocabulary import CONF, at, invocation
 from gpp.errors import InvalidConfig, InvalidFile
 from gpp.files import link
 from gpp.private import keep
@@ -378,9 +378,7 @@ def metric_of(name: str) -> float:
         result = json.loads((folder / "result.json").read_text())
     except OSError:
         return math.inf  # it was refused
-    found: Any = result
-    for key in name.split("."):
-        found = found.get(key) if isinstance(found, dict) else None
+    found = at(result, name)
     if isinstance(found, int | float) and not isinstance(found, bool):
         return float(found)
     if result["status"] == "ok":

@@ -84,7 +84,9 @@ def _execute(experiment: Experiment, problem: Problem, job: Job, recorder: Recor
             return run.run(run_dir, settings)
         except (WorkerFailed, OffPace) as error:
             run.replace_plan(error)
-        _set_aside(run_dir, number)
+        # The plan that is replaced, and what its workers wrote, are kept.
+        for part in ("job/plan.json", "ranks"):
+            copy(run_dir / part, run_dir / REPLACED / str(number) / Path(part).name)
         number += 1
         run.job.save(run_dir)
         recorder.know(plan=run.plan, predicted=experiment.strategy.predict(run.plan, run.problem))
@@ -383,10 +385,3 @@ def _sent(old: Job, new: Job, state_factor: float) -> dict[tuple[int, int], floa
     from gpp.runtime.checkpoint.moves import moved_bytes, moves
 
     return moved_bytes(old, moves(old, new), state_factor)
-
-
-def _set_aside(run_dir: Path, number: int) -> None:
-    """Keep the plan that is replaced, and what its workers wrote."""
-    folder = run_dir / REPLACED / str(number)
-    copy(run_dir / "job" / "plan.json", folder / "plan.json")
-    copy(run_dir / "ranks", folder / "ranks")

@@ -21,8 +21,11 @@ def check_survey(mode: str, engine: AbstractEngine, plan: str | None, strategies
     Raises:
         InvalidConfig: names the setting.
     """
-    if confirm:
-        _check_confirm(mode, engine)
+    if confirm and mode != "max_batch":
+        raise InvalidConfig("confirm", True, "is for what mode=max_batch has found", "leave confirm out, or set mode=max_batch")
+    if confirm and not engine.bounds_memory:
+        rule = "runs plans on workers whose memory is bounded, which only engine=distributed has"
+        raise InvalidConfig("confirm", True, rule, "set engine=distributed and a cluster of this machine, or leave confirm out")
     if mode not in SEVERAL:
         return
     if plan is not None:
@@ -32,12 +35,3 @@ def check_survey(mode: str, engine: AbstractEngine, plan: str | None, strategies
     if engine.planner is not None:
         rule = f"runs one stage whatever the strategy: nothing to {'compare' if mode == 'compare' else 'search'}"
         raise InvalidConfig("engine", engine.name, rule, "leave engine out")
-
-
-def _check_confirm(mode: str, engine: AbstractEngine) -> None:
-    """Refuse to confirm what no workers can."""
-    if mode != "max_batch":
-        raise InvalidConfig("confirm", True, "is for what mode=max_batch has found", "leave confirm out, or set mode=max_batch")
-    if not engine.bounds_memory:
-        rule = "runs plans on workers whose memory is bounded, which only engine=distributed has"
-        raise InvalidConfig("confirm", True, rule, "set engine=distributed and a cluster of this machine, or leave confirm out")

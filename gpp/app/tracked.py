@@ -33,17 +33,10 @@ class TableOf(NamedTuple):
 def summary(run: RunRecord) -> dict[str, Any]:
     """The facts of a run by name, in one level: numbers in seconds, bytes and samples, and words; None where one is not known."""
     result, plan = run.result, run.result.get("plan") or {}
-    out: dict[str, Any] = {"status": result.get("status"), "reason": result.get("reason")}
-    out |= {
-        "stages": plan.get("num_stages"),
-        "depth": plan.get("depth"),
-        "devices": plan.get("num_devices"),
-        "lower_bound_s": plan.get("lower_bound_s"),
-        "optimality_gap": plan.get("optimality_gap"),
-        "search_s": plan.get("search_s"),
-        "prediction_error": result.get("prediction_error"),
-        "speedup_over_sequential": _speedup(run),
-    }
+    out: dict[str, Any] = {name: result.get(name) for name in ("status", "reason")}
+    out |= {"stages": plan.get("num_stages"), "depth": plan.get("depth"), "devices": plan.get("num_devices")}
+    out |= {name: plan.get(name) for name in ("lower_bound_s", "optimality_gap", "search_s")}
+    out |= {"prediction_error": result.get("prediction_error"), "speedup_over_sequential": _speedup(run)}
     for source, timeline in (("predicted", run.predicted), ("measured", run.measured)):
         out |= {f"{source}/{name}": value for name, value in _metrics(timeline).items()}
     # What runs are ranked by: measured, or predicted where nothing was to run. A run that has failed has no rank.
@@ -202,10 +195,5 @@ def timelines_picture(
 def _with_hatch(svg: str) -> str:
     """A drawing with the definitions that its fills and arrows refer to."""
     head, _, rest = standalone(svg).partition(">")
-    return f"{head}>{_definitions()}{rest}"
-
-
-def _definitions() -> str:
-    """Hatch and arrow, with their colours written out."""
-    definitions = hatch_definition()
-    return literal(definitions[definitions.index("<defs>") : definitions.index("</svg>")])
+    hatch = hatch_definition()
+    return f"{head}>{literal(hatch[hatch.index('<defs>') : hatch.index('</svg>')])}{rest}"

@@ -149,7 +149,7 @@ class Vocabulary:
         a list counts as farther where the value is none; so `devices=3` means `cluster.num_devices`, not `explore.devices`.
         """
         groups, single = self.groups, value is not None and not value.startswith("[")
-        lists = {name for name in self.settings if single and isinstance(_at(self.config(), name), list)}
+        lists = {name for name in self.settings if single and isinstance(at(self.config(), name), list)}
 
         def cost(name: str) -> tuple[float, bool, str]:
             tails = [name.replace("/", ".").split(".")[i:] for i in range(1, len(name.replace("/", ".").split(".")))]
@@ -223,7 +223,7 @@ def paths(node: Any, prefix: str = "") -> list[str]:
     return out
 
 
-def _at(node: Any, path: str) -> Any:
+def at(node: Any, path: str) -> Any:
     """The value at a dotted name of a plain configuration; None where there is nothing."""
     for key in path.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -245,15 +245,10 @@ def help_text(vocabulary: Vocabulary) -> str:
     for group, title in GROUPS.items():
         lines.append(f"{title} ({group}=...)")
         for name in vocabulary.options(group):
-            lines.append(f"  {name:<20} {_headline(vocabulary.file(group, name))}")
+            # The first comment line of its file that is not Hydra's own.
+            said = vocabulary.file(group, name).read_text().splitlines()
+            words = next((line.lstrip("# ") for line in said if line.startswith("#") and not line.startswith("# @package")), "")
+            lines.append(f"  {name:<20} {words}")
         lines.append("")
     lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
     return "\n".join(lines).replace("python run.py", " ".join(invocation()))
-
-
-def _headline(path: Path) -> str:
-    """The first comment line of an option's file that is not Hydra's own."""
-    for line in path.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            return line.lstrip("# ")
-    return ""
