@@ -23,6 +23,7 @@ from gpp.capture.trace import Traced
 from gpp.capture.user_lines import where_of
 from gpp.errors import CaptureError
 from gpp.graph.captured import Items
+from gpp.graph.order import fresh_name
 from gpp.models.losses import named_tensors
 
 # checks that torch adds while tracing; they compute nothing
@@ -34,16 +35,6 @@ _KINDS = {
     InputKind.USER_INPUT: "input",
 }
 _MAX_CONSTANT_BYTES = 1 << 20
-
-
-def fresh_name(wish: str, taken: set[str]) -> str:
-    """A name that nothing has yet, which is added to `taken`: the wish itself, or with the next number behind it."""
-    name, number = wish, 1
-    while name in taken:
-        number += 1
-        name = f"{wish}_{number}"
-    taken.add(name)
-    return name
 
 
 @dataclass(kw_only=True)

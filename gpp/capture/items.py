@@ -22,9 +22,10 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import near, needed_by, needs
-from gpp.capture.draft import Draft, Drafts, fresh_name
+from gpp.capture.draft import Draft, Drafts
 from gpp.errors import CaptureError, GppError
 from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss
+from gpp.graph.order import fresh_name
 
 _MEAN, _SUM = 1, 2
 """ATen's numbers of the reductions of a loss."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Node
+from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
@@ -46,7 +44,13 @@ def masked_warnings(captured: Captured, cluster: Cluster, cost: AbstractCostMode
     """
     if not isinstance(cost, Analytical) or all(device.kind == "cpu" for device in cluster.devices):
         return ()
-    found = [node for node in captured.nodes if node.target == ATTENTION and any(map(_is_node, _mask_of(node)))]
+    masks = [
+        (node, mask)
+        for node in captured.nodes
+        if node.target == ATTENTION
+        for mask in (*node.args[3:4], node.kwargs.get("attn_mask"))
+    ]
+    found = [node for node, mask in masks if isinstance(mask, dict) and "ref" in mask]
     if not found:
         return ()
     rest = f" and in {len(found) - 1} more places" if len(found) > 1 else ""
@@ -55,11 +59,3 @@ def masked_warnings(captured: Captured, cluster: Cluster, cost: AbstractCostMode
         f"flash attention with a mask: cost={cost.name} has the time of flash attention for it. is_causal=True where that is "
         "meant, or cost=profiled",
     )
-
-
-def _mask_of(node: Node) -> tuple[Any, ...]:
-    return (*node.args[3:4], node.kwargs.get("attn_mask"))
-
-
-def _is_node(argument: Any) -> bool:
-    return isinstance(argument, dict) and "ref" in argument

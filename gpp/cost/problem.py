@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
-from gpp.cluster import Cluster, Device
+from gpp.cluster import Cluster
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
@@ -164,7 +164,7 @@ class Problem:
         """
         key = (samples, self.type_of_device[device], degree)
         if key not in self._times:
-            of = partial(self._full_times, device=self.cluster.devices[device], degree=degree)
+            of = partial(self.cost.op_times, self.graph, device=self.cluster.devices[device], degree=degree)
             times = of(samples) if self.varying is None else self.varying.times(of, samples)
             if self.graph.differentiated != self.graph.all_mask:
                 where = self.graph.amounts.differentiated
@@ -178,9 +178,6 @@ class Problem:
                 times = replace(times, forward_s=times.forward_s + written * self.overheads.answer_s_per_byte)
             self._times[key] = times
         return self._times[key]
-
-    def _full_times(self, samples: int, device: Device, degree: int) -> OpTimes:
-        return self.cost.op_times(self.graph, samples, device, degree)
 
     def stage_times(
         self, ops: tuple[int, ...], microbatch_size: int, devices: tuple[int, ...], stride: int = 1

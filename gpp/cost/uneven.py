@@ -23,7 +23,7 @@ from pydantic import Field
 
 from gpp.cost.models.base import OpTimes
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Node, node_references
+from gpp.graph.captured import Captured, node_references
 from gpp.graph.op_graph import OpGraph
 from gpp.settings import settings
 
@@ -104,7 +104,8 @@ def varying_shares(captured: Captured, graph: OpGraph, amount: str) -> tuple[flo
     for node in captured.nodes:  # in the order of execution
         if node.free and reading & set(node_references(node)):
             reading.add(node.name)
-    own = {node.name for node in captured.nodes if _is_own(node) and reading & set(node_references(node))}
+    theirs = [node for node in captured.nodes if node.kind == "block" or node.home]
+    own = {node.name for node in theirs if reading & set(node_references(node))}
     if not own:
         rule = "is read by no block and no operator of one's own, and torch's operators do the same work whatever values they get"
         fix = "leave out what is not there inside such an operator (gpp/models/networks/pictured.py has an example), or set null"
@@ -114,10 +115,6 @@ def varying_shares(captured: Captured, graph: OpGraph, amount: str) -> tuple[flo
         _share({work[name][0].name: (work[name][1], bool(own & set(work[name][0].nodes))) for name in op.nodes if name in work})
         for op in graph.ops
     )
-
-
-def _is_own(node: Node) -> bool:
-    return node.kind == "block" or bool(node.home)
 
 
 def _share(parts: Mapping[str, tuple[float, bool]]) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from gpp.errors import InvalidFile, written
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, Variant
+from gpp.graph.order import kahn
 
 SETTING = "model.path"
 """The setting that names a profile."""
@@ -55,6 +55,10 @@ class ProfileDraft:
         twice = {name for name, count in Counter(names).items() if count > 1}
         names = [f"{n}.{key}" if n in twice else n for n, key in zip(names, order, strict=True)]
         ops, params = [], []
+
+        def numbered(pairs: tuple[tuple[Any, float], ...]) -> tuple[tuple[int, float], ...]:
+            return tuple(sorted((at[key], size) for key, size in pairs))
+
         for op_name, key in zip(names, order, strict=True):
             node = self.nodes[key]
             if node.param_bytes:
@@ -69,7 +73,7 @@ class ProfileDraft:
                     weight_flops=node.weight_s,
                     late_bytes=node.late_bytes,
                     params=(f"{op_name}.weight",) if node.param_bytes else (),
-                    variants=tuple(self._numbered(variant, at) for variant in node.variants),
+                    variants=tuple(replace(one, receive=numbered(one.receive), send=numbered(one.send)) for one in node.variants),
                 )
             )
         tensors = tuple(
@@ -80,47 +84,18 @@ class ProfileDraft:
         )
         return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=tuple(params))
 
-    @staticmethod
-    def _numbered(variant: Variant, at: Mapping[Any, int]) -> Variant:
-        def numbered(pairs: tuple[tuple[Any, float], ...]) -> tuple[tuple[int, float], ...]:
-            return tuple(sorted((at[key], size) for key, size in pairs))
-
-        return Variant(
-            degree=variant.degree,
-            recompute=variant.recompute,
-            forward=variant.forward,
-            backward=variant.backward,
-            params=variant.params,
-            saved_bytes=variant.saved_bytes,
-            extra_bytes=variant.extra_bytes,
-            receive=numbered(variant.receive),
-            send=numbered(variant.send),
-        )
-
     def _order(self) -> list[Any]:
-        place = {key: i for i, key in enumerate(self.nodes)}
-        readers: dict[Any, set[Any]] = defaultdict(set)
+        keys = list(self.nodes)
+        place = {key: i for i, key in enumerate(keys)}
+        readers = [set[int]() for _ in keys]
         for key, consumers, _ in self.tensors:
-            readers[key].update(consumers)
-        missing = dict.fromkeys(self.nodes, 0)
-        for consumers in readers.values():
-            for c in consumers:
-                missing[c] += 1
-        ready = [(i, key) for key, i in place.items() if not missing[key]]
-        heapq.heapify(ready)
-        out = []
-        while ready:
-            _, key = heapq.heappop(ready)
-            out.append(key)
-            for c in readers[key]:
-                missing[c] -= 1
-                if not missing[c]:
-                    heapq.heappush(ready, (place[c], c))
-        if len(out) != len(self.nodes):
-            stuck = next(key for key in self.nodes if missing[key] > 0)
-            rule = f"node {written(stuck)} lies on a cycle; an operator graph has none"
+            readers[place[key]].update(place[c] for c in consumers)
+        order = kahn(readers, range(len(keys)))
+        if len(order) != len(keys):
+            stuck = min(set(range(len(keys))) - set(order))
+            rule = f"node {written(keys[stuck])} lies on a cycle; an operator graph has none"
             raise InvalidFile(self.path, "", rule, "remove an edge")
-        return out
+        return [keys[i] for i in order]
 
 
 class WithId(Protocol):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.graph.op_graph import OpGraph
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import TransientLine, Transients
 
 
@@ -59,12 +59,12 @@ class OpSums:
         self._size = np.array([t.bytes_per_sample for t in tensors], float)
         self._unsaved = np.array([0.0 if t.saved else t.bytes_per_sample for t in tensors])
         self._back = np.array([t.bytes_per_sample * t.differentiable for t in tensors], float)
-        read = [(p.num_bytes, p.trainable, readers) for p in graph.params if (readers := _bits(graph.readers[p.name]))]
+        read = [(p.num_bytes, p.trainable, readers) for p in graph.params if (readers := tuple(bits(graph.readers[p.name])))]
         self._readers, self._first_reader = _rows([readers for *_, readers in read])
         self._trainable = np.array([size * trains for size, trains, _ in read], float)
         self._frozen = np.array([size * (not trains) for size, trains, _ in read], float)
         self._row_bytes = np.array([size for size, _ in graph.rows], float)
-        self._row_readers, self._first_row = _rows([_bits(mask) for _, mask in graph.rows])
+        self._row_readers, self._first_row = _rows([tuple(bits(mask)) for _, mask in graph.rows])
 
     def members(self, mask: int) -> np.ndarray:
         """The membership of each operator in a set: bool, shape [num_ops]."""
@@ -123,7 +123,3 @@ def _rows(lists: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
     """Lists one after the other, none of them empty, and the position at which each begins."""
     starts = np.cumsum([0, *(len(items) for items in lists)])[:-1]
     return np.array([item for items in lists for item in items], int), starts
-
-
-def _bits(mask: int) -> tuple[int, ...]:
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)

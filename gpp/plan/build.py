@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
+from gpp.graph.order import kahn
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
 from gpp.stage import AbstractStageValue, Stage
@@ -97,20 +97,6 @@ def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:
     Raises:
         InvalidPlan: there is a cycle.
     """
-    indegree = [0] * len(successors)
-    for nexts in successors:
-        for q in nexts:
-            indegree[q] += 1
-    ready = [(key[p], p) for p in range(len(successors)) if not indegree[p]]
-    heapq.heapify(ready)
-    out = []
-    while ready:
-        _, p = heapq.heappop(ready)
-        out.append(p)
-        for q in successors[p]:
-            indegree[q] -= 1
-            if not indegree[q]:
-                heapq.heappush(ready, (key[q], q))
-    if len(out) != len(successors):
+    if len(out := kahn(successors, key)) != len(successors):
         raise InvalidPlan("the stage graph has a cycle")
     return out

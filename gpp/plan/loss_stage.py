@@ -57,7 +57,8 @@ def with_loss_apart(plan: Plan, problem: Problem) -> Plan:
     reads. A plan that treats them so already is returned as it is.
     """
     apart = problem.minibatch_ops
-    if all(_whole(stage, plan) for stage in plan.stages if mask_of(stage.ops) & apart):
+    own = [stage for stage in plan.stages if mask_of(stage.ops) & apart]
+    if all(stage.microbatch_size == plan.minibatch_size and len(stage.replicas) == 1 for stage in own):
         return plan
     stages = [stage.within(tuple(op for op in stage.ops if not apart >> op & 1)) for stage in plan.stages]
     kept = [s for s, stage in enumerate(stages) if stage.ops]
@@ -78,10 +79,6 @@ def with_loss_apart(plan: Plan, problem: Problem) -> Plan:
     for tensor in problem.graph.tensors:
         edges |= {(owner[tensor.producer], owner[c]) for c in tensor.consumers if owner[c] != owner[tensor.producer]}
     return replace(plan, stages=tuple(_all_in_flight(out, edges, plan.minibatch_size, len(kept))), edges=tuple(sorted(edges)))
-
-
-def _whole(stage: Stage, plan: Plan) -> bool:
-    return stage.microbatch_size == plan.minibatch_size and len(stage.replicas) == 1
 
 
 def _device(plan: Plan, problem: Problem, part: int, home: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -94,15 +94,12 @@ def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy
     changed: list[tuple[str, tuple[Plan, Problem] | None]] = [
         (f"split {which} in two ({devices})", split_stages(plan, problem, bottlenecks)),
         (f"replicate {which} ({devices})", replicate_stages(plan, problem, bottlenecks)),
-        (
-            "the same plan on links twice as fast",
-            (plan, replace(problem, cluster=with_links(problem.cluster, 2.0))),
-        ),
+        ("the same plan on links twice as fast", (plan, replace(problem, cluster=with_links(problem.cluster, 2.0)))),
     ]
     for factor, words in ((0.5, "half"), (2.0, "twice")):
         other = with_microbatch(plan, problem, factor)
         changed.append((f"the same stages with {words} the micro-batch", (other, problem) if other else None))
-    out = [_simulated(words, iteration_s, *found, strategy) for words, found in changed if found is not None]
+    out = [_outcome(words, iteration_s, found[1], strategy, found[0]) for words, found in changed if found is not None]
     return tuple(sorted(out, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s))
 
 
@@ -136,7 +133,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
         if time.monotonic() - began + weight * plan.search_s > budget_s:
             left_out.append(words)
             continue
-        found[sensitivity].append(_planned(words, iteration_s, other, strategy))
+        found[sensitivity].append(_outcome(words, iteration_s, other, strategy))
     return Replanned(
         alternatives=tuple(found[False]),
         sensitivities=tuple(found[True]),
@@ -145,28 +142,14 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     )
 
 
-def _simulated(words: str, iteration_s: float, plan: Plan, problem: Problem, strategy: Strategy) -> WhatIf:
-    def make() -> Plan:
-        strategy.check(plan, problem)
-        return plan
-
-    return _outcome(words, "simulated", iteration_s, make, problem, strategy)
-
-
-def _planned(words: str, iteration_s: float, problem: Problem, strategy: Strategy) -> WhatIf:
-    return _outcome(words, "planned", iteration_s, lambda: strategy.plan(problem), problem, strategy)
-
-
-def _outcome(
-    words: str,
-    how: Literal["simulated", "planned"],
-    iteration_s: float,
-    make: Callable[[], Plan],
-    problem: Problem,
-    strategy: Strategy,
-) -> WhatIf:
+def _outcome(words: str, iteration_s: float, problem: Problem, strategy: Strategy, plan: Plan | None = None) -> WhatIf:
+    """A plan simulated, or, without one, the problem planned."""
+    how: Literal["simulated", "planned"] = "planned" if plan is None else "simulated"
     try:
-        plan = make()
+        if plan is None:
+            plan = strategy.plan(problem)
+        else:
+            strategy.check(plan, problem)
         seconds = strategy.predict(plan, problem, record=False).metrics.iteration_s
     except Infeasible as error:
         return WhatIf(change=words, how=how, reason=f"does not fit the memory: {error}")

@@ -68,6 +68,19 @@ class AbstractCostModel(ABC):
         return device.kernel_latency_s / device.speed_factor
 
 
+class AbstractTable(AbstractCostModel):
+    """A cost model that has times of operators alone: all else takes none."""
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0
+
+    def launch_s(self, device: Device) -> float:
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class AbstractDerived(AbstractCostModel):
     """A cost model whose operators' times follow from another's, and which has all other times from it.

@@ -8,14 +8,14 @@ from typing import final
 import numpy as np
 
 from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractTable, OpTimes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimesByType(AbstractCostModel):
+class TimesByType(AbstractTable):
     """The seconds of each operator's forward by the name of a device's type; nothing is trained.
 
     A device's `speed_factor` counts, so that variants of a type that are slower have no profile of their own; its data sheet does
@@ -56,12 +56,3 @@ class TimesByType(AbstractCostModel):
         forward = np.array([sum(known[node] for node in op.nodes or (op.name,)) for op in graph.ops]) / device.speed_factor
         nothing = np.zeros_like(forward)
         return OpTimes(forward_s=forward, backward_s=nothing, weight_s=nothing)
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return 0.0
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return 0.0
-
-    def launch_s(self, device: Device) -> float:
-        return 0.0

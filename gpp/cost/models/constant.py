@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractTable, OpTimes
 from gpp.graph.op_graph import OpGraph
 from gpp.settings import NotNegative, Positive, settings
 
 
 @settings("cost")
-class Constant(AbstractCostModel):
+class Constant(AbstractTable):
     """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards, `weight_flops` of them for weights.
 
     A graph whose FLOPs are written as seconds then has exact, hand-checkable times.
@@ -30,12 +30,3 @@ class Constant(AbstractCostModel):
         backward = np.array([op.backward_flops for op in graph.ops]) * many + self.fixed_s
         weight, speed = graph.amounts.weight_flops * many, device.speed_factor
         return OpTimes(forward_s=forward / speed, backward_s=backward / speed, weight_s=weight / speed)
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return 0.0
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return 0.0
-
-    def launch_s(self, device: Device) -> float:
-        return 0.0

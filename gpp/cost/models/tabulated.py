@@ -7,14 +7,14 @@ from typing import final
 import numpy as np
 
 from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractTable, OpTimes
 from gpp.graph.op_graph import OpGraph
 from gpp.settings import NotNegative, settings
 
 
 @final
 @settings("cost")
-class Tabulated(AbstractCostModel):
+class Tabulated(AbstractTable):
     """One sample is one micro-batch of the profile; n samples take n times as long, whatever the device.
 
     A device's `speed_factor` counts; its data sheet does not. Profiles time no optimizer.
@@ -34,9 +34,3 @@ class Tabulated(AbstractCostModel):
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return self.update_s_per_byte * num_bytes / device.speed_factor
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return 0.0
-
-    def launch_s(self, device: Device) -> float:
-        return 0.0

@@ -13,6 +13,7 @@ from gpp.errors import InvalidGraph
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between, with_variants
 from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
+from gpp.graph.order import fresh_name
 
 
 def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
@@ -67,9 +68,4 @@ def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
 def _merged(graph: OpGraph, part: list[int], taken: set[str]) -> Op:
     """One operator with the work of some of a graph's, in this order; it is named after the last, which makes the result."""
     last = graph.ops[part[-1]]
-    name, number = last.name, 1
-    while name in taken:
-        number += 1
-        name = f"{last.name}#{number}"
-    taken.add(name)
-    return summed(name, last.kind, graph, part)
+    return summed(fresh_name(last.name, taken, "#"), last.kind, graph, part)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from gpp.graph.order import fresh_name
+
 # A group is named after the heaviest members that make up this share of it, and their equals.
 _MAJOR = 0.8
 
@@ -31,13 +33,7 @@ def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tup
         if len(part) == 1:
             out.append(names[part[0]])
             continue
-        name = first = _group_name([paths[op] for op in ops], inside)
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{first}#{number}"
-        taken.add(name)
-        out.append(name)
+        out.append(fresh_name(_group_name([paths[op] for op in ops], inside), taken, "#"))
     return out
 
 

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from gpp.errors import InvalidConfig
 from gpp.graph.coarsen.groups import summed, tensors_between, with_variants
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.graph.order import kahn
 
 
 def whole_modules(graph: OpGraph, patterns: Sequence[str]) -> OpGraph:
@@ -78,15 +79,10 @@ def _matches(module: str, pattern: str) -> bool:
 def _ordered(graph: OpGraph, parts: list[tuple[str | int, list[int]]]) -> list[tuple[str | int, list[int]]]:
     """Parts in a topological order; ties: smallest operator first."""
     part_of = {op: number for number, (_, ops) in enumerate(parts) for op in ops}
-    waits = [{part_of[before] for op in ops for before in bits(graph.predecessors[op])} for _, ops in parts]
-    out, done = list[int](), set[int]()
-    left = sorted(range(len(parts)), key=lambda number: parts[number][1][0])
-    while left:
-        ready = next((number for number in left if waits[number] - {number} <= done), None)
-        if ready is None:
-            names = ", ".join(str(parts[number][0]) for number in left[:3])
-            raise InvalidConfig("model.whole", names, "would wait for each other as single operators", "name smaller modules")
-        left.remove(ready)
-        done.add(ready)
-        out.append(ready)
-    return [parts[number] for number in out]
+    first = [ops[0] for _, ops in parts]
+    follow = [{part_of[behind] for op in ops for behind in bits(graph.successors[op])} - {n} for n, (_, ops) in enumerate(parts)]
+    order = kahn(follow, first)
+    if left := sorted(set(range(len(parts))) - set(order), key=first.__getitem__):
+        names = ", ".join(str(parts[number][0]) for number in left[:3])
+        raise InvalidConfig("model.whole", names, "would wait for each other as single operators", "name smaller modules")
+    return [parts[number] for number in order]
