@@ -147,12 +147,9 @@ def _session(tag: str, data: Any) -> Any:
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table in Markdown; None is an empty cell."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join('' if cell is None else _cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    lines = [["" if cell is None else str(cell) for cell in line] for line in (columns, ["---"] * len(columns), *rows)]
+    lines = [[word.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for word in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -132,29 +132,26 @@ def times_by_type(
         name: [times for times in (entry.model_profiles or {}).get(key, ()) if times.dtype == DTYPES[dtype]]
         for name, entry in read_types(path, setting=setting).items()
     }
-    sizes = sorted({times.batch_size for listed in profiles.values() for times in listed})
+    sizes = sorted({times.batch_size for known in profiles.values() for times in known})
     if not sizes:
         rule = f"has no profile of {key} in {DTYPES[dtype]}"
         raise InvalidFile(path, "", rule, "measure one (mode=profile), or set another dtype or model.key", setting=setting)
+    listed = ", ".join(map(str, sizes))
     if batch is None and len(sizes) > 1:
-        rule = f"must be one of the profiled sizes, {_listed(sizes)}"
+        rule = f"must be one of the profiled sizes, {listed}"
         raise InvalidConfig("microbatch_size", None, rule, f"set microbatch_size={sizes[-1]}")
     batch = sizes[0] if batch is None else batch
     if batch not in sizes:
-        rule = f"has no profile in {path} for {key} in {DTYPES[dtype]}: it has {_listed(sizes)}"
+        rule = f"has no profile in {path} for {key} in {DTYPES[dtype]}: it has {listed}"
         raise InvalidConfig("microbatch_size", batch, rule, f"set microbatch_size={sizes[-1]}, or measure one (mode=profile)")
     found: dict[str, tuple[float, ...]] = {}
-    for name, listed in profiles.items():
-        for times in listed:
+    for name, known in profiles.items():
+        for times in known:
             if times.batch_size == batch:
                 if len(times.time_s) != layers:
                     _refuse_length(path, f"{name}.model_profiles.{key}: time_s", len(times.time_s), layers, setting)
                 found[name] = times.time_s
     return batch, found
-
-
-def _listed(sizes: Iterable[int]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def read_hosts(path: str | Path, types: Mapping[str, TypeEntry], types_path: str | Path) -> dict[str, tuple[str, ...]]:
@@ -190,45 +187,3 @@ def schedule_text(stages: Iterable[tuple[str, int, int]]) -> str:
 
 
 _PLAIN = re.compile(r"[A-Za-z][\w.-]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A model as it was measured on one type of devices, to be written into both files.
-
-    Args:
-        key: the model's name in both files; kind: the type's.
-        entry: what models.yml says of it.
-        times: what device_types.yml says of it.
-        bw_mbps, mem_mb: of the type.
-    """
-
-    key: str
-    kind: str
-    entry: ModelEntry
-    times: LayerTimes
-    bw_mbps: float
-    mem_mb: float
-
-
-def models_text(measured: Measured) -> str:
-    """A models.yml with one model."""
-    entry = measured.entry
-    return (
-        f"{json.dumps(measured.key)}:\n  layers: {entry.layers}\n  mem_MB: {_list(entry.mem_mb)}\n"
-        f"  parameters_in: {entry.parameters_in}\n  parameters_out: {_list(entry.parameters_out)}\n"
-    )
-
-
-def types_text(measured: Measured) -> str:
-    """A device_types.yml with one type."""
-    times = measured.times
-    return (
-        f"{json.dumps(measured.kind)}:\n  bw_Mbps: {measured.bw_mbps:.10g}\n  mem_MB: {measured.mem_mb:.10g}\n  model_profiles:\n"
-        f"    {json.dumps(measured.key)}:\n    - batch_size: {times.batch_size}\n      dtype: {times.dtype}\n"
-        f"      time_s: {_list(times.time_s)}\n"
-    )
-
-
-def _list(values: Iterable[float]) -> str:
-    return f"[{', '.join(f'{value:.10g}' for value in values)}]"

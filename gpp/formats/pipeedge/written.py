@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 import numpy as np
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
-from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, LayerTimes, Measured, ModelEntry, models_text, schedule_text, types_text
+from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, schedule_text
 from gpp.formats.pipeedge.graph import layer_name
 from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import OpGraph
@@ -54,20 +57,21 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
     ]
     # A target is no input of forwards alone.
     given = [own for own in graph.inputs if not own.name.startswith("target:")]
-    entry = ModelEntry(
-        layers=graph.num_ops,
-        mem_mb=tuple((own + samples * op.transient_bytes) / MB for own, op in zip(weights, graph.ops, strict=True)),
-        parameters_in=round(sum(own.bytes_per_sample for own in given) / width),
-        parameters_out=tuple(round(size / width) for size in crossing),
+    layers_mb = [(own + samples * op.transient_bytes) / MB for own, op in zip(weights, graph.ops, strict=True)]
+    model, kind = json.dumps(key), json.dumps(device.name or problem.cluster.name)
+    bw_mbps = problem.cluster.wiring.best.bandwidth_bytes_per_s * 8 / MB
+    models = (
+        f"{model}:\n  layers: {graph.num_ops}\n  mem_MB: {_list(layers_mb)}\n"
+        f"  parameters_in: {round(sum(own.bytes_per_sample for own in given) / width)}\n"
+        f"  parameters_out: {_list(round(size / width) for size in crossing)}\n"
     )
-    seconds = problem.op_times(samples, 0).forward_s
-    word = DTYPES.get(graph.dtype, f"torch.{graph.dtype}")
-    measured = Measured(
-        key=key,
-        kind=device.name or problem.cluster.name,
-        entry=entry,
-        times=LayerTimes(batch_size=samples, dtype=word, time_s=tuple(float(s) for s in seconds)),
-        bw_mbps=problem.cluster.wiring.best.bandwidth_bytes_per_s * 8 / MB,
-        mem_mb=device.memory_bytes / MB,
+    types = (
+        f"{kind}:\n  bw_Mbps: {bw_mbps:.10g}\n  mem_MB: {device.memory_bytes / MB:.10g}\n  model_profiles:\n    {model}:\n"
+        f"    - batch_size: {samples}\n      dtype: {DTYPES.get(graph.dtype, f'torch.{graph.dtype}')}\n"
+        f"      time_s: {_list(problem.op_times(samples, 0).forward_s.tolist())}\n"
     )
-    return {"models.yml": models_text(measured), "device_types.yml": types_text(measured)}
+    return {"models.yml": models, "device_types.yml": types}
+
+
+def _list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{value:.10g}' for value in values)}]"
