@@ -67,7 +67,7 @@ SAME_LEVEL = {
 # A wing, or a file beside the wings, sees only what stands before it in its room.
 WINGS: dict[str, list[set[str]]] = {
     "graph": [
-        {"op_graph"},
+        {"op_graph", "order"},
         {"transients"},
         {"captured", "random_graphs", "series_parallel", "sums"},
         {"forward_only"},
