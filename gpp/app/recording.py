@@ -232,9 +232,6 @@ class Recorder:
 
         terms: dict[str, float] = {}
 
-        def on_terms(values: Mapping[str, float]) -> None:
-            terms.update(values)
-
         def on_step(step: int, loss: float | None, samples_per_s: float | None) -> None:
             check()
             self._losses += [] if loss is None else [loss]
@@ -246,7 +243,7 @@ class Recorder:
             self._tracking.evaluation(values)
 
         return Progress(
-            on_terms=on_terms,
+            on_terms=terms.update,
             on_step=on_step,
             on_evaluation=on_evaluation,
             warn=self.warn,

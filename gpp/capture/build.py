@@ -139,7 +139,12 @@ def assemble(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
     )
-    unknown = _unknown(kept, known)
+    moved = max(1, sum(known[draft.name].traffic_bytes for draft in kept))
+    unknown = [
+        Uncounted(node=draft.name, operator=operator, where=draft.where, share=known[draft.name].traffic_bytes / moved)
+        for draft in kept
+        for operator in known[draft.name].unknown
+    ]
     large = tuple(one for one in unknown if one.share > SMALL or not one.operator.startswith(("aten.", "prims.")))
     notes += tuple(
         f"{one.operator} at {one.where} has no formula of its FLOPs: its time is that of the bytes that it moves, "
@@ -167,16 +172,6 @@ def assemble(
         uncounted=large,
     )
     return declaring(replace(captured, **cut_loss(captured)._asdict()))
-
-
-def _unknown(kept: list[Draft], facts: dict[str, Facts]) -> tuple[Uncounted, ...]:
-    """Operators whose FLOPs are not known, each once for each node that calls it."""
-    moved = max(1, sum(facts[draft.name].traffic_bytes for draft in kept))
-    return tuple(
-        Uncounted(node=draft.name, operator=operator, where=draft.where, share=facts[draft.name].traffic_bytes / moved)
-        for draft in kept
-        for operator in facts[draft.name].unknown
-    )
 
 
 def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,9 +123,9 @@ def profile(
                 seen[key].append(row := _row(module, sample_counts, at, budget, overhead))
                 if op.weight_flops and sum(row[-1]) <= _SLOW_S and part and (rest := part.parted(module)):
                     parts[key].append(_in_two(module, sample_counts[-1], at, budget, overhead, row[-1][1], rest))
-        rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
+        rows = {key: tuple(zip(*map(_medians, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
-        shares = {key: _median_share(found) for key, found in parts.items()}
+        shares = {key: _LateShare(*(_medians(found) or (0.0, 0.0))) for key, found in parts.items()}
         others = load.share()
     return GraphProfile(
         graph_fingerprint=graph.fingerprint,
@@ -201,10 +201,6 @@ def _in_two(
     return _LateShare(late / (at_once + late), (at_once + late) / whole_s)
 
 
-def _median_share(found: Sequence[_LateShare]) -> _LateShare:
-    return _LateShare(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _LateShare(0.0, 0.0)
-
-
 def _row(module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _PassTimes) -> _Row:
     """(forward, backward) seconds of one group at each sample count, extrapolated above the first slow count."""
     out: _Row = []
@@ -220,8 +216,9 @@ def _row(module: StageModule, sample_counts: Sequence[int], device: torch.device
     return out
 
 
-def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return statistics.median(f for f, _ in pairs), statistics.median(b for _, b in pairs)
+def _medians(rows: Iterable[Sequence[float]]) -> list[float]:
+    """The median of each column; none without rows."""
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
@@ -333,7 +330,7 @@ def _time(
     end = time.perf_counter() + 2 * budget_s
     while len(seen) < _MAX_REPEATS and (len(seen) < MIN_REPEATS or time.perf_counter() < end):
         seen.append(once(loops))
-    return [statistics.median(column) for column in zip(*seen, strict=True)]
+    return _medians(seen)
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

@@ -42,7 +42,8 @@ class Draws(TorchDispatchMode):
 
     def draw(self, key: tuple[Any, ...]) -> None:
         """A draw is next."""
-        self.states.append((key, _state(self.device)))
+        state = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
+        self.states.append((key, state))
 
 
 class Replayed(Draws):
@@ -61,7 +62,10 @@ class Replayed(Draws):
         for number, (other, state) in enumerate(self._left):
             if other == key:
                 del self._left[: number + 1]
-                _set_state(self.device, state)
+                if self.device.type == "cuda":
+                    torch.cuda.set_rng_state(state, self.device)
+                else:
+                    torch.set_rng_state(state)
                 return
 
     def unlike(self, earlier: Draws) -> str | None:
@@ -73,14 +77,6 @@ class Replayed(Draws):
 def _key(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     values = tree_flatten((args, kwargs))[0]
     return (str(func), *((tuple(v.shape), v.dtype) if isinstance(v, Tensor) else repr(v) for v in values))
-
-
-def _state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_state(device: torch.device, state: Tensor) -> None:
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
 
 
 UPDATE = 1e-2

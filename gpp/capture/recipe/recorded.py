@@ -148,7 +148,8 @@ class _Calls(TorchDispatchMode):
         makes = tuple(self._made(result))
         if writes or makes:
             operator_of(name)
-            covers = name in COVERING and _is_whole(args[0])
+            covers = name in COVERING and args[0].is_contiguous()
+            covers = covers and args[0].numel() * args[0].element_size() == args[0].untyped_storage().nbytes()
             kinds = {"writes": writes, "covers": covers, "makes": makes, "draws": draws}
             self.steps.append(Step(target=name, args=own, kwargs=named, reads=tuple(reads), **kinds))
         return result
@@ -169,7 +170,3 @@ class _Calls(TorchDispatchMode):
         recipe = self.recipe({"": self.view(tensor)})
         with _disable_current_modes():
             return next(made(recipe, {""}, self.given.__getitem__))[1].item()
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
