@@ -30,17 +30,11 @@ def named_targets(targets: Targets) -> dict[str, Tensor]:
     if isinstance(targets, Tensor):
         return {"target": targets}
     named = targets if isinstance(targets, Mapping) else {str(i): target for i, target in enumerate(targets)}
-    return _tensors(dict(named), "targets")
-
-
-def _tensors(named: dict[str, Any], field: str) -> dict[str, Tensor]:
-    from torch import Tensor
-
     for name, value in named.items():
         if not isinstance(value, Tensor):
             rule = f"{name!r} must be a tensor, batch first"
-            raise InvalidConfig(field, type(value).__name__, rule, "convert it, as in torch.as_tensor(...), or leave it out")
-    return named
+            raise InvalidConfig("targets", type(value).__name__, rule, "convert it, as in torch.as_tensor(...), or leave it out")
+    return dict(named)
 
 
 def examples_size(examples: Mapping[str, Tensor]) -> int:

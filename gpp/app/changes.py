@@ -16,6 +16,7 @@ from gpp.errors import InvalidConfig
 
 MOST = 64
 """Most entries of a list or a dict of plain values that are looked at."""
+NUMBER = (bool, int, float, str)
 AGAIN = "set it before gpp.parallelize, or close this pipeline and call gpp.parallelize again"
 
 
@@ -162,11 +163,7 @@ def _picked(pick: Callable[[Any], Any], held: Mapping[str, Any]) -> Any:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return len(value) <= MOST and all(isinstance(key, str) and _is_number(one) for key, one in value.items())
+        return len(value) <= MOST and all(isinstance(key, str) and isinstance(one, NUMBER) for key, one in value.items())
     if isinstance(value, list):
-        return len(value) <= MOST and all(_is_number(one) for one in value)
-    return _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str)
+        return len(value) <= MOST and all(isinstance(one, NUMBER) for one in value)
+    return isinstance(value, NUMBER)

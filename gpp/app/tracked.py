@@ -110,19 +110,18 @@ def devices_table(run: RunRecord) -> TableOf:
     columns = ("device", "busy predicted", f"busy {run.source}", "peak bytes predicted", f"peak bytes {run.source}", "limit bytes")
     of = {} if run.plan is None else run.plan.stages_of_device
     devices, limits = sorted(of), run.cluster.devices if run.cluster else ()
-    busy = [_busy(timeline, devices) for timeline in (run.predicted, run.measured)]
+    idle = [device_bubbles(t, devices) if t and t.events else {} for t in (run.predicted, run.measured)]
     peaks: list[Mapping[int, int]] = [t.metrics.peak_memory_bytes if t else {} for t in (run.predicted, run.measured)]
     rows = tuple(
-        (d, *(of.get(d) for of in busy), *(of.get(d) for of in peaks), limits[d].memory_bytes if d < len(limits) else None)
+        (
+            d,
+            *(1.0 - of[d] if d in of else None for of in idle),
+            *(of.get(d) for of in peaks),
+            limits[d].memory_bytes if d < len(limits) else None,
+        )
         for d in devices
     )
     return TableOf("workers", columns, rows)
-
-
-def _busy(timeline: Timeline | None, devices: Sequence[int]) -> dict[int, float]:
-    if timeline is None or not timeline.events:
-        return {}
-    return {device: 1.0 - idle for device, idle in device_bubbles(timeline, devices).items()}
 
 
 def strategies_table(run: RunRecord) -> TableOf:

@@ -27,6 +27,11 @@ def compare_report(run: RunRecord) -> str:
     """The page of a comparison; self-contained HTML."""
     result, found = run.result, strategy_lines(run.attempts, run.judged.bound)
     groups = same_plans(found)
+    best = []  # a sentence on the best plan of each kind
+    for kind, line in best_lines(found):
+        proof = certificate(line.attempt.plan, line.metrics, line.bound)
+        words = text.sentence(f"{kind}: {line.attempt.strategy}, {text.seconds(line.attempt.iteration_s)}")
+        best.append(f"{words}{', ' + proof if proof else ''}.")
     plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.attempts if a.plan]
     span = span_s(a.predicted for a in run.attempts if a.predicted)
     return problem_page(
@@ -40,20 +45,13 @@ def compare_report(run: RunRecord) -> str:
         ends=ends(run.boundaries),
         strategies=_table(found, groups),
         best=[
-            *(_best(kind, line) for kind, line in best_lines(found)),
+            *best,
             *(gain_lines(run.judged.gains) if run.judged.gains else ()),
         ],
         # Steps of different mini-batches are not to be compared.
         bars=None if run.boundaries else _bars(groups, run),
         attempts=[_attempt(group, run, span) for group in groups],
     )
-
-
-def _best(kind: str, line: StrategyLine) -> str:
-    """A sentence on the best plan of a kind."""
-    proof = certificate(line.attempt.plan, line.metrics, line.bound)
-    words = f"{kind}: {line.attempt.strategy}, {text.seconds(line.attempt.iteration_s)}"
-    return f"{words[0].upper()}{words[1:]}{', ' + proof if proof else ''}."
 
 
 def _facts(run: RunRecord) -> list[tuple[str, object]]:

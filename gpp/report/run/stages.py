@@ -63,6 +63,10 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
     out = []
     for s, stage in enumerate(plan.stages):
         used, limit = _memory(run, plan, s)
+        backward_s = passes.get((s, BACKWARD))
+        if backward_s is not None and run.predicted is not None and stage.beside:
+            # It is a mean over the devices that make parts of the gradients of the stage's inputs.
+            backward_s *= len({e.device for e in run.predicted.events if e.stage == s and KINDS[e.kind].returns})
         out.append(
             StageLine(
                 stage=s,
@@ -71,7 +75,7 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
                 microbatch_size=stage.microbatch_size,
                 in_flight=stage.in_flight,
                 forward_s=passes.get((s, FORWARD)),
-                backward_s=_whole(passes.get((s, BACKWARD)), stage, s, run.predicted),
+                backward_s=backward_s,
                 memory_bytes=used,
                 limit_bytes=limit,
                 next_stages=plan.successors[s],
@@ -79,13 +83,6 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
             )
         )
     return out
-
-
-def _whole(backward_s: float | None, stage: Stage, s: int, timeline: Timeline | None) -> float | None:
-    """Seconds of a whole backward, from the mean over the devices that make parts of the gradients of the stage's inputs."""
-    if backward_s is None or timeline is None or not stage.beside:
-        return backward_s
-    return backward_s * len({event.device for event in timeline.events if event.stage == s and KINDS[event.kind].returns})
 
 
 def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:

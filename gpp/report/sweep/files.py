@@ -37,7 +37,11 @@ def result_rows(jobs: Sequence[SweepJob]) -> tuple[list[str], list[dict[str, Any
         [*LEADING, *(f"{source}.{name}" for source in SOURCES for name in MEDIANS), *(p for row in flat for p in row)]
     )
     inner = [path for path in paths if path not in (*LEADING, *PARTS)]
-    columns = [*LEADING, *sorted(inner, key=_path_order)]
+    # The contract's order of the parts; device and stage numbers ascend within.
+    order = {part: i for i, part in enumerate(("plan", *SOURCES, "loss", "final_metric"))}
+    numbered = {path: natural_order(path) if path.rpartition(".")[2].isdigit() else [] for path in inner}
+    inner.sort(key=lambda path: (order.get(path.partition(".")[0], len(order)), numbered[path]))
+    columns = [*LEADING, *inner]
     rows = [{c: row.get(c) for c in columns} for row in flat]
     for key in dict.fromkeys(key for job in jobs for key in job.overrides):
         values = [job.overrides.get(key) for job in jobs]
@@ -50,16 +54,6 @@ def result_rows(jobs: Sequence[SweepJob]) -> tuple[list[str], list[dict[str, Any
         for row, value in zip(rows, values, strict=True):
             row[name] = value
     return columns, rows
-
-
-def _path_order(path: str) -> tuple[int, list[tuple[int, int, str]]]:
-    """The contract's order of the parts; device and stage numbers ascend within."""
-    order = ("plan", *SOURCES, "loss", "final_metric")
-    head = path.partition(".")[0]
-    return (
-        order.index(head) if head in order else len(order),
-        natural_order(path) if path.rpartition(".")[2].isdigit() else [],
-    )
 
 
 def results_csv(jobs: Sequence[SweepJob]) -> str:
