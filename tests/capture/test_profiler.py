@@ -71,8 +71,8 @@ def test_the_budget_bounds_the_repeats(pass_s, budget_s, repeats, monkeypatch):
 
 def test_equal_layers_are_timed_once(captured, monkeypatch):
     seen = []
-    timed = profiler.one_pass
-    monkeypatch.setattr(profiler, "one_pass", lambda *args: seen.append(1) or timed(*args))
+    timed = profiler._row
+    monkeypatch.setattr(profiler, "_row", lambda *args: seen.append(1) or timed(*args))
     graph = captured.graph
     profile = profiler.profile(captured, graph, sample_counts=(2,), budget_s=0.1)
     row = {op.name: (profile.forward_s[i], profile.backward_s[i]) for i, op in enumerate(graph.ops)}
