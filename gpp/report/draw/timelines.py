@@ -105,13 +105,17 @@ def drawn_words(timeline: Timeline) -> str:
     return f"one {unit}, {drawn} {ends}; one more {unit} adds {text.seconds(metrics.iteration_s)}; {bubble}"
 
 
-def draw_timelines(named: Sequence[tuple[str, Timeline]], rows: TimelineRows) -> Drawing:
+def draw_timelines(
+    named: Sequence[tuple[str, Timeline]], rows: TimelineRows, width: float = 1320.0, scale_s: float | None = None
+) -> Drawing:
     """All timelines in one drawing with one scale.
 
     Args:
         named: heading and timeline, from top to bottom.
+        width: in pixels.
+        scale_s: seconds that fill the width; None: those of the longest timeline.
     """
-    width, span = 1320.0, span_s(t for _, t in named) or 1.0
+    span = scale_s or span_s(t for _, t in named) or 1.0
     height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0
     scale = (width - LEFT - RIGHT) / span
     detailed = sum(len(t.events) for _, t in named) <= DETAIL_LIMIT
