@@ -17,11 +17,10 @@ from collections.abc import Collection
 from functools import partial
 
 from gpp.cost.problem import Problem, Remembered
-from gpp.mechanisms.marks.capuchin import capuchin
 from gpp.mechanisms.marks.chain import ChainProgram
 from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
 from gpp.mechanisms.marks.priced import Selection
-from gpp.mechanisms.marks.search import branch_and_bound, exchanged
+from gpp.mechanisms.marks.search import branch_and_bound, capuchin, exchanged
 from gpp.stage import Stage
 
 WAYS = ("recompute", "offload")
@@ -66,7 +65,7 @@ def fit(
         held: micro-batches in flight at a time on each of its devices.
         limit: bytes that each of its devices may hold.
         ways: what may be done besides keeping. `offload` is done only where every device of the stage has a link to its host.
-        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.mechanisms.marks.capuchin`).
+        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.mechanisms.marks.search`).
         depth: of the pipeline, for weight policies whose versions depend on it.
         again: operators that may be computed again; None for all.
         within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. From `ROUGH` on

@@ -51,7 +51,7 @@ class MarksLowering(AbstractLowering):
         return out
 
     def copies(self, plan: Plan, graph: OpGraph, cluster: Cluster, bills: Sequence[StageCost]) -> CopyCosts:
-        # A copy takes `Device.host_copy_s` of its bytes: its latency, then its bytes at the link's bandwidth over those who share it.
+        # A copy takes `Device.host_copy_s` of its bytes: latency, then bytes at the link's bandwidth over those who share it.
         copying = [s for s, stage in enumerate(plan.stages) if marks_of(stage).offload]
         if not copying:
             return {}

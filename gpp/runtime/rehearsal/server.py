@@ -69,7 +69,7 @@ def main() -> None:
 
 def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
-    from gpp.runtime.cards.cuda import CudaCard
+    from gpp.runtime.cards.card import CudaCard
     from gpp.runtime.course import course_run
     from gpp.runtime.stretches import stretch_at
     from gpp.runtime.worker.clock import HostClock

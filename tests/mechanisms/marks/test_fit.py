@@ -11,10 +11,10 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.marks.capuchin import capuchin
 from gpp.mechanisms.marks.choices import Choices, Marking
 from gpp.mechanisms.marks.fit import _ALIKE, fit
 from gpp.mechanisms.marks.prices import Prices
+from gpp.mechanisms.marks.search import capuchin
 from gpp.mechanisms.marks.stage import marked
 from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict

@@ -40,8 +40,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.serving.edgepipe.assign import assigned, improve
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage
 from gpp.mechanisms.serving.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.plan.build import make_plan

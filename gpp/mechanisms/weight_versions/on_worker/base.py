@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.on_worker.corrections import Corrections
-from gpp.mechanisms.weight_versions.on_worker.drift import along_the_drift, drift_kept
-from gpp.mechanisms.weight_versions.on_worker.prediction import direction_kept, predictor
+from gpp.mechanisms.weight_versions.on_worker.prediction import along_the_drift, direction_kept, drift_kept, predictor
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.around import AbstractStageWeights, SavedHooks
