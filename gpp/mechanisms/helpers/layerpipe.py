@@ -5,8 +5,8 @@ Objective (reported in the plan's explanation): seconds of the slowest processor
     max over processors of the sum of F, W and parts of I that it has,
 
 with F, I and W of each layer as the bill of a stage of that layer alone has them. A layer is an operator that trains weights,
-together with those behind it that do not, in the graph's depth-first order. `gpp.mechanisms.helpers.layerpipe` deals them out, by
-intervals of the line F1 W1 | I2 | F2 W2 | I3 | ... or anywhere; for intervals the result is the least there is.
+together with those behind it that do not, in the graph's depth-first order. They are dealt out by intervals of the line of work
+below, or anywhere; for intervals the result is the least there is.
 
 Constraints:
 1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`.
@@ -19,7 +19,7 @@ prediction (`gpp.mechanisms.helpers.prediction`).
 
 Complexity: O(layers) for each of 100 halvings and each b.
 
-Departures: the paper's body is not public; see `layer_line`. A heterogeneous cluster is searched as if all devices were its first.
+Departures: the paper's body is not public. A heterogeneous cluster is searched as if all devices were its first.
 
 LayerPipe's line of work: forwards and weight gradients whole, input gradients divisible, dealt out over processors.
 
@@ -53,8 +53,7 @@ from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
-from gpp.program.kinds import FORWARD, PASS
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import FORWARD, PASS, pass_seconds
 from gpp.settings import settings
 from gpp.stage import Stage
 

@@ -1,6 +1,6 @@
 """A helper: parts of the backward of a stage that another device has.
 
-It holds no weights. What it makes of a micro-batch is made of what comes in one message (`given.py` beside this): for gradients of
+It holds no weights. What it makes of a micro-batch is made of what comes in one message (`Given` below): for gradients of
 weights what each operator leaves, for gradients of inputs the gradient of the output and the columns of the weight that the
 forward has used. Gradients of weights are added up in memory that the sum with the stage's own device returns, and that the next
 mini-batch finds empty.

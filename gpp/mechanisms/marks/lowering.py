@@ -20,9 +20,8 @@ from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.kinds import COPY_IN, COPY_OUT
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import AbstractLowering, CopyCost, CopyCosts
-from gpp.program.kinds import KINDS, SENDS, Resource
+from gpp.program.kinds import KINDS, SENDS, Action, Resource
 from gpp.program.lower import communication
 from gpp.program.program import Program, Task
 from gpp.simulate.messages import message_rates

@@ -4,7 +4,7 @@ Objective (reported in the plan's explanation): seconds of a forward and a backw
 added to make it fit included. First the bytes that stages lack count, then the slowest stage, then the sum of squares.
 The best partition of every micro-batch size is predicted, and the best prediction wins.
 
-Search: the blocks of the model (`residual_blocks`) start balanced by compute. A pass makes tentative moves of 1 .. `moves` blocks
+Search: the blocks of the model (see below) start balanced by compute. A pass makes tentative moves of 1 .. `moves` blocks
 over the borders: the best one over any border, better or not, which is locked then, until all borders are. The best prefix of
 the pass is kept. Passes go on until one gains nothing (Kernighan-Lin).
 

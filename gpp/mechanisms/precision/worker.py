@@ -97,10 +97,7 @@ class ScaledLosses(NarrowMessages):
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
         self._runners |= runners
         for runner in runners.values():
-            runner.loss_factor = self._factor
-
-    def _factor(self) -> float:
-        return self.scale.value
+            runner.loss_factor = lambda: self.scale.value
 
     def measured(self, norm: torch.Tensor, params: Collection[torch.Tensor]) -> torch.Tensor:
         scale = self.scale.value

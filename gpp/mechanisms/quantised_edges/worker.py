@@ -49,7 +49,7 @@ from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice
 from gpp.runtime.worker.messages import ALIGN, AbstractCoding, Boundary, Layout
 
 GELU_MEAN = 0.0
-"""A GELU's values lie on one side of zero, but for a few: its clipping takes them for the upper half of a bell around it."""
+"""Nearly all values of a GELU are above zero: its clipping takes them for the positive half of a distribution around zero."""
 
 
 @final
@@ -136,31 +136,22 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def announced(first: int, ahead: int) -> deque[int]:
-    """The bits of the next messages of a channel, as both ends know them: each message takes the first, and adds what it announces.
-
-    Args:
-        first: of the messages before the first announcement.
-        ahead: messages from an announcement to the one that it is about.
-    """
-    return deque([first] * ahead)
-
-
 @final
 class KeptRate:
     """The sender's end of a channel.
 
     Args:
         bytes_of: bits -> bytes of a message for each sample.
-        first: bits in the beginning.
-        ahead: as of `announced`.
+        first: bits of the messages before the first announcement.
+        ahead: messages from an announcement to the one that it is about.
         sample_s: seconds that the link may take for each sample that it carries.
         window: messages over which it is measured.
     """
 
     def __init__(self, bytes_of: Callable[[int], float], *, first: int, ahead: int, sample_s: float, window: int) -> None:
         self._bytes_of, self._sample_s, self._window = bytes_of, sample_s, window
-        self._bits, self._next = first, announced(first, ahead)
+        # The bits of the next messages, as both ends know them: each message takes the first, and adds what it announces.
+        self._bits, self._next = first, deque([first] * ahead)
         self._bytes, self._seconds, self._count = 0, 0.0, 0
 
     def note(self, num_bytes: int, seconds: float) -> None:
@@ -270,7 +261,7 @@ class FollowingBits(AbstractCoding):
         return max(self.num_bytes(bits, samples) for bits in self.layouts)
 
     def form(self, channel: Channel, samples: int) -> Form:
-        known, posted = self._coming.setdefault(channel, (announced(self.first, self.ahead), deque()))
+        known, posted = self._coming.setdefault(channel, (deque([self.first] * self.ahead), deque()))
         posted.append(bits := known.popleft())
         return Form((self.num_bytes(bits, samples),), torch.uint8, self.device)
 
@@ -283,7 +274,13 @@ class FollowingBits(AbstractCoding):
     def message(self, channel: Channel, tensors: list[torch.Tensor], samples: int) -> torch.Tensor:
         rate = self._rates.get(channel)
         if rate is None:
-            rate = self._rates[channel] = self._sender(channel[3:])
+            # Of so many samples nothing is padded.
+            sizes, pace = (
+                {bits: each.layout.num_bytes(ALIGN) / ALIGN for bits, each in self.layouts.items()},
+                self.sample_s[channel[3:]],
+            )
+            rate = KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=pace, window=self.window)
+            self._rates[channel] = rate
         for num_bytes, seconds in self.transport.timed(channel):
             rate.note(num_bytes, seconds)
         bits, later = rate.next()
@@ -293,12 +290,6 @@ class FollowingBits(AbstractCoding):
         for part, tensor in zip(coding.layout.parts(buffer[ANNOUNCE_BYTES:], samples), coding.encoded(tensors), strict=True):
             part.copy_(tensor)
         return buffer
-
-    def _sender(self, ends: tuple[int, int]) -> KeptRate:
-        """The state that a sender keeps for a channel."""
-        # Of so many samples nothing is padded.
-        sizes = {bits: coding.layout.num_bytes(ALIGN) / ALIGN for bits, coding in self.layouts.items()}
-        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
 
 
 class EdgeHooks(Hooks):

@@ -1,6 +1,6 @@
 """What the runtime asks of an accelerator: streams, events, memory and communicators, with the rules of CUDA and NCCL.
 
-`cuda.py` beside this is the real card; the tests have a model of a card that follows the same rules in one process.
+`CudaCard` is the real card; the tests have a model of a card that follows the same rules in one process.
 The rules (`docs/gpus.md` has their sources):
 
 1. A stream runs its operations in the order in which the host has queued them. The host does not wait for them.

@@ -22,7 +22,7 @@ from gpp.files import TemporaryFolder
 from gpp.runtime.controller.controller import POLL_S, all_ended, start_workers
 from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
 from gpp.runtime.job import Job
-from gpp.runtime.live.worker import ADDRESS, SECRET, hear, tell
+from gpp.runtime.live.fed import ADDRESS, SECRET, hear, tell
 
 END_S = 5.0
 """Seconds that workers have to end after a signal."""

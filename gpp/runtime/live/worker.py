@@ -5,87 +5,29 @@ Its program is `gpp.runtime.live.crew`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
-from safetensors.torch import load, save
 
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
-from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.even import EvenOrder
 from gpp.runtime.hang_detection.status import CHECKPOINT, SILENT
-from gpp.runtime.job import Job, Settings
+from gpp.runtime.job import Job
+from gpp.runtime.live.fed import ADDRESS, SECRET, Fed, hear, tell
 from gpp.runtime.torch_optimizer import TorchOptimizer
 from gpp.runtime.worker.build import all_ring_sizes, build_beside
 from gpp.runtime.worker.hooks import Hooks, build_hooks
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.main import working
 from gpp.runtime.worker.process import Lines, guarded, open_lines
-from gpp.runtime.worker.rows import Order, Pieces, Rows
-from gpp.runtime.worker.stage import Fetch, StageRunner
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.worker import Worker
-
-ADDRESS, SECRET = "GPP_FEED", "GPP_FEED_SECRET"
-"""Environment of a worker: the socket that its program listens at, and what tells it from any other process."""
-
-
-def tell(to: Connection, head: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Send a message; tensors may be on any device."""
-    body = save(_apart(tensors)) if tensors else b""
-    to.send_bytes(json.dumps(head).encode() + b"\n" + body)
-
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors in main memory, each in memory of its own: labels may be the inputs themselves, which safetensors refuses."""
-    out: dict[str, torch.Tensor] = {}
-    seen = set[int]()
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        out[name] = own.clone() if place in seen else own
-        seen.add(place)
-    return out
-
-
-def hear(from_: Connection) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The next message.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
-    head, _, body = from_.recv_bytes().partition(b"\n")
-    return json.loads(head), load(body) if body else {}
-
-
-class Fed(Rows):
-    """Rows that come with each step, in the order in which they come."""
-
-    def __init__(self, settings: Settings, device: torch.device, card: AbstractCard | None = None) -> None:
-        self._device = device
-        self.loading = nullcontext
-        self.batch: dict[str, torch.Tensor] = {}
-
-    def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...], pieces: Pieces | None = None) -> Fetch:
-        def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
-            return {name: self.batch[name][lo:hi].to(self._device, non_blocking=True) for name in names}
-
-        return fetch
-
-    def evened(self, indices: torch.Tensor, even: EvenOrder) -> torch.Tensor:
-        """They come in this order already (`gpp.app.pipeline`)."""
-        return indices
-
-    def ahead(self) -> None:
-        """Nothing is known of the next step."""
-
 
 Do = Literal["step", "evaluate", "weights"]
 Answer = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]

@@ -126,7 +126,8 @@ class EdgePipe(AbstractPlanner):
                     else (improve(forward, stages), ("a chain, its types joined; not exact",))
                 )
             return
-        cuts = {order: stages for order in _orders(graph) if (stages := _cut(forward, kinds, order)) is not None}
+        orders = dict.fromkeys((depth_first_order(graph), branch_first_order(graph)))
+        cuts = {order: stages for order in orders if (stages := _cut(forward, kinds, order)) is not None}
         if finest:
             try:
                 limits = {"most_downsets": self.most_downsets, "most_states": self.most_states}
@@ -185,11 +186,6 @@ def placed(chain: list[PlacedStage], kinds: Kinds, order: tuple[int, ...]) -> As
     """A chain over an order as stages on devices, the first ones of their types."""
     free = [list(group) for group in kinds.groups]
     return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
-
-
-def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
-    """Linear orders that are worth cutting."""
-    return tuple(dict.fromkeys((depth_first_order(graph), branch_first_order(graph))))
 
 
 def _least_s(forward: ForwardProblem, kinds: Kinds) -> float:

@@ -26,9 +26,11 @@ from gpp.weights.base import PipelinePosition
 
 @dataclass(slots=True)
 class _Version:
-    number: int
+    """Weights that micro-batches use, as leaves; `number` is their version's, where they are no prediction."""
+
     tensors: list[Tensor]
     leaves: list[Tensor]
+    number: int = -1
     users: int = 0
 
 
@@ -55,13 +57,13 @@ class KeptVersions(AbstractVersions):
         held = {t.data_ptr() for t in self.masters}
         # The masters may have moved into what was scratch memory, and left what was theirs.
         self._free = [tensors for tensors in (self.own, *self._memory) if {t.data_ptr() for t in tensors} != held]
-        self._versions = {self.version: _Version(self.version, [m.data for m in self.masters], alias(self.masters))}
+        self._versions = {self.version: _Version([m.data for m in self.masters], alias(self.masters), self.version)}
         self._of: dict[int, _Version] = {}
         self._next = self.number(0)
         for key, tensors in self.remembered.items():
             number, memory = self.version - int(key), self._room()
             copy_values(memory, tensors)
-            self._versions[number] = _Version(number, memory, alias(memory))
+            self._versions[number] = _Version(memory, alias(memory), number)
 
     def history(self) -> dict[str, list[Tensor]]:
         return {str(self.version - n): v.tensors for n, v in self._versions.items() if n != self.version}
@@ -98,14 +100,7 @@ class KeptVersions(AbstractVersions):
         for into, master in zip(fresh, self.masters, strict=True):
             # No graph refers to a master, only to leaves, so it may move.
             master.data = into
-        self._versions[self.version + 1] = _Version(self.version + 1, fresh, alias(fresh))
-
-
-@dataclass(slots=True)
-class _Values:
-    tensors: list[Tensor]
-    leaves: list[Tensor]
-    users: int = 0
+        self._versions[self.version + 1] = _Version(fresh, alias(fresh), self.version + 1)
 
 
 @final
@@ -114,7 +109,7 @@ class Foreseen(AbstractVersions):
 
     def reset(self) -> None:
         self._real = alias(self.masters)
-        self._held: dict[Source, _Values] = {}
+        self._held: dict[Source, _Version] = {}
         self._of: dict[int, Source | None] = {}
 
     def scratch(self) -> list[list[Tensor]]:
@@ -131,7 +126,7 @@ class Foreseen(AbstractVersions):
             if source not in self._held:
                 # A version that is kept as it is, is one that is extrapolated by no update.
                 tensors = self.extrapolated(source[1]) if known is None else copied(known)
-                self._held[source] = _Values(tensors, alias(tensors))
+                self._held[source] = _Version(tensors, alias(tensors))
                 self.most = max(self.most, len(self._held))
             self._held[source].users += 1
         self.parameters.install(self.leaves(microbatch))

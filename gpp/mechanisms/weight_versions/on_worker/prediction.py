@@ -308,16 +308,37 @@ def drift_kept(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], memor
     moved = [param for param in params if param.grad is not None]
     before = copied([param.data for param in moved])
     yield
-    if not moved:
-        return
+    if moved:
+        take_in(optimizer, DRIFT, moved, before, memory)
+
+
+def take_in(
+    optimizer: torch.optim.Optimizer,
+    slot: str,
+    params: Sequence[Tensor],
+    before: list[Tensor],
+    memory: float,
+    *,
+    squared: bool = False,
+) -> None:
+    """Take what an update has changed, or its square, into a running mean in a slot of the optimizer's state.
+
+    Args:
+        before: the parameters as they were.
+        memory: weight of the past.
+    """
     with torch.no_grad():
-        changes = foreach._foreach_sub([param.data for param in moved], before)
-        for param, change in zip(moved, changes, strict=True):
-            if DRIFT not in optimizer.state[param]:
-                optimizer.state[param][DRIFT] = torch.zeros_like(change)
-        means = [optimizer.state[param][DRIFT] for param in moved]
+        changes = list(foreach._foreach_sub([param.data for param in params], before))
+        states = [optimizer.state[param] for param in params]
+        for state, change in zip(states, changes, strict=True):
+            if slot not in state:
+                state[slot] = torch.zeros_like(change)
+        means = [state[slot] for state in states]
         foreach._foreach_mul_(means, memory)
-        foreach._foreach_add_(means, list(changes), alpha=1.0 - memory)
+        if squared:
+            foreach._foreach_addcmul_(means, changes, changes, value=1.0 - memory)
+        else:
+            foreach._foreach_add_(means, changes, alpha=1.0 - memory)
 
 
 def along_the_drift(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], horizon: int) -> list[Tensor]:
