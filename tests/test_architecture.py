@@ -94,7 +94,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"hang_detection"},
         {"checkpoint"},
         {"worker"},
-        {"course", "mode"},
+        {"mode"},
         {"emulator"},
         {"rehearsal"},
         {"controller"},

@@ -31,7 +31,7 @@ from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
 from gpp.runtime.cards import local as cards
-from gpp.runtime.cards.links import Speeds
+from gpp.runtime.cards.local import Speeds
 from gpp.runtime.engines.simulate import Simulate
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import Count, Natural, Positive, Text, arguments, declared, settings

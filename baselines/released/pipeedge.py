@@ -26,8 +26,7 @@ import numpy as np
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe, Told, is_line, placed
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractReleased, Predict

@@ -27,7 +27,7 @@ from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
 from gpp.files import copy
 from gpp.replan import DevicePace, Replaced, Replan, Switch, at_speeds, without
-from gpp.runtime.course import course_run
+from gpp.runtime.mode import course_run
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
 from gpp.serialization import write_value

@@ -24,17 +24,19 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, unseal
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 11
 
@@ -249,6 +251,16 @@ def references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from references(item)
+
+
+def closure(roots: Iterable[T], after: Callable[[T], Iterable[T]]) -> set[T]:
+    """The roots, and all that comes after one of them, directly or not."""
+    found, todo = set[T](), list(roots)
+    while todo:
+        if (one := todo.pop()) not in found:
+            found.add(one)
+            todo += after(one)
+    return found
 
 
 def node_references(node: Any) -> Iterator[str]:

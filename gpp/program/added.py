@@ -11,9 +11,8 @@ from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import parts
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.channels import Channel
-from gpp.program.kinds import Direction, Resource
+from gpp.program.kinds import Action, Direction, Resource
 from gpp.program.program import Program, Task
 from gpp.weights.base import AbstractWeights
 

@@ -24,11 +24,10 @@ import numpy as np
 
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.channels import Channel
 from gpp.program.communicators import communicators
 from gpp.program.global_order import check_any_length
-from gpp.program.kinds import KINDS, Role
+from gpp.program.kinds import KINDS, Action, Role
 from gpp.program.program import Program, ReduceGroup, channel_of
 from gpp.program.waits import EVERYONE
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from gpp.errors import MalformedProgram
-from gpp.program.action import Action
-from gpp.program.kinds import KINDS, RECEIVES, SENDS, Direction
+from gpp.program.kinds import KINDS, RECEIVES, SENDS, Action, Direction
 
 Channel = tuple[Direction, int, int, int, int]
 """Direction, source stage, destination stage, source device, destination device."""

@@ -26,8 +26,7 @@ from typing import final
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.errors import MalformedProgram
-from gpp.program.action import Action
-from gpp.program.kinds import COPIES, KINDS, TOGETHER, Kind, Resource
+from gpp.program.kinds import COPIES, KINDS, TOGETHER, Action, Kind, Resource
 
 _FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs and not row.transfers)
 """Kinds of which a stage that copies has one for each micro-batch: of a pass that may be in parts the whole, or all parts."""

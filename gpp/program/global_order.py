@@ -35,8 +35,7 @@ from typing import NamedTuple
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, COPIES, KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
+from gpp.program.kinds import COMPUTE, COPIES, KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES, Action
 from gpp.program.program import Program, ReduceGroup, adding_stages, channel_of
 from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import MEET, OCCUPY, Waits

@@ -8,8 +8,7 @@ from typing import final
 from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import Held
 from gpp.cost.stage import StageCost
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, KINDS
+from gpp.program.kinds import COMPUTE, KINDS, Action
 from gpp.program.program import Program, Task
 
 new = tuple.__new__

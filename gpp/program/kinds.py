@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpp import mechanism
 from gpp.cost.stage import StageCost
@@ -188,3 +188,34 @@ def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
         raise MalformedProgram(f"{word!r} is not an action: messages name their peer, sends behind '>' and receives behind '<'")
     peer = (int(peer_stage), int(peer_device), int(lo), int(hi)) if arrow else (-1, -1, 0, 0)
     return int(device), (kind, int(stage), int(microbatch), peer[0], peer[1], peer[2], peer[3])
+
+
+def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
+    """Kind -> seconds of a pass of one micro-batch, or of the last one, which may be smaller.
+
+    The kinds of mechanisms take what their rows say, or their bills.
+    """
+    forward_s, backward_s = bill.pass_s(last=last)
+    found = {kind: seconds(bill, last) for kind, seconds in TIMED.items()}
+    return {PASS[FORWARD]: forward_s, PASS[BACKWARD]: backward_s, **found, **dict(bill.own_s)}
+
+
+class Action(NamedTuple):
+    """One thing that a device does, and its kind (`gpp.program.kinds.KINDS`).
+
+    `microbatch` is the stage's own; of a reduction, the gradient group; of an update, the mini-batch.
+
+    >>> Action("SF", stage=0, microbatch=2, peer_stage=1, peer_device=3, lo=8, hi=12).text(device=1)
+    's0.SF2>s1.d3[8:12]@d1'
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    peer_stage: int = -1
+    peer_device: int = -1
+    lo: int = 0
+    hi: int = 0
+
+    def text(self, device: int) -> str:
+        return written(*self, device=device)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import check_form, lowerings
 from gpp.program.kinds import (
     BACKWARD,
@@ -18,6 +17,7 @@ from gpp.program.kinds import (
     REDUCE,
     SEND,
     UPDATE,
+    Action,
     Direction,
 )
 from gpp.program.program import Program, Task, reduce_groups
@@ -82,21 +82,17 @@ def lower(
         updates: dict[Task, list[Action]] = {}
         sums = [Action(REDUCE, stages[0], g) for g, group in enumerate(groups) if device in group.devices]
         sums += [Action(NORM, stages[0], 0)] if global_norm else []
+        stage, kind, latest = order[-1]
+        count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
         for t in range(minibatches if trains else 0):
-            last = _last_of(order, plan, minibatches - 1 - t)
+            # A device with several mini-batches runs one stage.
+            last = Task(stage, kind, latest - (minibatches - 1 - t) * count)
             updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
         actions[device] = tuple(_interleave(order, device, before, after, updates))
     program = Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
     for part in lowerings(plan):
         program = part.lower(plan, graph, program)
     return program
-
-
-def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:
-    """A device's last pass for the mini-batch that is `before` mini-batches from the end. Such a device runs one stage."""
-    stage, kind, microbatch = order[-1]
-    count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
-    return Task(stage, kind, microbatch - before * count)
 
 
 def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, Slots]:

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.channels import Channel
-from gpp.program.kinds import KINDS, NUMBER, OWNERS, REDUCE, SENDS, read
+from gpp.program.kinds import KINDS, NUMBER, OWNERS, REDUCE, SENDS, Action, read
 from gpp.program.waits import Waits
 from gpp.stage import Stage
 
@@ -146,7 +145,9 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     (((0, 1), ('op0.weight', 'op1.weight')), ())
     """
     if plan.periodic:
-        return tuple(_group_of_stage(plan.stages[s], graph) for s in summed_stages(plan))
+        # The gradients of a stage, parts of which its own device makes, and parts others.
+        summed = [(stage, {name for op in stage.ops for name in graph.trained_by[op]}) for stage in plan.stages if stage.adding]
+        return tuple(ReduceGroup(tuple(sorted((*s.devices, *s.adding))), tuple(sorted(names))) for s, names in summed)
     holders: dict[str, set[int]] = defaultdict(set)
     split: list[ReduceGroup] = []
     for stage in plan.stages:
@@ -168,12 +169,6 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
 def summed_stages(plan: Plan) -> tuple[int, ...]:
     """The stages to whose gradients other devices add, ascending: where devices run in periods each is a gradient group."""
     return tuple(s for s, stage in enumerate(plan.stages) if stage.adding)
-
-
-def _group_of_stage(stage: Stage, graph: OpGraph) -> ReduceGroup:
-    """The gradients of a stage, parts of which its own device makes, and parts others."""
-    names = {name for op in stage.ops for name in graph.trained_by[op]}
-    return ReduceGroup(tuple(sorted((*stage.devices, *stage.adding))), tuple(sorted(names)))
 
 
 def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -> tuple[int, ...]:

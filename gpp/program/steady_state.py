@@ -23,9 +23,8 @@ from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import parts
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import AbstractLowering, lowerings
-from gpp.program.kinds import KINDS, SUMS, UPDATES
+from gpp.program.kinds import KINDS, SUMS, UPDATES, Action
 from gpp.program.program import Program
 from gpp.weights.base import AbstractWeights
 

@@ -29,11 +29,9 @@ from itertools import accumulate, product
 from typing import final
 
 from gpp.errors import MalformedProgram
-from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
-from gpp.program.in_parts import check_parts
-from gpp.program.kinds import COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, Direction, Resource, Role
+from gpp.program.kinds import COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, TOGETHER, Action, Direction, Resource, Role
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
@@ -200,7 +198,8 @@ class Waits:
         for device, posted in zip(self.devices, self._posted, strict=True):
             if posted:
                 direction, stage, microbatch = next(iter(posted))
-                found = next(a for a in self.actions[device] if _is_receive(a, direction, stage, microbatch))
+                own = ((a, KINDS[a.kind]) for a in self.actions[device] if (a.stage, a.microbatch) == (stage, microbatch))
+                found = next(a for a, row in own if row.role is Role.RECEIVE and row.direction == direction)
                 raise MalformedProgram(f"{found.text(device)} is posted for a pass that does not come after it on its device")
         for copies in filter(None, self._copies):
             copies.check()
@@ -334,11 +333,6 @@ class Waits:
         return "\n".join(lines)
 
 
-def _is_receive(action: Action, direction: Direction, stage: int, microbatch: int) -> bool:
-    row = KINDS[action.kind]
-    return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
-
-
 class _KindRows(dict[str, tuple[int, Direction, Direction | None]]):
     """Role, as a small number, direction, and the direction of the pass that it needs, of each kind; an unknown one is refused."""
 
@@ -353,3 +347,26 @@ _CODES = {role: code for code, role in enumerate(Role)}
 _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE, _COPY = range(len(Role))
 _ROWS = _KindRows()
 _SUMS_AND_COPIES = SUMS | COPIES
+
+
+def check_parts(device: int, actions: Sequence[Action]) -> None:
+    """Refuse a part without the others of its pass, and a stage that has whole passes beside passes in parts.
+
+    That a part comes in time, the graph of waits says (`gpp.program.waits`).
+
+    Raises:
+        MalformedProgram: names the action.
+    """
+    if TOGETHER.keys().isdisjoint({action.kind for action in actions}):
+        return
+    found: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for kind, stage, microbatch, *_ in actions:
+        found[stage, kind].add(microbatch)
+    for stage, kind in [key for key in found if key[1] in TOGETHER]:
+        if whole := found[stage, KINDS[kind].instead_of]:
+            text = Action(KINDS[kind].instead_of, stage, min(whole)).text(device)
+            raise MalformedProgram(f"{text}: stage {stage} has others of these in parts; it must have all of them so, or none")
+        for other in TOGETHER[kind]:
+            if alone := found[stage, kind] - found[stage, other]:
+                text, lacks = (Action(part, stage, min(alone)).text(device) for part in (kind, other))
+                raise MalformedProgram(f"{text} is part of a pass, of which {lacks} is missing")

@@ -158,17 +158,17 @@ class AbstractEngine(ABC):
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     overwrites: ClassVar[bool] = True
     """Whether a backward that is to use other weights than its forward finds them in the forward's memory."""
-    planner: ClassVar[AbstractPlanner | None]
+    planner: ClassVar[AbstractPlanner | None] = None
     """Planner in place of the strategy's, for an engine that runs the user's own module whole; None for all others."""
 
     @property
-    @abstractmethod
     def worker_settings(self) -> dict[str, Any]:
         """Fields of `gpp.runtime.job.Settings` that the engine's own settings decide."""
+        return {}
 
-    @abstractmethod
     def devices_here(self, cluster: Cluster) -> int:
         """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
+        return 0
 
     def refuse_settings(self, weights: AbstractWeights, optimizer: AbstractOptimizer, schedule: AbstractSchedule) -> None:
         """Refuse what only the project's own runtime supports, in any other.
@@ -196,9 +196,9 @@ class AbstractEngine(ABC):
             rule = f"engine={self.name} clips by the norm of the whole model"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
-    @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
+        return ()
 
     @property
     def rehearses(self) -> bool:

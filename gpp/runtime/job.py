@@ -390,15 +390,6 @@ def assemble(
     return job
 
 
-FILES = {
-    "settings": "settings.json",
-    "captured": "model.json",
-    "graph": "graph.json",
-    "cluster": "cluster.json",
-    "plan": "plan.json",
-    "costs": "costs.json",
-}
-
 _TYPES: dict[str, Any] = {
     "settings": Settings,
     "captured": Captured,
@@ -407,4 +398,6 @@ _TYPES: dict[str, Any] = {
     "plan": Plan,
     "costs": tuple[StageCost, ...],
 }
-"""The types of these values, the settings first: they name the mechanisms whose values the plan has."""
+"""The types of the values that have files, the settings first: they name the mechanisms whose values the plan has."""
+
+FILES = {name: "model.json" if name == "captured" else f"{name}.json" for name in _TYPES}

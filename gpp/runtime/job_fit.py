@@ -17,7 +17,6 @@ from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import lowerings
 from gpp.program.kinds import (
     BACKWARD,
@@ -30,6 +29,7 @@ from gpp.program.kinds import (
     TOGETHER,
     UPDATE,
     UPDATES,
+    Action,
 )
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups, summed_stages

@@ -247,7 +247,10 @@ class RunDir:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(handle)
-                raise self._in_use(under_way(self.path)) from None
+                run = under_way(self.path)
+                who = f"process {run.pid} on {run.host} since {run.started} ({run.command})" if run else "another process"
+                fix = f"wait for its end, end it{f' (kill {run.pid})' if run else ''}, or name another directory"
+                raise InvalidConfig(self.field, self.path, f"is in use by {who}", fix) from None
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     os.close(handle)
@@ -263,11 +266,6 @@ class RunDir:
         assert handle is not None
         os.ftruncate(handle, 0)
         os.pwrite(handle, content, 0)
-
-    def _in_use(self, run: RunIdentity | None) -> InvalidConfig:
-        who = f"process {run.pid} on {run.host} since {run.started} ({run.command})" if run else "another process"
-        end = f"end it (kill {run.pid})" if run else "end it"
-        return InvalidConfig(self.field, self.path, f"is in use by {who}", f"wait for its end, {end}, or name another directory")
 
     def _unwritable(self, error: Exception) -> InvalidConfig:
         if isinstance(error, InvalidConfig):

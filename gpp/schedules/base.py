@@ -11,8 +11,7 @@ from gpp.cost.holding import Holding
 from gpp.cost.problem import Remembered
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import KINDS
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import KINDS, pass_seconds
 from gpp.program.program import Task
 from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.merge import merge

@@ -26,6 +26,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, final
 
 from gpp.errors import InvalidConfig
@@ -38,6 +39,9 @@ UNITS = 200_000
 
 HAIR = 1e-9
 """Share of a number by which rounding may move it."""
+
+MOST_TASKS = 1000
+"""Passes of a step up to which a search is worth its time."""
 
 Aim = Literal["period", "end"]
 
@@ -69,12 +73,9 @@ def bound_s(flow: Flow, aim: Aim) -> float:
     heads, tails, cuts = _heads(flow), _tails(flow), _LaneCuts(flow)
     out = 0.0
     for lane, work in enumerate(flow.work_s):
-        idle = cuts.idle_s(lane)
-        own = [i for queue in flow.queues[lane].values() for i in queue]
-        if not own:
-            continue
-        around = min(heads[i] for i in own) if aim == "end" else 0.0
-        out = max(out, around + work + idle)
+        if own := [i for queue in flow.queues[lane].values() for i in queue]:
+            around = min(heads[i] for i in own) if aim == "end" else 0.0
+            out = max(out, around + work + cuts.idle_s(lane))
     if aim == "end":
         known = ((lane, ends) for lane, ends in enumerate(cuts.ends) if ends is not None)
         busy = (heads[ends.first] + cuts.between_s(lane) + tails[ends.ends] for lane, ends in known)
@@ -95,21 +96,22 @@ def prove(flow: Flow, hint: Sequence[Sequence[int]], aim: Aim, limit: float) -> 
     by_lane = [list(own) for own in hint]
     if best_s <= least_s * (1 + HAIR):
         return Proven(by_lane, best_s, True)
-    model = _OrderModel(_solver(), flow, aim, hint, best_s, least_s)
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        rule, fix = "needs OR-Tools, which is not installed", "pip install -e '.[exact]'"
+        raise InvalidConfig("strategy.schedule", "optimal", rule, fix) from None
+    model = _OrderModel(cp_model, flow, aim, hint, best_s, least_s)
     found, proven_s, closed = model.solve(limit)
     if found is not None and value_of(flow, found, aim) < best_s * (1 - HAIR):
         by_lane, best_s = found, value_of(flow, found, aim)
     return Proven(by_lane, min(best_s, max(least_s, proven_s)), closed)
 
 
-def _solver() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise InvalidConfig(
-            "strategy.schedule", "optimal", "needs OR-Tools, which is not installed", "pip install -e '.[exact]'"
-        ) from None
-    return cp_model
+@lru_cache(maxsize=8)
+def proven(flow: Flow, hint: tuple[tuple[int, ...], ...], aim: Aim, limit: float) -> Proven:
+    """The result of `prove`, kept for each flow, because a run asks for the same order several times."""
+    return prove(flow, hint, aim, limit)
 
 
 def _heads(flow: Flow) -> list[float]:

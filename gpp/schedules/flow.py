@@ -19,8 +19,7 @@ from gpp.cost.stage import StageCost
 from gpp.cost.together import together
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, pass_seconds
 from gpp.program.program import Task
 from gpp.simulate.longest_path import LongestPath, Step
 from gpp.simulate.messages import device_messages, message_rates

@@ -21,7 +21,6 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import settings
-from gpp.stage import Stage
 
 
 @final
@@ -37,11 +36,7 @@ class OneFOneB(StageSchedule):
         return "1f1b"
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
-        return self._ahead(plan.stages[stage], num_microbatches) if plan.stages[stage].k == 1 else None
-
-    @staticmethod
-    def _ahead(stage: Stage, num_microbatches: int) -> int:
-        return min(stage.ahead, num_microbatches)
+        return min(plan.stages[stage].ahead, num_microbatches) if plan.stages[stage].k == 1 else None
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         """The passes of one stage.
@@ -50,7 +45,7 @@ class OneFOneB(StageSchedule):
         'F0 F1 B0 F2 B1 F3 B2 B3'
         """
         s = plan.stages[stage]
-        forward = self._ahead(s, num_microbatches)
+        forward = min(s.ahead, num_microbatches)
         out: list[Pass] = [(PASS[FORWARD], m) for m in range(forward)]
         backward = 0
         while backward < num_microbatches:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import WHOLE, ActionShare, lowerings
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, Direction
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, Action, Direction
 from gpp.routing import copies, messages
 
 ORDER_BYTES = 1

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import WHOLE, copy_costs, lowerings, part_of
 from gpp.program.held import device_peaks
 from gpp.program.kinds import (
@@ -28,9 +27,10 @@ from gpp.program.kinds import (
     KINDS,
     RECEIVES,
     UPDATES,
+    Action,
     Role,
+    pass_seconds,
 )
-from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath, Times

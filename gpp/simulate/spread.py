@@ -17,8 +17,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.uneven import Varying
 from gpp.errors import Infeasible
 from gpp.plan.plan import Plan
-from gpp.program.kinds import COMPUTE
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import COMPUTE, pass_seconds
 from gpp.program.program import Program
 from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath

@@ -24,8 +24,7 @@ from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
 from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_stages import TypedStages
 from gpp.mechanisms.serving.requests import Requests
 from gpp.plan.plan import Plan

@@ -169,7 +169,7 @@ def _check_bills(problem: Problem, stage: Stage, held: int, some: list[Marked]) 
 
 def verdict(case: Case) -> str:
     """`equal`, `equal: nothing fits`, or what is wrong."""
-    choices = Choices(case.problem, case.stage, case.held, case.ways, None, None)
+    choices = Choices(case.problem, case.stage, case.held, case.ways, None)
     if choices.in_runs and choices.least_peak > case.least * (1 + NEAR):
         return "refuses what fits"
     found = fit(case.problem, case.stage, case.held, case.limit, ways=case.ways)
@@ -181,7 +181,7 @@ def verdict(case: Case) -> str:
             if found is None
             else "fits, though nothing does"
         )
-    way = {op: of for of, ops in ((AGAIN, found.recompute), (HOST, found.offload), (END, found.boundaries)) for op in ops}
+    way = {op: of for of, ops in zip((AGAIN, HOST, END), found.marking, strict=True) for op in ops}
     ways = tuple(way.get(op, KEEP) for op in case.stage.ops)
     samples = case.stage.samples
     true = Markings(case.problem, case.stage.ops, case.stage.devices, case.held, samples).judged(ways)
@@ -316,9 +316,9 @@ def main(arguments: list[str] | None = None) -> int:
             seconds += time.process_time() - start
             said = verdict(case)
             counts[said] += 1
-            marked += bool(found and (found.recompute or found.offload))
-            moved += bool(found and found.offload)
-            parted += bool(found and found.boundaries)
+            marked += bool(found and any(found.marking))
+            moved += bool(found and found.marking.offload)
+            parted += bool(found and found.marking.boundaries)
             if not said.startswith("equal"):
                 print(f"  {'chain' if chain else 'graph'} {number}: {said}: {found}, best {case.best}, limit {case.limit:.6g}")
         none, equal = counts["equal: nothing fits"], counts["equal"] + counts["equal: nothing fits"]

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.cards.cuda import CudaCard
+from gpp.runtime.cards.card import AbstractCard, CudaCard
 from tests.gpu.places import CPU, ONE, Place
 from tests.support.cards.card import run
 from tests.support.cards.machine import Machine

@@ -1,5 +1,5 @@
 """A stream of requests by ticks of a clock: slots, queues and devices as things that are full or empty. It shares no rule with
-`gpp.mechanisms.serving.simulated`: nothing here knows when anything will be over."""
+`gpp.mechanisms.serving.planning`: nothing here knows when anything will be over."""
 
 from __future__ import annotations
 

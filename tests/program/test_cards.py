@@ -19,10 +19,10 @@ from gpp.errors import MalformedProgram
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.program.action import Action
 from gpp.program.cards import check_cards
 from gpp.program.communicators import Communicator, communicators, first_messages
 from gpp.program.global_order import check_any_length, in_global_order
+from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, teams
 from gpp.program.steady_state import of_length, window
 from gpp.runtime.job import _checked

@@ -20,10 +20,10 @@ from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.cards import check_cards
 from gpp.program.communicators import Communicator, communicators
 from gpp.program.global_order import in_global_order
+from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpp.errors import MalformedProgram
-from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Resource, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Action, Resource, Role
 from gpp.program.program import Program, check_program
 from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.interpreter import Interpreter

@@ -32,7 +32,7 @@ from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, FoundCheckpoint, drop_halves, find, training_of
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, RunDir, RunIdentity, steps_in
-from gpp.runtime.worker import course
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
@@ -56,7 +56,7 @@ def train(
         for d in sorted(job.plan.stage_of_device)
     ]
     outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: course.run(w, out) for w, out in zip(workers, outs, strict=True)])
+    inprocess.in_threads([lambda w=w, out=out: course(w, out) for w, out in zip(workers, outs, strict=True)])
     losses: dict[int, float] = {}
     for out in outs:
         for record in map(json.loads, out.getvalue().splitlines()):

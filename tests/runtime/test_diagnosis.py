@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpp.plan.build import make_plan
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, Action
 from gpp.program.program import Program, channel_of
 from gpp.runtime.hang_detection.diagnosis import Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import FINISHING, STARTING, TRAINING, RankState

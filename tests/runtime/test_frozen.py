@@ -16,7 +16,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.worker import course
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.messages import most_sends
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -64,7 +64,7 @@ def test_frozen_towers_of_llava_send_nothing_back_and_keep_nothing(
     workers = inprocess.workers_of(job, tmp_path)
     (tmp_path / "ranks").mkdir()
     logs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, log=log: course.run(w, log) for w, log in zip(workers, logs, strict=True)])
+    inprocess.in_threads([lambda w=w, log=log: course(w, log) for w, log in zip(workers, logs, strict=True)])
     predicted = simulate(job.program, plan, of)
     sent = 0
     for worker in workers:

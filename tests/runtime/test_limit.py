@@ -24,8 +24,9 @@ from gpp.program.program import reduce_groups
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
-from gpp.runtime.worker import allocator, course
+from gpp.runtime.worker import allocator
 from gpp.runtime.worker.limit import Limit
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -86,7 +87,7 @@ def _work(job: Job, folder: Path, pipe: object) -> None:
             limit.watch(worker)
             (folder / "ranks").mkdir(exist_ok=True)
             with open(folder / "ranks" / "rank_0.jsonl", "w") as out:
-                course.run(worker, out)
+                course(worker, out)
         pipe.send("ok")  # type: ignore[attr-defined]
     except BaseException as error:
         pipe.send(f"{type(error).__name__}: {error}")  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, told
-from gpp.runtime.worker import course
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
@@ -78,7 +78,7 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
         if poison.stage in worker.modules:
             poison.into(worker.modules[poison.stage], lambda w=worker: w.step)
     outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: course.run(w, out) for w, out in zip(workers, outs, strict=True)])
+    inprocess.in_threads([lambda w=w, out=out: course(w, out) for w, out in zip(workers, outs, strict=True)])
     records = [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
     return [record["warning"] for record in records if "warning" in record]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpp.cluster import local
 from gpp.errors import InvalidConfig
-from gpp.program.action import Action
+from gpp.program.kinds import Action
 from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.build import slower
 from gpp.runtime.worker.interpreter import Interpreter

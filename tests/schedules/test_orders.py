@@ -161,7 +161,7 @@ def test_planners_ask_the_draft_of_a_schedule_that_searches(monkeypatch: pytest.
     """A search for each candidate took minutes; a plan's own order is searched when it is lowered."""
     asked: list[object] = []
     monkeypatch.setattr(
-        "gpp.schedules.proven.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
+        "gpp.schedules.exact.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
     )
     made = problem(equal(chain(4)), 2, 4, microbatch_size=1)
     strategy = Strategy(name="test", planner=GraphPipe(), schedule=OptimalOrder(limit=0.1))

@@ -10,7 +10,7 @@ from gpp.cost.holding import EVERYTHING
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
-from gpp.program.action import Action
+from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule, StageSchedule
 from gpp.schedules.forward_only import ForwardOnly

@@ -24,8 +24,8 @@ from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
-from gpp.runtime.worker import course
 from gpp.runtime.worker.forked import fork_workers
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 
@@ -81,7 +81,7 @@ def _work(jobs: dict[Path, Job], folder: Path, rank: int) -> None:
         )
         worker = Worker(job, run_dir, Seat(device_id=devices[rank], device=torch.device("cpu"), transport=transport))
         with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-            course.run(worker, out)
+            course(worker, out)
     dist.barrier()
     # Without the interpreter's normal end, which would wait for gloo's threads.
     os._exit(0)

@@ -11,7 +11,7 @@ from gpp.cost.regime import Regime
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
+from gpp.program.kinds import Action
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.routing import Piece, pieces
 from gpp.schedules.base import AbstractSchedule

@@ -22,8 +22,8 @@ from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive, channels_of
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker import course
 from gpp.runtime.worker.clock import CardClock
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
 from tests.support.cards.card import ModelCard, run
@@ -86,7 +86,7 @@ def train(
             change(worker)
             _wait_in_turn(worker, card)
             lines = StringIO()
-            course.run(worker, lines)
+            course(worker, lines)
             return lines.getvalue()
 
         return program

@@ -19,8 +19,8 @@ import torch
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
-from gpp.runtime.worker import course
 from gpp.runtime.worker.announced import announce
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.takeover import AbstractExchange, Takeover
 from tests.support.fake_transport import FakeNetwork, FakeTransport
@@ -99,7 +99,7 @@ def train(job: Job, run_dir: Path, weights: dict[str, torch.Tensor], nexts: Sequ
     takeovers = [Takeover(FakeExchange(meeting, worker.device_id)) if job.settings.replan_every else None for worker in workers]
     calls = zip(workers, outs, takeovers, strict=True)
     with drawing_in_turn():
-        ended = in_threads([lambda w=w, out=out, takeover=takeover: course.run(w, out, takeover) for w, out, takeover in calls])
+        ended = in_threads([lambda w=w, out=out, takeover=takeover: course(w, out, takeover) for w, out, takeover in calls])
     losses: dict[int, float] = defaultdict(float)
     switches = list[dict[str, Any]]()
     for record in (json.loads(line) for out in outs for line in out.getvalue().splitlines()):

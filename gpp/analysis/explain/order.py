@@ -51,7 +51,7 @@ def order_gap(plan: Plan, problem: Problem, strategy: Strategy, iteration_s: flo
     flow = strategy.schedule.flow(work)
     least, searched, closed = bound_s(flow, "period"), False, False
     if limit > 0:
-        from gpp.schedules.proven import MOST_TASKS, proven
+        from gpp.schedules.exact import MOST_TASKS, proven
 
         if len(flow.tasks) <= MOST_TASKS:
             with suppress(InvalidConfig):  # the solver is optional

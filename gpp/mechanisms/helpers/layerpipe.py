@@ -5,8 +5,8 @@ Objective (reported in the plan's explanation): seconds of the slowest processor
     max over processors of the sum of F, W and parts of I that it has,
 
 with F, I and W of each layer as the bill of a stage of that layer alone has them. A layer is an operator that trains weights,
-together with those behind it that do not, in the graph's depth-first order. `gpp.mechanisms.helpers.layer_line` deals them out, by
-intervals of the line F1 W1 | I2 | F2 W2 | I3 | ... or anywhere; for intervals the result is the least there is.
+together with those behind it that do not, in the graph's depth-first order. They are dealt out by intervals of the line of work
+below, or anywhere; for intervals the result is the least there is.
 
 Constraints:
 1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`.
@@ -19,20 +19,33 @@ prediction (`gpp.mechanisms.helpers.prediction`).
 
 Complexity: O(layers) for each of 100 halvings and each b.
 
-Departures: the paper's body is not public; see `layer_line`. A heterogeneous cluster is searched as if all devices were its first.
+Departures: the paper's body is not public. A heterogeneous cluster is searched as if all devices were its first.
+
+LayerPipe's line of work: forwards and weight gradients whole, input gradients divisible, dealt out over processors.
+
+By layers from the first to the last the line is
+
+    F1 W1 | I2 | F2 W2 | I3 | F3 W3 | ...
+
+with F a forward, W the gradients of the weights and I those of the inputs, of one micro-batch; nobody needs I1. Every processor
+takes an interval of the line. F and W are whole; an I may be cut anywhere. So a neighbour helps with an I, or takes
+the W of the layer on the border.
+
+The paper (LayerPipe, arXiv 2108.06629) says that the two gradients of a layer are made side by side (intra-layer), and that the
+gradients of the inputs are divided between two layers that follow each other (inter-layer). Its body is not public, so line,
+bisection and both forms of `intra` are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import ClassVar, Final, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
-from gpp.mechanisms.helpers.layer_line import Intra, Layer, Placed, dealt, loads
 from gpp.mechanisms.helpers.stage import Helpers, delays, helpers_of
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.build import make_plan
@@ -40,8 +53,7 @@ from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
-from gpp.program.kinds import FORWARD, PASS
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import FORWARD, PASS, pass_seconds
 from gpp.settings import settings
 from gpp.stage import Stage
 
@@ -164,3 +176,127 @@ def _seconds(problem: Problem, layer: tuple[int, ...], microbatch_size: int) -> 
     alone = Stage(ops=layer, devices=(0,), microbatch_size=microbatch_size, in_flight=microbatch_size)
     took = pass_seconds(StageCost.of(problem, alone))
     return Layer(took[PASS[FORWARD]], took[INPUT_GRADIENTS], took[WEIGHT_GRADIENTS])
+
+
+Intra = Literal["neighbour", "anywhere"]
+"""Where half of a backward may go: to the next processor of the line, or to any."""
+
+HALVINGS: Final = 100
+"""Of the interval in which the slowest processor's time lies: more than a float has digits."""
+
+SLIVER: Final = 1e-9
+"""Share of a processor's time below which room is none: rounding must not cut an I."""
+
+
+class Layer(NamedTuple):
+    """Seconds of a layer for one micro-batch; 0 for a half that it does not have."""
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+
+
+class Placed(NamedTuple):
+    """The processors of a layer.
+
+    Args:
+        forward, weight: of F and of W.
+        inputs: (processor, share of I) in the order of the line; the shares add up to 1. Empty where there is no I.
+    """
+
+    forward: int
+    weight: int
+    inputs: tuple[tuple[int, float], ...]
+
+
+def dealt(layers: Sequence[Layer], num_processors: int, intra: Intra, *, divide: bool = True) -> list[Placed]:
+    """Each layer's processors, so that the slowest processor is fast.
+
+    Args:
+        divide: whether other processors may have parts of an I; else it is where its F is.
+        intra: `neighbour`: intervals of the line, exact; `anywhere`: F, I and W whole on any processor, longest first, each to the
+            processor that has least to do yet (Graham 1969: at most 4/3 - 1/(3p) of the best for p processors).
+    """
+    if not divide:
+        # Side by side on the line: as one piece of work, which only F's processor can have.
+        joined = [Layer(layer.input_s + layer.forward_s, 0.0, layer.weight_s) for layer in layers]
+        found = dealt(joined, num_processors, intra)
+        own = [((where.forward, 1.0),) if layer.input_s else () for layer, where in zip(layers, found, strict=True)]
+        return [where._replace(inputs=inputs) for where, inputs in zip(found, own, strict=True)]
+    return _longest_first(layers, num_processors) if intra == "anywhere" else _intervals(layers, num_processors)
+
+
+def loads(layers: Sequence[Layer], placed: Sequence[Placed], num_processors: int) -> list[float]:
+    """Seconds of every processor for one micro-batch of each layer."""
+    out = [0.0] * num_processors
+    for layer, where in zip(layers, placed, strict=True):
+        out[where.forward] += layer.forward_s
+        out[where.weight] += layer.weight_s
+        for processor, share in where.inputs:
+            out[processor] += share * layer.input_s
+    return out
+
+
+def _intervals(layers: Sequence[Layer], num_processors: int) -> list[Placed]:
+    """The line in intervals whose longest is shortest.
+
+    If a time does for the slowest processor, filling every processor up to it from the left takes the fewest processors. So the
+    interval in which the least time lies is halved until it is as short as rounding.
+    """
+    total = sum(map(sum, layers))
+    longest = max(max(layer.forward_s, layer.weight_s) for layer in layers)
+    low, high = max(total / num_processors, longest), total
+    best = _filled(layers, num_processors, low)
+    if best is not None:
+        return best
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = _filled(layers, num_processors, middle)
+        low, high, best = (middle, high, best) if found is None else (low, middle, found)
+    # One processor can do all of it in `total`, so that is what is left where no halving did.
+    return best or [Placed(0, 0, ((0, 1.0),) if layer.input_s else ()) for layer in layers]
+
+
+def _filled(layers: Sequence[Layer], num_processors: int, limit_s: float) -> list[Placed] | None:
+    """The line dealt out from the left, no processor above a limit; None if there are too few processors."""
+    at, room, least = 0, limit_s, SLIVER * limit_s
+    out = list[Placed]()
+
+    def whole(seconds: float) -> int:
+        nonlocal at, room
+        if seconds > room + least:
+            at, room = at + 1, limit_s
+        room -= seconds
+        return at
+
+    for layer in layers:
+        parts, left = list[tuple[int, float]](), layer.input_s
+        while left > 0.0 and at < num_processors:
+            if room <= least:
+                at, room = at + 1, limit_s
+            took = left if left <= room + least else room
+            parts.append((at, took / layer.input_s))
+            left, room = left - took, room - took
+        forward = whole(layer.forward_s)
+        # Without gradients of weights there is nothing to send elsewhere.
+        out.append(Placed(forward, whole(layer.weight_s) if layer.weight_s else forward, tuple(parts)))
+        if at >= num_processors:
+            return None
+    return out
+
+
+def _longest_first(layers: Sequence[Layer], num_processors: int) -> list[Placed]:
+    tasks = sorted((-seconds, number, half) for number, layer in enumerate(layers) for half, seconds in enumerate(layer))
+    busy, where = [0.0] * num_processors, dict[tuple[int, int], int]()
+    for less, number, half in tasks:
+        processor = min(range(num_processors), key=lambda p: busy[p])
+        busy[processor] -= less
+        where[number, half] = processor
+    return [
+        Placed(
+            forward := where[number, 0],
+            where[number, 2] if layer.weight_s else forward,
+            ((where[number, 1], 1.0),) if layer.input_s else (),
+        )
+        for number, layer in enumerate(layers)
+    ]

@@ -23,7 +23,6 @@ from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
 from gpp.program.channels import Channel
 from gpp.program.kinds import (
@@ -36,6 +35,7 @@ from gpp.program.kinds import (
     REDUCE,
     SEND,
     UPDATE,
+    Action,
 )
 from gpp.program.program import Program, Task, summed_stages
 from gpp.weights.base import AbstractWeights

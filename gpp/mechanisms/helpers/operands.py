@@ -21,7 +21,7 @@ from gpp.capture.cut import Cut
 from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
-from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
+from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients, several
 from gpp.mechanisms.split_backward.operators import halves_of
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.runtime.job import Job
@@ -166,14 +166,10 @@ def _operands(node: Node, node_of: Mapping[str, Node], samples: int) -> Operands
         forms = [(out, dtype), _form(node_of[data], samples)]
         make = partial(_embedding, rows=int((node_of[weight].shape or (0,))[0]), options=options)
     else:
-        several = [_several(argument(key), len(out) - 2) for key in ("stride", "padding", "dilation")]
+        each = [several(argument(key), len(out) - 2) for key in ("stride", "padding", "dilation")]
         forms = [(out, dtype), _form(node_of[data], samples)]
-        make = partial(_convolution, needs=needs, several=several, groups=argument("groups"))
+        make = partial(_convolution, needs=needs, several=each, groups=argument("groups"))
     return Operands(node=node.name, params=params, forms=tuple(forms), make=make)
-
-
-def _several(value: Any, dims: int) -> list[int]:
-    return list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
 
 
 def _linear(tensors: Sequence[Tensor], params: Sequence[Tensor], *, needs_bias: bool) -> Gradients:

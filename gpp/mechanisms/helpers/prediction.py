@@ -24,8 +24,7 @@ from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
 from gpp.mechanisms.helpers.stage import helpers_of, parts_of_inputs
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, PASS, REDUCE, UPDATE
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, PASS, REDUCE, UPDATE, pass_seconds
 from gpp.simulate.added import AbstractPrediction
 from gpp.timeline import Event, Metrics, Timeline
 
@@ -47,31 +46,27 @@ class Prediction(AbstractPrediction):
     """One mini-batch of the steady state."""
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool) -> Timeline:
-        return _side_by_side(plan, problem, record=record)
-
-
-def _side_by_side(plan: Plan, problem: Problem, *, record: bool) -> Timeline:
-    work = [each for s, bill in enumerate(plan.bills(problem)) for each in _work(plan, problem, s, bill)]
-    busy: defaultdict[int, float] = defaultdict(float)
-    for each in work:
-        busy[each.device] += each.times * each.seconds
-    carried = _carried(plan, problem)
-    on_links = [size / problem.cluster.link(*ends).bandwidth_bytes_per_s for ends, size in carried.items()]
-    period = max([*busy.values(), *on_links])
-    computing = sum(each.times * each.seconds for each in work if each.kind in COMPUTE)
-    held = {s: stage.in_flight for s, stage in enumerate(plan.stages)}
-    weights, places = problem.regime.weights, [plan.position(s) for s in range(len(plan.stages))]
-    metrics = Metrics(
-        iteration_s=period,
-        throughput_samples_per_s=plan.minibatch_size / period if period else 0.0,
-        bubble_fraction=max(0.0, 1.0 - computing / (plan.num_devices * period)) if period else 0.0,
-        peak_memory_bytes={device: round(size) for device, size in plan.device_memory(problem, held).items()},
-        communication_bytes=round(sum(carried.values())),
-        max_in_flight_samples=held,
-        weight_versions={s: weights.copies(place) for s, place in enumerate(places)},
-        staleness={s: weights.staleness(place) for s, place in enumerate(places)},
-    )
-    return Timeline(source="predicted", metrics=metrics, events=tuple(_events(work)) if record else ())
+        work = [each for s, bill in enumerate(plan.bills(problem)) for each in _work(plan, problem, s, bill)]
+        busy: defaultdict[int, float] = defaultdict(float)
+        for each in work:
+            busy[each.device] += each.times * each.seconds
+        carried = _carried(plan, problem)
+        on_links = [size / problem.cluster.link(*ends).bandwidth_bytes_per_s for ends, size in carried.items()]
+        period = max([*busy.values(), *on_links])
+        computing = sum(each.times * each.seconds for each in work if each.kind in COMPUTE)
+        held = {s: stage.in_flight for s, stage in enumerate(plan.stages)}
+        weights, places = problem.regime.weights, [plan.position(s) for s in range(len(plan.stages))]
+        metrics = Metrics(
+            iteration_s=period,
+            throughput_samples_per_s=plan.minibatch_size / period if period else 0.0,
+            bubble_fraction=max(0.0, 1.0 - computing / (plan.num_devices * period)) if period else 0.0,
+            peak_memory_bytes={device: round(size) for device, size in plan.device_memory(problem, held).items()},
+            communication_bytes=round(sum(carried.values())),
+            max_in_flight_samples=held,
+            weight_versions={s: weights.copies(place) for s, place in enumerate(places)},
+            staleness={s: weights.staleness(place) for s, place in enumerate(places)},
+        )
+        return Timeline(source="predicted", metrics=metrics, events=tuple(_events(work)) if record else ())
 
 
 def _work(plan: Plan, problem: Problem, s: int, bill: StageCost) -> Iterator[DeviceWork]:

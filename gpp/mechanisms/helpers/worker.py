@@ -1,6 +1,6 @@
 """A helper: parts of the backward of a stage that another device has.
 
-It holds no weights. What it makes of a micro-batch is made of what comes in one message (`given.py` beside this): for gradients of
+It holds no weights. What it makes of a micro-batch is made of what comes in one message (`Given` below): for gradients of
 weights what each operator leaves, for gradients of inputs the gradient of the output and the columns of the weight that the
 forward has used. Gradients of weights are added up in memory that the sum with the stage's own device returns, and that the next
 mini-batch finds empty.
@@ -9,21 +9,20 @@ mini-batch finds empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.cut import BoundaryTensor
-from gpp.mechanisms.helpers.given import Given
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS
-from gpp.mechanisms.helpers.operands import Form
+from gpp.mechanisms.helpers.operands import Form, Head, Operands, head_of_stage, operands_of_stage
 from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import LateGradients, in_columns
 from gpp.mechanisms.split_backward.operators import late_of
-from gpp.program.kinds import BACKWARD
+from gpp.program.kinds import BACKWARD, Direction
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
@@ -31,6 +30,55 @@ from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The operands of the helpers' parts.
+
+    Operators that stay whole, whose gradients come in the first half, are not among it.
+
+    Args:
+        operands: what the gradients of the weights are made of; None where no helper makes them.
+        head: of the stage whose input gradients are divided; None where they are not.
+        columns: of those, by the device that makes them, the own device's first.
+    """
+
+    operands: tuple[Operands, ...] | None
+    head: Head | None
+    columns: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, job: Job, s: int) -> Given:
+        """For a stage with helpers."""
+        stage = job.plan.stages[s]
+        operands = operands_of_stage(job, s) if stage.adding else None
+        head = head_of_stage(job, s) if helpers_of(stage).input_share else None
+        return cls(operands=operands, head=head, columns=columns(stage, head.columns) if head else ())
+
+    def between(self, kept: LateGradients, made: dict[str, Tensor]) -> dict[Direction, dict[str, Tensor]]:
+        """The tensors that go to helpers, and to the stages before, by direction and name.
+
+        Args:
+            kept: what the first half has left; what a helper is given leaves it.
+            made: the gradients of the stage's inputs, of which the own device returns its columns.
+        """
+        out: dict[Direction, dict[str, Tensor]] = {BACKWARD: made}
+        if self.operands is not None:
+            given, ours = kept.hand_over(), out.setdefault(HELPING, {})
+            for each in self.operands:
+                # An operator without a gradient of its output gives none of its weights'.
+                found = given.get(each.node) or tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in each.forms)
+                ours |= {f"{each.node}:{i}": tensor for i, tensor in enumerate(found)}
+        if self.head:
+            assert kept.divided, "the backward has not come by the operator whose product is divided"
+            (gradient, weight), kept.divided = kept.divided, None
+            parts = {f"weight:{lo}": weight[:, lo:hi] for _, lo, hi in self.columns[1:]}
+            out[HELPING_INPUTS] = {"gradient": gradient, **parts}
+            _, lo, hi = self.columns[0]
+            out[BACKWARD] = {name: tensor[..., lo:hi] for name, tensor in made.items()} if hi > lo else {}
+        return out
+
 
 NOTHING = Layout((), ())
 """Of a message that is never sent."""

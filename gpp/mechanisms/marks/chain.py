@@ -25,8 +25,7 @@ import numpy as np
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Remembered
 from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
-from gpp.mechanisms.marks.prices import Prices
-from gpp.mechanisms.marks.segments import Segments, segments_of
+from gpp.mechanisms.marks.prices import Prices, Segments, segments_of
 
 BLOCK = 64
 """Partial choices that are compared with each other at a time."""

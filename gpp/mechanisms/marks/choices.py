@@ -43,7 +43,8 @@ class Marking(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A marking, its seconds beyond those of keeping everything, and the most bytes at a time on a device."""
+    """A marking, its seconds for each micro-batch beyond those of keeping everything (of computing again, and of copies that do not
+    hide), and the most bytes at a time on a device."""
 
     added_s: float
     peak: float
@@ -58,7 +59,6 @@ class Choices:
         held: micro-batches in flight on a device at a time.
         ways: of `recompute` and `offload`.
         depth: of the pipeline, as for `gpp.cost.stage.StageCost.of`.
-        period_s: seconds between two micro-batches of the pipeline; None: those of the stage's own passes.
         again: operators that may be computed again; None for all.
 
     `able` says for each operator of the stage, in order, whether it may be computed again.
@@ -71,7 +71,6 @@ class Choices:
         held: int,
         ways: Collection[str],
         depth: int | None,
-        period_s: float | None,
         again: Collection[int] | None = None,
     ) -> None:
         self.problem, self.held, self.depth = problem, held, depth
@@ -81,7 +80,7 @@ class Choices:
         self.samples = stage.samples
         self.keeping = stage_bytes(problem, self.stage, depth)
         self._forward_s, self._backward_s = self._seconds(())
-        self.period_s = self._forward_s + self._backward_s if period_s is None else period_s
+        self.period_s = self._forward_s + self._backward_s
         returns = bool(mask_of(stage.ops) & problem.graph.differentiated)
         self.recomputes = "recompute" in ways and returns and bool(self.able.any())
         self._computing: Computing = {}

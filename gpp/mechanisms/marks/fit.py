@@ -6,7 +6,8 @@
 * All others: a heuristic. The stage is solved as if it were a chain in its order, the true bill is asked, and marks are exchanged
   while that helps.
 
-Seconds of computing again are those on the device that the stage waits for; `Fit.added_s` is of the slowest device with its marks.
+Seconds of computing again are those on the device that the stage waits for; `Judged.added_s` is of the slowest device with its
+marks.
 """
 
 from __future__ import annotations
@@ -14,15 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import partial
-from typing import NamedTuple
 
 from gpp.cost.problem import Problem, Remembered
-from gpp.errors import InvalidConfig
-from gpp.mechanisms.marks.capuchin import capuchin
 from gpp.mechanisms.marks.chain import ChainProgram
 from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
 from gpp.mechanisms.marks.priced import Selection
-from gpp.mechanisms.marks.search import branch_and_bound, exchanged
+from gpp.mechanisms.marks.search import branch_and_bound, capuchin, exchanged
 from gpp.stage import Stage
 
 WAYS = ("recompute", "offload")
@@ -48,31 +46,6 @@ ROUGH = 1e6
 """Share from which on a stage of more than `SMALL` operators is solved as if it were a chain, whatever its form."""
 
 
-class Fit(NamedTuple):
-    """The marks of a stage.
-
-    Args:
-        recompute, offload: operator ids, ascending, as in `gpp.mechanisms.marks.stage.Marks`.
-        added_s: seconds for each micro-batch beyond those of keeping everything: of computing again, and of copies that do not
-            hide.
-        boundaries: as the others.
-    """
-
-    recompute: tuple[int, ...]
-    offload: tuple[int, ...]
-    added_s: float
-    boundaries: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, judged: Judged) -> Fit:
-        """The fit of a marking."""
-        return cls(judged.marking.recompute, judged.marking.offload, judged.added_s, judged.marking.boundaries)
-
-    def on(self, stage: Stage) -> Stage:
-        """The stage with these marks."""
-        return Marking(self.recompute, self.offload, self.boundaries).on(stage)
-
-
 def fit(
     problem: Problem,
     stage: Stage,
@@ -82,10 +55,9 @@ def fit(
     ways: Collection[str] = WAYS,
     selection: Selection = "least",
     depth: int | None = None,
-    period_s: float | None = None,
     again: Collection[int] | None = None,
     within: float = 0.0,
-) -> Fit | None:
+) -> Judged | None:
     """The marks of least added seconds with which a stage fits; None if it fits with none.
 
     Args:
@@ -93,36 +65,28 @@ def fit(
         held: micro-batches in flight at a time on each of its devices.
         limit: bytes that each of its devices may hold.
         ways: what may be done besides keeping. `offload` is done only where every device of the stage has a link to its host.
-        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.mechanisms.marks.capuchin`).
+        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.mechanisms.marks.search`).
         depth: of the pipeline, for weight policies whose versions depend on it.
-        period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
         again: operators that may be computed again; None for all.
         within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. From `ROUGH` on
             stages of any form are solved sooner; infinite for the first choice that fits.
-
-    Raises:
-        InvalidConfig: `ways` or `selection` is unknown.
     """
-    if unknown := sorted({*ways} - {*WAYS}):
-        raise InvalidConfig("ways", unknown[0], f"must be of {', '.join(WAYS)}", "leave it out")
-    if selection not in ("least", "capuchin"):
-        raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
     key = stage.ops, stage.devices, stage.microbatch_size, stage.devices_per_replica, stage.stride, stage.in_flight
-    key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
+    key += held, limit, frozenset(ways), selection, depth, again if again is None else frozenset(again), within
     known, equal = _FITS.of(problem), _ALIKE.of(problem)
     if key not in known:
-        choices = Choices(problem, stage, held, ways, depth, period_s, again)
+        choices = Choices(problem, stage, held, ways, depth, again)
         # Models have equal blocks: what is found for one stretch of them is the answer for all equal ones.
         alike = choices.alike, limit, selection, within
         if alike not in equal:
             found = _fit(choices, limit, selection, within)
             equal[alike] = found and found._replace(marking=found.marking.of(choices.at))
         answer = equal[alike]
-        known[key] = answer and Fit.of(answer._replace(marking=answer.marking.of(stage.ops)))
+        known[key] = answer and answer._replace(marking=answer.marking.of(stage.ops))
     return known[key]
 
 
-_FITS = Remembered[tuple[object, ...], Fit | None]()
+_FITS = Remembered[tuple[object, ...], Judged | None]()
 _ALIKE = Remembered[tuple[object, ...], Judged | None]()
 
 

@@ -26,11 +26,31 @@ Span = tuple[Mark, Mark]
 
 
 class AbstractCopies(ABC):
-    """The copies of a device, one after the other in each direction."""
+    """The copies of a device, one after the other in each direction; memory of the host is used again for the same size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     @abstractmethod
     def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
         """Begin to copy flat tensors to the host; they must stay as they are until the parcel has left."""
+
+    @abstractmethod
+    def make(self, like: Tensor) -> Tensor:
+        """Further memory of the host for a flat tensor."""
+
+    @final
+    def take(self, like: Tensor) -> Tensor:
+        """Memory of the host for a flat tensor. A stream that read it before was waited for by the one that the new copy waits
+        for."""
+        free = self._free[like.nbytes]
+        return free.pop().view(like.dtype) if free else self.make(like)
+
+    @final
+    def give(self, buffers: Sequence[Tensor]) -> None:
+        """It is not needed any more by what the current stream goes on with."""
+        for buffer in buffers:
+            self._free[buffer.nbytes].append(buffer)
 
 
 class AbstractParcel(ABC):
@@ -38,58 +58,65 @@ class AbstractParcel(ABC):
 
     span: Span
 
+    def __init__(self, copies: AbstractCopies, tensors: Sequence[Tensor]) -> None:
+        self._source, self._tensors, self._buffers = copies, list(tensors), list[Tensor]()
+
     @property
     @abstractmethod
     def gone(self) -> bool:
-        """Whether all are on the host."""
+        """Whether the copy that was begun last has ended."""
 
     @abstractmethod
-    def leave(self) -> None:
-        """Let the device go on only when they are there, and let go of them."""
+    def wait(self) -> None:
+        """Let the device go on only when it has."""
 
     @abstractmethod
     def back(self) -> None:
         """Begin to copy them to the device, into new tensors, once they have left."""
 
-    @abstractmethod
+    @final
+    def leave(self) -> None:
+        """Let the device go on only when all are on the host, and let go of them."""
+        self.wait()
+        self._tensors = []
+
+    @final
     def arrive(self) -> list[Tensor]:
         """Let the device go on only when they are back; the new tensors in the same order."""
+        self.wait()
+        self._source.give(self._buffers)
+        found, self._tensors, self._buffers = self._tensors, [], []
+        return found
 
 
 @final
 class HostCopies(AbstractCopies):
     """Copies by threads, between PyTorch's memory and other memory of the same machine.
 
-    The other memory is numpy's, which PyTorch's allocator does not count, and is used again for tensors of the same size.
+    The other memory is numpy's, which PyTorch's allocator does not count.
 
     Args:
         now: the clock of the device, asked in the threads.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
         self.now = now
         self.away = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
         self.home = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
-        self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
         return _HostParcel(self, tensors)
 
-    def take(self, like: Tensor) -> Tensor:
-        """Memory of the host for a flat tensor."""
-        free = self._free[like.nbytes]
-        return (free.pop() if free else torch.from_numpy(np.empty(like.nbytes, np.uint8))).view(like.dtype)
-
-    def give(self, buffers: Sequence[Tensor]) -> None:
-        """It is not needed any more."""
-        for buffer in buffers:
-            self._free[buffer.nbytes].append(buffer.view(torch.uint8))
+    def make(self, like: Tensor) -> Tensor:
+        return torch.from_numpy(np.empty(like.nbytes, np.uint8)).view(like.dtype)
 
 
 @final
 class _HostParcel(AbstractParcel):
     def __init__(self, copies: HostCopies, tensors: Sequence[Tensor]) -> None:
-        self._copies, self._tensors, self._buffers = copies, list(tensors), [copies.take(tensor) for tensor in tensors]
+        super().__init__(copies, tensors)
+        self._copies, self._buffers = copies, [copies.take(tensor) for tensor in tensors]
         self._begin(copies.away, self._buffers, self._tensors)
 
     def _begin(self, thread: ThreadPoolExecutor, into: Sequence[Tensor], of: Sequence[Tensor]) -> None:
@@ -101,20 +128,13 @@ class _HostParcel(AbstractParcel):
     def gone(self) -> bool:
         return self._way.done()
 
-    def leave(self) -> None:
+    def wait(self) -> None:
         self._way.result()
-        self._tensors = []
 
     def back(self) -> None:
         # Made here: the allocator's account of a worker is that of its own thread.
         self._tensors = [torch.empty_like(buffer) for buffer in self._buffers]
         self._begin(self._copies.home, self._tensors, self._buffers)
-
-    def arrive(self) -> list[Tensor]:
-        self._way.result()
-        self._copies.give(self._buffers)
-        found, self._tensors, self._buffers = self._tensors, [], []
-        return found
 
 
 def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
@@ -131,31 +151,24 @@ def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tup
 
 @final
 class CardCopies(AbstractCopies):
-    """Copies by two streams of a card; pinned memory is used again for tensors of the same size."""
+    """Copies by two streams of a card, from and to pinned memory."""
 
     def __init__(self, card: AbstractCard) -> None:
+        super().__init__()
         self.card, self.away, self.home = card, card.stream(), card.stream()
-        self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
         return _CardParcel(self, tensors)
 
-    def take(self, like: Tensor) -> Tensor:
-        """Pinned memory for a flat tensor. Who has read it before was waited for by the stream that the new copy waits for."""
-        if free := self._free[like.nbytes]:
-            return free.pop().view(like.dtype)
+    def make(self, like: Tensor) -> Tensor:
         return self.card.pinned(torch.empty(like.shape, dtype=like.dtype, device="cpu"))
-
-    def give(self, buffers: Sequence[Tensor]) -> None:
-        """It is not needed any more by what the current stream goes on with."""
-        for buffer in buffers:
-            self._free[buffer.nbytes].append(buffer)
 
 
 @final
 class _CardParcel(AbstractParcel):
     def __init__(self, copies: CardCopies, tensors: Sequence[Tensor]) -> None:
-        self._copies, self._tensors = copies, list(tensors)
+        super().__init__(copies, tensors)
+        self._copies = copies
         made = self._mark()
         with copies.card.use(copies.away):
             made.wait()
@@ -175,9 +188,8 @@ class _CardParcel(AbstractParcel):
     def gone(self) -> bool:
         return self._done.query()
 
-    def leave(self) -> None:
+    def wait(self) -> None:
         self._done.wait()
-        self._tensors = []
 
     def back(self) -> None:
         # Made on the stream that uses them, and written when that has come here: their memory may have been another's.
@@ -190,9 +202,3 @@ class _CardParcel(AbstractParcel):
                 tensor.copy_(buffer, non_blocking=True)
             self._done = self._mark()
         self.span = start, self._done
-
-    def arrive(self) -> list[Tensor]:
-        self._done.wait()
-        self._copies.give(self._buffers)
-        found, self._tensors, self._buffers = self._tensors, [], []
-        return found

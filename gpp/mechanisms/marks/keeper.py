@@ -88,7 +88,7 @@ class Forward(Watch):
 
     def __init__(self, keeper: Keeper, hooks: SavedHooks | None) -> None:
         super().__init__(keeper.marks.way)
-        self.keeper, self._hooks, self._readers, self._staying = keeper, hooks, keeper.readers, keeper.marks.staying
+        self.keeper, self._hooks, self._readers = keeper, hooks, keeper.readers
         self.moved: list[weakref.ref[Slot]] = []
         self.runs: list[_DiscardedRun] = []
 
@@ -109,10 +109,10 @@ class Forward(Watch):
     def made(self, place: int, following: int, value: Any) -> None:
         self.place = following
         self.note(value, place)
-        if self._staying[place]:
+        name = self.keeper.marks.calls[place]
+        if name in self.keeper.marks.stays:
             self._stay(value)
         for number in self._readers[place]:
-            name = self.keeper.marks.calls[place]
             self.runs[number].inputs[name] = held(value, lambda tensor, n=number: self._hold(tensor, n))
 
     def _stay(self, value: Any) -> None:
@@ -146,7 +146,7 @@ class Forward(Watch):
                 self.moved.append(weakref.ref(made.slot))
             else:
                 run = self.runs[made.way]
-                made.slot = Slot(None, run)
+                made.slot = Slot(None, run.again)
                 run.slots[made.key] = weakref.ref(made.slot)
         return made.slot
 

@@ -62,11 +62,6 @@ class NodeMarks:
         return {name: place for place, name in enumerate(self.calls)}
 
     @cached_property
-    def staying(self) -> tuple[bool, ...]:
-        """Of each place whether it is of a node in `stays`."""
-        return tuple(name in self.stays for name in self.calls)
-
-    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """Of each place the runs that read its value and do not make it themselves."""
         return tuple(tuple(r for r, run in enumerate(self.runs) if name in run.reads) for name in self.calls)

@@ -15,20 +15,20 @@ from gpp.memory import AbstractMemory, Question, Spared
 from gpp.settings import settings
 
 if TYPE_CHECKING:
-    from gpp.mechanisms.marks.fit import Fit
+    from gpp.mechanisms.marks.choices import Judged
 
 
 class AbstractMarking(AbstractMemory):
     """A policy whose ways are marks."""
 
     @abstractmethod
-    def marks(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Judged | None:
         """The marks with which a stage fits; None if it does with none."""
 
     @final
     def fit(self, asked: Question) -> Spared | None:
         found = self.marks(asked)
-        return None if found is None else Spared(found.on(asked.stage), found.added_s)
+        return None if found is None else Spared(found.marking.on(asked.stage), found.added_s)
 
     @final
     def views(self, problem: Problem, *, same: bool) -> Iterator[Problem]:
@@ -49,7 +49,7 @@ class Recompute(AbstractMarking):
     ways: ClassVar[Collection[str]] = ("recompute",)
     selection: Selection | Literal["all"] = "least"
 
-    def marks(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Judged | None:
         return _all(asked) if self.selection == "all" else _chosen(asked, self.ways, self.selection)
 
 
@@ -62,7 +62,7 @@ class Offload(AbstractMarking):
     ways: ClassVar[Collection[str]] = ("offload",)
     selection: Selection = "least"
 
-    def marks(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Judged | None:
         return _chosen(asked, self.ways, self.selection)
 
 
@@ -76,11 +76,11 @@ class Auto(AbstractMarking):
     holds_fewer: ClassVar[bool] = True
     selection: Selection = "least"
 
-    def marks(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Judged | None:
         return _chosen(asked, self.ways, self.selection)
 
 
-def _chosen(asked: Question, ways: Collection[str], selection: Selection) -> Fit | None:
+def _chosen(asked: Question, ways: Collection[str], selection: Selection) -> Judged | None:
     from gpp.mechanisms.marks.fit import fit
 
     problem, stage, held, limit, depth, _, within = asked
@@ -88,13 +88,13 @@ def _chosen(asked: Question, ways: Collection[str], selection: Selection) -> Fit
     return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
 
 
-def _all(asked: Question) -> Fit | None:
-    from gpp.mechanisms.marks.fit import Fit
+def _all(asked: Question) -> Judged | None:
+    from gpp.mechanisms.marks.choices import Judged, Marking
 
     again = repeatable(asked)
     kept, bill = (StageCost.of(asked.problem, marked(asked.stage.keeping, recompute=ops), asked.depth) for ops in ((), again))
-    fits = bill.memory.peak(asked.held) <= asked.limit_bytes
-    return Fit(again, (), bill.backward_s - kept.backward_s) if fits else None
+    peak = bill.memory.peak(asked.held)
+    return Judged(bill.backward_s - kept.backward_s, peak, Marking(again)) if peak <= asked.limit_bytes else None
 
 
 def repeatable(asked: Question) -> tuple[int, ...]:

@@ -82,7 +82,9 @@ class Priced:
         if "recompute" in self.ways:
             seen: set[bytes] = set()
             for price_s in self._prices():
-                again = self._recomputed(price_s)
+                again = self._again
+                if math.isfinite(price_s):
+                    again = again & (self._forward_s + price_s * self._read < price_s * self._saved)
                 if again.tobytes() not in seen:
                     seen.add(again.tobytes())
                     yield self._view(again, nothing > 0, again.astype(float), nothing)
@@ -103,12 +105,6 @@ class Priced:
         if not len(turns):
             return [math.inf]
         return [*(np.quantile(turns, np.linspace(0.0, 1.0, PRICES)[:-1], method="higher") * (1 + 1e-9)).tolist(), math.inf]
-
-    def _recomputed(self, price_s: float) -> np.ndarray:
-        """[operators] whether each is computed again at a price."""
-        if math.isinf(price_s):
-            return self._again
-        return self._again & (self._forward_s + price_s * self._read < price_s * self._saved)
 
     def _parted(self) -> Problem:
         """The view in which every operator that keeps more than it hands on is a boundary."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +15,13 @@ Key = tuple[int, int]
 """Place of the node that makes a storage, and the storage's number among those of that node."""
 
 
-class Maker(Protocol):
-    """What makes discarded storages again."""
-
-    def again(self) -> None:
-        """Fill the slots that are still wanted."""
-
-
 class Slot:
-    """The place of a storage between forward and backward, with some tensor on it; `run` makes it again where it is empty."""
+    """The place of a storage between forward and backward, with some tensor on it; `again` fills it where it is empty."""
 
-    __slots__ = ("__weakref__", "base", "run")
+    __slots__ = ("__weakref__", "again", "base")
 
-    def __init__(self, base: Tensor | None, run: Maker | None) -> None:
-        self.base, self.run = base, run
+    def __init__(self, base: Tensor | None, again: Callable[[], None] | None) -> None:
+        self.base, self.again = base, again
 
 
 class View:
@@ -44,8 +37,8 @@ class View:
         """The tensor; its run is called again if the slot is empty."""
         slot = self.slot
         if slot.base is None:
-            assert slot.run is not None, "a copy has not come back"
-            slot.run.again()
+            assert slot.again is not None, "a copy has not come back"
+            slot.again()
         base = slot.base
         if base is None:
             raise RuntimeError("a discarded storage was not made again: its operator did something else the second time")

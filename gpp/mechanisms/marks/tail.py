@@ -15,12 +15,11 @@ import numpy as np
 
 from gpp.cost.problem import Remembered
 from gpp.mechanisms.marks.choices import HAIR, Choices, Judged, Marking
-from gpp.mechanisms.marks.fit import Fit
 from gpp.mechanisms.marks.policies import AbstractMarking, repeatable
 from gpp.memory import Question
 from gpp.settings import settings
 
-_TAILS = Remembered[tuple[object, ...], tuple[Fit | None, float]]()
+_TAILS = Remembered[tuple[object, ...], tuple[Judged | None, float]]()
 
 
 @final
@@ -36,27 +35,21 @@ class Tail(AbstractMarking):
     ways: ClassVar[Collection[str]] = ("recompute", "offload")
     swap: bool = True
 
-    def marks(self, asked: Question) -> Fit | None:
+    def marks(self, asked: Question) -> Judged | None:
         return self._tried(asked)[0]
 
     def lacking(self, asked: Question) -> float:
         """Bytes by which a stage overflows with the leanest of the tails that are tried; 0 where one fits."""
-        return self._tried(asked)[1]
+        found, least = self._tried(asked)
+        return 0.0 if found else least - asked.limit_bytes
 
-    def _tried(self, asked: Question) -> tuple[Fit | None, float]:
+    def _tried(self, asked: Question) -> tuple[Judged | None, float]:
         ways: Collection[str] = self.ways if self.swap else ("recompute",)
         known, again = _TAILS.of(asked.problem), repeatable(asked)
         key = asked.stage.keeping, asked.held, asked.limit_bytes, asked.depth, frozenset(again), tuple(ways)
         if key not in known:
-            choices = Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, None, again)
-            found, least = _shortest(choices, asked.limit_bytes)
-            known[key] = (Fit.of(found), 0.0) if found else (None, least - asked.limit_bytes)
+            known[key] = _shortest(Choices(asked.problem, asked.stage, asked.held, ways, asked.depth, again), asked.limit_bytes)
         return known[key]
-
-
-def tail_of(count: int, ratio: float) -> int:
-    """Operators in the tail of a stage of so many, at a ratio as vPipe's plan files have it."""
-    return int(ratio * count)
 
 
 def _shortest(choices: Choices, limit: float) -> tuple[Judged | None, float]:

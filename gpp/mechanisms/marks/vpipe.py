@@ -4,7 +4,7 @@ Objective (reported in the plan's explanation): seconds of a forward and a backw
 added to make it fit included. First the bytes that stages lack count, then the slowest stage, then the sum of squares.
 The best partition of every micro-batch size is predicted, and the best prediction wins.
 
-Search: the blocks of the model (`residual_blocks`) start balanced by compute. A pass makes tentative moves of 1 .. `moves` blocks
+Search: the blocks of the model (see below) start balanced by compute. A pass makes tentative moves of 1 .. `moves` blocks
 over the borders: the best one over any border, better or not, which is locked then, until all borders are. The best prefix of
 the pass is kept. Passes go on until one gains nothing (Kernighan-Lin).
 
@@ -27,15 +27,16 @@ method is said to be.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidFile
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.mechanisms.marks.fitted import FittedStages, Stretch, one_minibatch
-from gpp.mechanisms.marks.residual_blocks import residual_blocks
 from gpp.mechanisms.marks.stage import marked
-from gpp.mechanisms.marks.tail import Tail, tail_of
+from gpp.mechanisms.marks.tail import Tail
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_cut
@@ -115,6 +116,18 @@ class VPipe(AbstractPlanner):
         return replace(plan, objective=objective, explanation=(line,))
 
 
+def residual_blocks(graph: OpGraph, order: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The blocks of an order, as intervals of positions: each ends at a sum with what went past its operators; what is behind the
+    last sum is a block of its own.
+
+    An operator, or a group of them, is a sum if it reads two others of which one depends on the other, since then one of them was
+    carried past.
+    """
+    reads = graph.predecessors
+    ends = {n for n, op in enumerate(order, 1) if any(graph.descendants[other] & reads[op] for other in bits(reads[op]))}
+    return list(pairwise(sorted({0, len(order)} | ends)))
+
+
 def read_plan_file(path: str, num_blocks: int, sums_before: int, num_devices: int) -> PlanFile:
     """A plan file for a model of so many blocks, its first stage without the blocks of `sums_before`.
 
@@ -129,12 +142,8 @@ def read_plan_file(path: str, num_blocks: int, sums_before: int, num_devices: in
         raise InvalidFile(path, place, rule, fix, [value], setting)
 
     if not 1 <= len(counts) <= num_devices:
-        refuse(
-            "partition",
-            list(counts),
-            f"must have 1 to {num_devices} stages, one for each device",
-            "use a cluster of as many devices",
-        )
+        rule = f"must have 1 to {num_devices} stages, one for each device"
+        refuse("partition", list(counts), rule, "use a cluster of as many devices")
     if len(ratios) != len(counts):
         refuse("recompute_ratio", list(ratios), f"must have one for each of {len(counts)} stages", "add or remove some")
     for s, (count, ratio) in enumerate(zip(counts, ratios, strict=True)):
@@ -154,7 +163,7 @@ def _as_filed(search: _Moves, file: PlanFile) -> tuple[Plan | None, float]:
     stretches = search.stretches(file.partition)
     plan = search.stages.unmarked_plan("vpipe", stretches)
     stages = tuple(
-        marked(stage, recompute=stage.ops[len(stage.ops) - tail_of(len(stage.ops), ratio) :])
+        marked(stage, recompute=stage.ops[len(stage.ops) - int(ratio * len(stage.ops)) :])
         for stage, ratio in zip(plan.stages, file.recompute_ratio, strict=True)
     )
     plan = replace(plan, stages=stages)

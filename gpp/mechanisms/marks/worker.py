@@ -11,7 +11,7 @@ from gpp.mechanisms.marks.nodes import NodeMarks
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
 from gpp.runtime.worker.seat import generators
-from gpp.runtime.worker.stage import Span, StageRunner
+from gpp.runtime.worker.stage import StageRunner
 
 
 class Keepers(Hooks):
@@ -35,13 +35,8 @@ class Keepers(Hooks):
             )
 
     def runs(self) -> Mapping[str, OwnAction]:
-        return {COPY_OUT: self._copy_out, COPY_IN: self._fetch}
-
-    def _copy_out(self, stage: int, microbatch: int) -> Span | None:
-        return self._keepers[stage].copy_out(microbatch)
-
-    def _fetch(self, stage: int, microbatch: int) -> Span | None:
-        return self._keepers[stage].fetch(microbatch)
+        keepers = self._keepers
+        return {COPY_OUT: lambda stage, mb: keepers[stage].copy_out(mb), COPY_IN: lambda stage, mb: keepers[stage].fetch(mb)}
 
 
 class MarksWorkerPart(AbstractWorkerPart):

@@ -1,4 +1,11 @@
-"""Passes and messages in a narrower type, and the loss scale of a worker."""
+"""Passes and messages in a narrower type, and the loss scale of a worker.
+
+The scale of the loss under float16, on which all devices agree: small gradients would be rounded to zero without it.
+
+Losses are multiplied by the scale before their backwards, and gradients divided by it before the update. If any gradient
+of any stage is not finite, all stages leave out the update and halve the scale; after `GROWTH_INTERVAL` updates in a row
+they double it. The numbers are those of `torch.amp.GradScaler`, which knows one process only.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,40 @@ from typing import final
 
 import torch
 
-from gpp.mechanisms.precision.loss_scale import NAME, LossScale
 from gpp.runtime.job import Job
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice
 from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import StageRunner
+
+INITIAL = 2.0**16
+GROWTH, BACKOFF = 2.0, 0.5
+GROWTH_INTERVAL = 2000
+
+NAME = "(loss scale)"
+"""Under which checkpoints hold it; no parameter of a module can be called so."""
+
+
+@final
+class LossScale:
+    """The scale, and how many updates have been done since it changed last."""
+
+    def __init__(self) -> None:
+        self.state = torch.tensor([INITIAL, 0.0], dtype=torch.float64)
+
+    @property
+    def value(self) -> float:
+        return self.state[0].item()
+
+    def agree(self, finite: bool) -> None:
+        """Note whether all gradients of a step were finite. Every device notes the same."""
+        scale, done = self.state.tolist()
+        if not finite:
+            scale, done = scale * BACKOFF, 0.0
+        elif done + 1 == GROWTH_INTERVAL:
+            scale, done = scale * GROWTH, 0.0
+        else:
+            done += 1
+        self.state.copy_(torch.tensor([scale, done]))
 
 
 def narrow_type(job: Job) -> torch.dtype:
@@ -61,10 +97,7 @@ class ScaledLosses(NarrowMessages):
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
         self._runners |= runners
         for runner in runners.values():
-            runner.loss_factor = self._factor
-
-    def _factor(self) -> float:
-        return self.scale.value
+            runner.loss_factor = lambda: self.scale.value
 
     def measured(self, norm: torch.Tensor, params: Collection[torch.Tensor]) -> torch.Tensor:
         scale = self.scale.value

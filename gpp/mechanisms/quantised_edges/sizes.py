@@ -1,7 +1,7 @@
 """Quantised messages: how many bytes a tensor takes on an edge, and what encoding and decoding it costs.
 
 A value of a sample becomes one of 2^bits levels between the sample's least and largest value, and floor(32/bits) levels lie in a
-word. Tensors of integers and of other types than the graph's travel as they are. `quantiser.py` does the work.
+word. Tensors of integers and of other types than the graph's travel as they are. `worker.py` does the work.
 
 Sources: PipeEdge (DSD 2022) for the form of a message; Banner et al., "Post training 4-bit quantization of convolutional networks
 for rapid-deployment" (NeurIPS 2019), section 2 and appendix, for the clipping.
@@ -86,7 +86,7 @@ class CodecWork(NamedTuple):
 
 
 def encoding(tensors: Iterable[Tensor], dtype: str, samples: int, bits: int, *, clip: bool) -> CodecWork:
-    """The work of encoding a message's tensors, kernel by kernel as `quantiser.py` does it.
+    """The work of encoding a message's tensors, kernel by kernel as `worker.py` does it.
 
     What has one number for each sample is too small to count, but for its kernels.
     """

@@ -1,7 +1,26 @@
-"""Messages whose values are coded, on the devices that send and read them."""
+"""Messages whose values are coded, on the devices that send and read them.
+
+Bits that follow the speed of a link: what `strategy.edges.bits=auto` does while messages are sent.
+
+The sender measures its link over a window of messages, and then takes the most bits with which the link keeps up. A receiver must
+know the form of a message before it comes, and posts some of them ahead, so each message says how many bits a later one has: both
+ends count `ahead` messages from the announcement to the change. Nothing here looks at a clock: the same times give the same bits.
+
+Values of a message as few bits: levels between a sample's least and its largest value, several in a word.
+
+Shapes, for a tensor x of N samples with D values each, at q bits: V = floor(32/q) values in a word, W = ceil(D/V) words.
+
+    encode(x)  [N, H + W] int32: the least value, the distance of two levels (H words), then the levels
+    decode     [N, D]: least + level x distance, so that no value is off by more than half a distance, and rounding
+
+Level k of a sample lies in bits [q (k div W), q (k div W) + q) of word k mod W: the levels of one word are W apart, so that a word
+is put together from slices that lie side by side in memory. Every sample is coded by itself, so micro-batches and replicas may be
+cut in any way. A sample with a value that is not finite is decoded as one without finite values.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,15 +30,143 @@ from typing import final
 import torch
 
 from gpp.graph.op_graph import Tensor
-from gpp.mechanisms.quantised_edges.kept_rate import KeptRate, announced
-from gpp.mechanisms.quantised_edges.quantiser import Quantiser
 from gpp.mechanisms.quantised_edges.settings import carried
-from gpp.mechanisms.quantised_edges.sizes import ANNOUNCE_BYTES, coded, useful_bits
+from gpp.mechanisms.quantised_edges.sizes import (
+    ANNOUNCE_BYTES,
+    WORD_BYTES,
+    clip_factor,
+    coded,
+    header_words,
+    most_bits,
+    per_word,
+    useful_bits,
+    words,
+)
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice
 from gpp.runtime.worker.messages import ALIGN, AbstractCoding, Boundary, Layout
+
+GELU_MEAN = 0.0
+"""Nearly all values of a GELU are above zero: its clipping takes them for the positive half of a distribution around zero."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiser:
+    """The coding of one tensor of a message.
+
+    Args:
+        bits: of a value.
+        clip: whether values are clipped before, as for values of a Laplace distribution.
+        gelu: whether they are a GELU's.
+        dtype: of the values.
+        shape: of one sample.
+    """
+
+    bits: int
+    clip: bool
+    gelu: bool
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> int:
+        """Values of a sample (D)."""
+        return math.prod(self.shape)
+
+    @property
+    def words(self) -> int:
+        """Words of a coded sample (H + W)."""
+        return words(self.values, self.bits, _name(self.dtype))
+
+    @property
+    def _exact(self) -> torch.dtype:
+        """In which levels are computed, and headers sent: narrow types would add errors of their own."""
+        return self.dtype if self.dtype.itemsize >= WORD_BYTES else torch.float32
+
+    def encode(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[N, *shape] -> [N, H + W] int32."""
+        flat, top = tensor.reshape(tensor.shape[0], -1).to(self._exact), (1 << self.bits) - 1
+        if self.clip:
+            flat = self._clipped(flat)
+        low, high = torch.aminmax(flat, dim=1, keepdim=True)
+        step = (high - low) / top
+        # Of equal values every level is 0. Where no level can be told (a value is not finite), decoding does not read it.
+        inverse = step.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
+        levels = (flat - low).mul_(inverse).round_().to(torch.int32)
+        out = levels.new_empty(len(levels), self.words)
+        head, slots = header_words(_name(self.dtype)), per_word(self.bits)
+        out[:, :head] = torch.cat((low, step), dim=1).view(torch.int32)
+        body, width = out[:, head:], self.words - head
+        body.copy_(levels[:, :width])
+        for slot in range(1, slots):
+            part = levels[:, slot * width : (slot + 1) * width]
+            if part.shape[1]:
+                body[:, : part.shape[1]].bitwise_or_(part << (slot * self.bits))
+        return out
+
+    def decode(self, coded: torch.Tensor) -> torch.Tensor:
+        """[N, H + W] int32 -> [N, *shape]."""
+        head, slots, top = header_words(_name(self.dtype)), per_word(self.bits), (1 << self.bits) - 1
+        low, step = coded[:, :head].contiguous().view(self._exact).split(1, dim=1)
+        body, width = coded[:, head:], coded.shape[1] - head
+        flat = torch.empty(len(coded), self.values, dtype=self._exact, device=coded.device)
+        for slot in range(slots):
+            part = flat[:, slot * width : (slot + 1) * width]
+            if part.shape[1]:
+                # The word's sign is a bit like the others.
+                part.copy_((body[:, : part.shape[1]] >> (slot * self.bits)) & top)
+        return flat.mul_(step).add_(low).to(self.dtype).view(len(coded), *self.shape)
+
+    def _clipped(self, flat: torch.Tensor) -> torch.Tensor:
+        """Without what lies further from the mean than pays (`clip_factor`); [N, D] in and out."""
+        if self.gelu:
+            # The other half of the bell, which is not there, has as much of the square.
+            spread, mean = (flat * flat).mean(dim=1, keepdim=True).sqrt_(), GELU_MEAN
+        else:
+            variance, mean = torch.var_mean(flat, dim=1, keepdim=True, correction=0)
+            spread = variance.mul_(0.5).sqrt_()
+        reach = spread * clip_factor(self.bits + self.gelu)
+        return torch.minimum(torch.maximum(flat, mean - reach), mean + reach)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@final
+class KeptRate:
+    """The sender's end of a channel.
+
+    Args:
+        bytes_of: bits -> bytes of a message for each sample.
+        first: bits of the messages before the first announcement.
+        ahead: messages from an announcement to the one that it is about.
+        sample_s: seconds that the link may take for each sample that it carries.
+        window: messages over which it is measured.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], float], *, first: int, ahead: int, sample_s: float, window: int) -> None:
+        self._bytes_of, self._sample_s, self._window = bytes_of, sample_s, window
+        # The bits of the next messages, as both ends know them: each message takes the first, and adds what it announces.
+        self._bits, self._next = first, deque([first] * ahead)
+        self._bytes, self._seconds, self._count = 0, 0.0, 0
+
+    def note(self, num_bytes: int, seconds: float) -> None:
+        """A message has left, for which the link took so long."""
+        self._bytes, self._seconds, self._count = self._bytes + num_bytes, self._seconds + seconds, self._count + 1
+        if self._count == self._window:
+            # A link that takes no time has room for anything.
+            rate = self._bytes / self._seconds if self._seconds else float("inf")
+            self._bits = most_bits(self._bytes_of, rate * self._sample_s)
+            self._bytes, self._seconds, self._count = 0, 0.0, 0
+
+    def next(self) -> tuple[int, int]:
+        """Bits of the next message, and those that it announces."""
+        self._next.append(self._bits)
+        return self._next.popleft(), self._bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +261,7 @@ class FollowingBits(AbstractCoding):
         return max(self.num_bytes(bits, samples) for bits in self.layouts)
 
     def form(self, channel: Channel, samples: int) -> Form:
-        known, posted = self._coming.setdefault(channel, (announced(self.first, self.ahead), deque()))
+        known, posted = self._coming.setdefault(channel, (deque([self.first] * self.ahead), deque()))
         posted.append(bits := known.popleft())
         return Form((self.num_bytes(bits, samples),), torch.uint8, self.device)
 
@@ -127,7 +274,13 @@ class FollowingBits(AbstractCoding):
     def message(self, channel: Channel, tensors: list[torch.Tensor], samples: int) -> torch.Tensor:
         rate = self._rates.get(channel)
         if rate is None:
-            rate = self._rates[channel] = self._sender(channel[3:])
+            # Of so many samples nothing is padded.
+            sizes, pace = (
+                {bits: each.layout.num_bytes(ALIGN) / ALIGN for bits, each in self.layouts.items()},
+                self.sample_s[channel[3:]],
+            )
+            rate = KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=pace, window=self.window)
+            self._rates[channel] = rate
         for num_bytes, seconds in self.transport.timed(channel):
             rate.note(num_bytes, seconds)
         bits, later = rate.next()
@@ -137,12 +290,6 @@ class FollowingBits(AbstractCoding):
         for part, tensor in zip(coding.layout.parts(buffer[ANNOUNCE_BYTES:], samples), coding.encoded(tensors), strict=True):
             part.copy_(tensor)
         return buffer
-
-    def _sender(self, ends: tuple[int, int]) -> KeptRate:
-        """The state that a sender keeps for a channel."""
-        # Of so many samples nothing is padded.
-        sizes = {bits: coding.layout.num_bytes(ALIGN) / ALIGN for bits, coding in self.layouts.items()}
-        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
 
 
 class EdgeHooks(Hooks):

@@ -18,8 +18,7 @@ import torch
 
 from gpp.files import write_text
 from gpp.mechanisms.serving.course import serving_of_job
-from gpp.mechanisms.serving.status import StreamStatus
-from gpp.mechanisms.serving.stream import stream_of
+from gpp.mechanisms.serving.stream import StreamStatus, stream_of
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
 from gpp.program.program import channel_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Node, evaluate, node_references
+from gpp.graph.captured import Captured, Node, closure, evaluate, node_references
 from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import Op, OpGraph
 
@@ -67,15 +67,12 @@ def _answers(captured: Captured, network: set[str]) -> tuple[str, ...]:
 
 def _needed(captured: Captured, network: set[str]) -> set[str]:
     """The network's operators and all that they read."""
-    todo = [name for op in captured.graph.ops for name in op.nodes if name in network]
-    found: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo += node_references(captured.node_of[name])
-            todo += [earlier for earlier in captured.node_of[name].after if earlier in network]
-    return found
+
+    def before(name: str) -> tuple[str, ...]:
+        node = captured.node_of[name]
+        return (*node_references(node), *(earlier for earlier in node.after if earlier in network))
+
+    return closure((name for op in captured.graph.ops for name in op.nodes if name in network), before)
 
 
 def _graph(graph: OpGraph, network: set[str], answers: Mapping[str, Node]) -> OpGraph:

@@ -9,7 +9,7 @@ from typing import Any
 from gpp.graph.captured import Captured, loss_nodes, with_total
 from gpp.mechanisms.serving.course import serving_of_job
 from gpp.mechanisms.serving.model import ANSWER, network_of
-from gpp.mechanisms.serving.simulated import serving_of
+from gpp.mechanisms.serving.planning import serving_of
 from gpp.program.kinds import COMPUTE, SENDS
 from gpp.runtime.controller.collected import devices_of
 from gpp.runtime.job import Job

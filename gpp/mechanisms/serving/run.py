@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpp.runtime.course import AbstractCourseRun
 from gpp.runtime.job import Job
+from gpp.runtime.mode import AbstractCourseRun
 from gpp.runtime.run_dir import ANSWERS
 
 if TYPE_CHECKING:

@@ -23,10 +23,8 @@ from gpp.files import write_text
 from gpp.mechanisms.serving.answers import Answers, answers_of
 from gpp.mechanisms.serving.course import serving_of_job
 from gpp.mechanisms.serving.model import ANSWER
-from gpp.mechanisms.serving.status import StreamStatus
-from gpp.mechanisms.serving.stream import stream_of
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.mechanisms.serving.stream import StreamStatus, stream_of
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, Action
 from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
@@ -110,17 +108,11 @@ class Server:
             self.serving.buffers,
         )
         self.memory = MemoryEvents(transport.lend)
-        self.answers = self._answers(run_dir) if self.serving.answers else None
+        makes = any(runner.module.results for runner in self.runners.values())
+        self.answers = answers_of(job, run_dir) if self.serving.answers and makes else None
         transport.prepare(self.rings)
         self._rows = self._reader()
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
-
-    def _answers(self, run_dir: Path) -> Answers | None:
-        """The file of the answers, if this device makes some."""
-        own = [name for runner in self.runners.values() for name in runner.module.results]
-        if not own:
-            return None
-        return answers_of(self.job, run_dir)
 
     def _reader(self) -> Callable[[int, int], dict[str, torch.Tensor]]:
         """Function (lo, hi) -> the user inputs of those samples of the stream: of a micro-batch, which nothing keeps."""
@@ -187,7 +179,9 @@ class Server:
         if self.serving.arrivals.rate:
             workers = sorted(self.job.program.actions)
             stay(workers.index(self.device_id), len(workers), self.job.settings.threads)
-        epoch = _agreed(time.perf_counter()) + SETTLE_S
+        latest = torch.tensor([time.perf_counter()], dtype=torch.float64)
+        dist.all_reduce(latest, op=dist.ReduceOp.MAX)
+        epoch = float(latest.item()) + SETTLE_S
         settings = self.job.settings
         for number, actions in self._requests(settings.first_step, settings.steps, begin=settings.first_step):
             came = None
@@ -232,13 +226,6 @@ def stay(rank: int, workers: int, threads: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if threads == 1 and workers <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
-
-
-def _agreed(value: float) -> float:
-    """The largest of all workers' values."""
-    found = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found.item())
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

@@ -14,13 +14,14 @@ sizes a reader may need more messages for one pass than an edge has room for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import final
 
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, Action
 from gpp.program.steady_state import moved
+from gpp.runtime.hang_detection.status import COURSE, AbstractStatus
 
 
 def stream_of(
@@ -87,3 +88,39 @@ def check_served(plan: Plan) -> None:
             value.check_pipeline(s, trains=False)
     if plan.shares_devices:
         raise InvalidPlan("a device holds several stages, which mode=inference would have to interleave. Fix: one stage a device")
+
+
+@final
+class StreamStatus(AbstractStatus):
+    """Tells where in the program of one request a worker is, whose lists of actions are those of a stream.
+
+    Args:
+        status: that of the worker.
+        actions, counts: as `gpp.mechanisms.serving.stream.stream_of` has them.
+    """
+
+    def __init__(self, status: AbstractStatus, actions: Sequence[Action], counts: Mapping[int, int]) -> None:
+        super().__init__(status)
+        self._actions, self._counts = actions, counts
+        self._places: Sequence[int] = ()
+
+    def told(self, requests: Iterable[list[Action]], first: int) -> Iterator[tuple[int, list[Action]]]:
+        """Number and actions of each request, as its turn comes.
+
+        Args:
+            first: number of the first one; below 0 for those of the warm-up.
+        """
+        known = dict[int, list[int]]()
+        for number, request in enumerate(requests, first):
+            # The first one posts receives for others. Of the rest, those of one length are alike.
+            if number == first:
+                self._places = places(self._actions, request, self._counts)
+            else:
+                if len(request) not in known:
+                    known[len(request)] = places(self._actions, request, self._counts)
+                self._places = known[len(request)]
+            self.begin(COURSE, number)
+            yield number, request
+
+    def at(self, index: int) -> None:
+        super().at(self._places[index])

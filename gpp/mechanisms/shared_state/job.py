@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.shared_state.asked import REPLICAS
-from gpp.mechanisms.shared_state.shares import share_out
+from gpp.mechanisms.shared_state.asked import REPLICAS, share_out
 from gpp.plan.plan import Plan
 from gpp.program.program import ReduceGroup, reduce_groups
 from gpp.runtime.job import AbstractJobPart, Job, restore

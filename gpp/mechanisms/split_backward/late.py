@@ -205,10 +205,6 @@ class _Leave(torch.autograd.Function):
         return gradient, None, None
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
 class _Linear(torch.autograd.Function):
     """The most frequent operator in one step, which spares autograd's own nodes: [.., K] -> [.., M]."""
 
@@ -305,12 +301,16 @@ def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        out = call(input, weight.detach(), _detached(bias), stride, padding, dilation, groups)
-        several = [list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
-                   for value in (stride, padding, dilation)]  # fmt: skip
-        return site.leave(out, weight, bias, convolution_gradients, input, weight.detach(), several, [0] * dims, groups)
+        out = call(input, weight.detach(), bias if bias is None else bias.detach(), stride, padding, dilation, groups)
+        each = [several(value, dims) for value in (stride, padding, dilation)]
+        return site.leave(out, weight, bias, convolution_gradients, input, weight.detach(), each, [0] * dims, groups)
 
     return convolution
+
+
+def several(value: Any, dims: int) -> list[int]:
+    """A setting of a convolution, a number for each dimension."""
+    return list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
 
 
 def convolution_gradients(

@@ -102,7 +102,6 @@ class _HalvesSearch:
     ) -> None:
         self.node_of, self.calls = node_of, calls
         self.own, self.asked, self.formulas, self.elsewhere = set(calls), whole, formulas, elsewhere
-        self.order = {name: place for place, name in enumerate(calls)}
         self.roots: dict[str, frozenset[str]] = {}
         """Weights, and nodes that follow from weights alone -> the trained parameters behind them."""
         self.data: set[str] = set()
@@ -115,9 +114,9 @@ class _HalvesSearch:
         why = {name: reason for name in self.readers if (reason := self._reason(self.node_of[name]))}
         why |= dict.fromkeys(outputs & set(self.roots), "its value leaves the stage")
         for name in self.calls:
-            if name in self.roots and not self._own_gradient(name):
+            if name in self.roots and writes(operator_of(self.node_of[name].target)):
                 why[name] = "it writes in place"
-        users, uses = self._users(), self._uses()
+        users, uses = self._users_and_uses()
         changed = True
         while changed:
             before = len(why)
@@ -154,10 +153,6 @@ class _HalvesSearch:
         elif behind and not node.no_grad and node.requires_grad:
             self.roots[name] = behind
 
-    def _own_gradient(self, name: str) -> bool:
-        target = operator_of(self.node_of[name].target)
-        return not writes(target)
-
     def _reason(self, node: Node) -> str | None:
         """Why an operator cannot be split, seen by itself; None if it can."""
         if node.kind == "block":
@@ -188,26 +183,20 @@ class _HalvesSearch:
             return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
 
-    def _uses(self) -> dict[str, list[tuple[int, bool]]]:
-        """Node -> (place, whether it is a reader) of the calls that read the node itself, of those that follow from weights."""
-        out: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    def _users_and_uses(self) -> tuple[dict[str, list[str]], dict[str, list[tuple[int, bool]]]]:
+        """Trained parameter -> the calls that read it, or what follows from it, in order; and of the calls that follow from
+        weights, node -> (place, whether it is a reader) of those that read the node itself."""
+        users: dict[str, list[str]] = defaultdict(list)
+        uses: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         readers = set(self.readers)
-        for name in self.calls:
+        for place, name in enumerate(self.calls):
             if name in self.roots or name in readers:
-                for need in dict.fromkeys(node_references(self.node_of[name])):
-                    out[need].append((self.order[name], name not in self.roots))
-        return out
-
-    def _users(self) -> dict[str, list[str]]:
-        """Trained parameter -> the calls that read it, or what follows from it, in order."""
-        out: dict[str, list[str]] = defaultdict(list)
-        readers = set(self.readers)
-        for name in self.calls:
-            if name in self.roots or name in readers:
-                needs = node_references(self.node_of[name])
+                needs = dict.fromkeys(node_references(self.node_of[name]))
                 for param in sorted(frozenset[str]().union(*(self.roots.get(need, frozenset()) for need in needs))):
-                    out[param].append(name)
-        return out
+                    users[param].append(name)
+                for need in needs:
+                    uses[need].append((place, name not in self.roots))
+        return users, uses
 
 
 # Any number of samples that is nobody's size by chance.

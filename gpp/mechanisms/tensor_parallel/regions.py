@@ -16,6 +16,7 @@ Everything outside of the regions runs on whole tensors, on all members alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -86,10 +87,7 @@ def _worth_splitting(node: Node, weight: str, nodes: Nodes, degree: int) -> bool
     ids, found = ref(node.args[1]), nodes.node_of[weight]
     if ids is None or found.kind != "param":
         return False
-    shape = nodes.node_of[ids].shape or ()
-    lookups = 1
-    for extent in shape:
-        lookups *= extent if isinstance(extent, int) else 1
+    lookups = math.prod(extent for extent in nodes.node_of[ids].shape or () if isinstance(extent, int))
     return nodes.shape(weight)[0] >= max(lookups + 1, degree)
 
 

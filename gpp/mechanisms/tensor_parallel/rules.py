@@ -109,15 +109,10 @@ def _swapped(node: Node, rank: int) -> list[int]:
     return dims
 
 
-def _permuted(node: Node, rank: int) -> list[int]:
-    return [int(dim) % rank for dim in argument(node, 1, "dims")]
-
-
-def _apart(position: int, *, dropped: bool, default: int = 0) -> Rule:
-    """A rule for operators along one dimension that is not split: a slice, a selection, a softmax.
+def _apart(*, dropped: bool) -> Rule:
+    """A rule for operators along one dimension that is not split: a slice, a softmax, a selection or the tuple of all.
 
     Args:
-        position: of the argument with the dimension.
         dropped: whether the result lacks the dimension.
     """
 
@@ -125,7 +120,7 @@ def _apart(position: int, *, dropped: bool, default: int = 0) -> Rule:
         name = ref(node.args[0])
         if name is None:
             return None
-        dim = int(argument(node, position, "dim", default)) % len(nodes.shape(name))
+        dim = int(argument(node, 1, "dim", 0)) % len(nodes.shape(name))
         given, out = known(name), known(node.name)
         if given is None and out is not None:
             given = Shard(out.dim + (dropped and out.dim >= dim), out.blocks)
@@ -186,20 +181,6 @@ def _splits(node: Node, extent: int) -> int | None:
     sizes = argument(node, 1, "split_size" if node.target.endswith(".Tensor") else "split_sizes")
     size = sizes if isinstance(sizes, int) else sizes[0] if isinstance(sizes, list) and len(set(map(str, sizes))) == 1 else None
     return None if not isinstance(size, int) or extent % size else extent // size
-
-
-def unbound(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
-    """A tuple of the selections along a dimension that is not split."""
-    name = ref(node.args[0])
-    if name is None:
-        return None
-    dim = int(argument(node, 1, "dim", 0)) % len(nodes.shape(name))
-    given, out = known(name), known(node.name)
-    if given is None and out is not None:
-        given = Shard(out.dim + (out.dim >= dim), out.blocks)
-    if given is None or given.dim == dim:
-        return None
-    return Applied(Shard(given.dim - (given.dim > dim), given.blocks), {name: given})
 
 
 def piece(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
@@ -331,27 +312,22 @@ _ELEMENTWISE = """
     tanh.default to.dtype where.self
 """
 _VIEWS = """
-    flatten.using_ints reshape.default squeeze.dim squeeze.dims unflatten.int unsqueeze.default view.default view_as.default
+    flatten.using_ints reshape.default squeeze.dim squeeze.dims unflatten.int unsqueeze.default view.default
     _unsafe_view.default
 """
 
 RULES: dict[str, Rule] = {
     **{f"aten.{name}": elementwise for name in _ELEMENTWISE.split()},
-    **{f"aten.{name}": view for name in _VIEWS.split() if name != "view_as.default"},
+    **{f"aten.{name}": view for name in _VIEWS.split()},
     "aten.transpose.int": _moved(_swapped),
-    "aten.permute.default": _moved(_permuted),
+    "aten.permute.default": _moved(lambda node, rank: [int(dim) % rank for dim in argument(node, 1, "dims")]),
     "aten.t.default": _moved(lambda node, rank: [1, 0] if rank == 2 else None),
-    "aten.slice.Tensor": _apart(1, dropped=False),
-    "aten.select.int": _apart(1, dropped=True),
-    "aten.softmax.int": _apart(1, dropped=False),
-    "aten._softmax.default": _apart(1, dropped=False),
+    **dict.fromkeys(("aten.slice.Tensor", "aten.softmax.int", "aten._softmax.default"), _apart(dropped=False)),
+    **dict.fromkeys(("aten.select.int", "aten.unbind.int"), _apart(dropped=True)),
     "aten.mean.dim": reduced,
     "aten.sum.dim_IntList": reduced,
     "aten.chunk.default": _pieces(_chunks),
-    "aten.split.Tensor": _pieces(_splits),
-    "aten.split.sizes": _pieces(_splits),
-    "aten.split_with_sizes.default": _pieces(_splits),
-    "aten.unbind.int": unbound,
+    **dict.fromkeys(("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default"), _pieces(_splits)),
     "_operator.getitem": piece,
     "aten.cat.default": joined,
     "aten.stack.default": stacked,

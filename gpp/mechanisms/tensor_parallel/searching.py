@@ -23,7 +23,6 @@ from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, AbstractSearch, Predict
-from gpp.timeline import Timeline
 
 
 class TensorParallelSearch(AbstractSearch):
@@ -82,11 +81,7 @@ class Split:
 
     def predicted(self, predict: Predict) -> Predict:
         """The prediction of a plan of the view: that of the plan which it stands for."""
-
-        def of_team(plan: Plan) -> Timeline:
-            return predict(self.expand(plan))
-
-        return of_team
+        return lambda plan: predict(self.expand(plan))
 
 
 def splits(problem: Problem) -> Iterator[Split]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, fx
@@ -29,19 +29,31 @@ from gpp.graph.captured import Captured, Node
 from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
 from gpp.mechanisms.tensor_parallel.regions import Sharding
 from gpp.mechanisms.tensor_parallel.rules import Applied, ref
+from gpp.runtime.hang_detection.status import AbstractStatus
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.stage import Stage
 
 
-class Team(Protocol):
-    """The devices that share a replica of a stage, as one of them sees them."""
+class ReplicaTeam:
+    """One device among those of its replica; it adds up tensors with the others.
 
-    @property
-    def member(self) -> int:
-        """Number of this device among them, from 0."""
-        ...
+    Args:
+        device_id: one of the stage's devices.
+        status: is told when the device waits for the others.
+
+    `member` is the number of this device among them, from 0.
+    """
+
+    def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport, status: AbstractStatus) -> None:
+        self._transport, self._status = transport, status
+        self._devices = stage.replica_of(device_id)
+        self.member = self._devices.index(device_id)
 
     def sum(self, tensor: Tensor) -> None:
         """Add up a contiguous tensor over the members, in place; all of them call it, in one order."""
-        ...
+        self._status.waiting(True)
+        self._transport.sum_members(self._devices, tensor).wait()
+        self._status.waiting(False)
 
 
 def part_of(shape: Sequence[int], shard: Shard, degree: int, member: int) -> HeldPart:
@@ -61,7 +73,7 @@ class Shards(AbstractShards):
     """The part of a model's sharding that one device runs."""
 
     sharding: Sharding
-    team: Team
+    team: ReplicaTeam
     captured: Captured
 
     @property
@@ -137,7 +149,7 @@ class _Conversions:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
+    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
         ctx.team = team
         return x.view_as(x)
 
@@ -151,7 +163,7 @@ class _Enter(torch.autograd.Function):
 
 class _LeaveTeam(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
+    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
         team.sum(total)
         return total
@@ -163,7 +175,7 @@ class _LeaveTeam(torch.autograd.Function):
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
+    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
         ctx.shard, ctx.degree, ctx.team = shard, degree, team
         return part_of(x.shape, shard, degree, team.member).cut(x).clone()
 
@@ -176,7 +188,7 @@ class _Take(torch.autograd.Function):
 
 class _Give(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
+    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
         ctx.shard, ctx.degree, ctx.member = shard, degree, team.member
         whole = placed(x, shard, degree, team.member)
         team.sum(whole)
@@ -287,18 +299,13 @@ class ShardedCode:
     def _lookup(self, node: Node, names: dict[str, str]) -> None:
         weight, ids = ref(node.args[0]), ref(node.args[1])
         assert weight is not None and ids is not None
-        extent = _extent(self.shards.captured.node_of[weight], 0)
+        extent = int(next(iter(self.shards.captured.node_of[weight].shape or ())))
         lo = rows(extent, self.shards.sharding.degree, self.shards.team.member)[0]
         padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx", -1)
         # A negative padding index means none.
         padding = int(padding) if int(padding) >= 0 else -extent - 1
         self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
         self._leave(node.name, None)
-
-
-def _extent(node: Node, dim: int) -> int:
-    """The size of a parameter along a dimension."""
-    return int(list(node.shape or ())[dim])
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

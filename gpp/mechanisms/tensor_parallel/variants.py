@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -62,20 +63,10 @@ class _Variants:
                 for consumer in tensor.consumers:
                     send[tensor.producer][consumer] += tensor.bytes_per_sample
                     receive[consumer][tensor.producer] += tensor.bytes_per_sample
-        return [
-            self._variant(
-                i,
-                op,
-                forward.get(i, ReplicaSums()),
-                backward.get(i, ReplicaSums()),
-                tuple(receive[i].items()),
-                tuple(send[i].items()),
-            )
-            for i, op in enumerate(graph.ops)
-        ]
+        return [self._variant(op, forward[i], backward[i], receive[i], send[i]) for i, op in enumerate(graph.ops)]
 
     def _variant(
-        self, number: int, op: Op, forward: ReplicaSums, backward: ReplicaSums, receive: tuple[tuple[int, float], ...], send: tuple
+        self, op: Op, forward: ReplicaSums, backward: ReplicaSums, receive: Mapping[int, float], send: Mapping[int, float]
     ) -> Variant:
         own = [self.captured.node_of[name] for name in op.nodes]
         calls = [node for node in own if node.kind == "call" and not node.free]
@@ -88,8 +79,8 @@ class _Variants:
             share=share,
             params=self._params(op),
             saved_bytes=op.saved_bytes * (1.0 if keeps else share),
-            receive=receive,
-            send=send,
+            receive=tuple(receive.items()),
+            send=tuple(send.items()),
             forward_sums=forward,
             backward_sums=backward,
         )
@@ -104,19 +95,19 @@ class _Variants:
 
     def _sums(self) -> tuple[dict[int, ReplicaSums], dict[int, ReplicaSums]]:
         """Operator -> sums over the members that it waits for in a forward, and in a backward."""
-        forward: dict[int, ReplicaSums] = {}
-        backward: dict[int, ReplicaSums] = {}
+        forward: dict[int, ReplicaSums] = defaultdict(ReplicaSums)
+        backward: dict[int, ReplicaSums] = defaultdict(ReplicaSums)
         entered: set[str] = set()
         for node in self.captured.nodes:
             applied, number = self.sharding.applied.get(node.name), self.owner.get(node.name)
             if applied is None or number is None:
                 continue
             if applied.summed:
-                forward[number] = forward.get(number, ReplicaSums()).plus(self._bytes(node.name))
+                forward[number] = forward[number].plus(self._bytes(node.name))
             for name in self.sharding.entered(node):
                 if self.captured.node_of[name].requires_grad and name not in entered:
                     entered.add(name)
-                    backward[number] = backward.get(number, ReplicaSums()).plus(self._bytes(name))
+                    backward[number] = backward[number].plus(self._bytes(name))
         return forward, backward
 
     def _bytes(self, name: str) -> float:

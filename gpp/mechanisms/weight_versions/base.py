@@ -7,7 +7,7 @@ replicas take micro-batches in turn, by each replica, which counts its own.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from gpp.errors import InvalidConfig
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.costs import ALONG_A_MOMENTUM, COPY, Extrapolation, Predictor, extrapolation
 from gpp.optimizers import AbstractOptimizer
+from gpp.settings import Count
 from gpp.weights.base import NONE, AbstractWeights, PipelinePosition, Traffic
 
 Backward = Literal["same", "current", "predicted"]
@@ -25,6 +26,7 @@ Source = tuple[int, int]
 """A version, and the updates by which it is extrapolated: passes of one source use the same values."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractVersionPolicy(AbstractWeights):
     """A weight policy of pipelines that do not drain. Its settings are its fields.
 
@@ -49,6 +51,7 @@ class AbstractVersionPolicy(AbstractWeights):
     drifts: ClassVar[Extrapolation | None] = None
     """The cost of extrapolating along a running mean of past updates, whatever the optimizer; None where that is not done."""
 
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 
     @property
@@ -57,17 +60,17 @@ class AbstractVersionPolicy(AbstractWeights):
         return None
 
     @property
-    @abstractmethod
     def backward(self) -> Backward:
         """The weights that gradients of inputs go through."""
+        return "same"
 
-    @abstractmethod
     def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        """The version that the forward of `microbatch` uses, or that is extrapolated for it.
+        """The version that the forward of `microbatch` uses, or that is extrapolated for it: the latest one.
 
         Args:
             start: as in `PipelinePosition.latest`; no earlier version is there.
         """
+        return position.latest(microbatch, start)
 
     def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """Updates by which the weights of a forward are extrapolated; 0: not at all."""
@@ -81,9 +84,9 @@ class AbstractVersionPolicy(AbstractWeights):
         """Weight of the past in the running mean of a stage's updates, where horizons are below 0; 0 for no mean."""
         return 0.0
 
-    def backward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+    def backward_version(self, position: PipelinePosition, microbatch: int) -> int:
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
-        return self.forward_version(position, microbatch, start) if self.backward == "same" else position.batch(microbatch)
+        return self.forward_version(position, microbatch) if self.same else position.batch(microbatch)
 
     def lasting(self, position: PipelinePosition, microbatch: int, start: int = 0) -> Source | None:
         """What the forward of `microbatch` uses that an update before its backward would overwrite; None: the weights as they
@@ -160,26 +163,6 @@ class AbstractVersionPolicy(AbstractWeights):
                 raise InvalidConfig("strategy.weights.correction", self.correction.name, rule, fix)
 
 
-class AbstractRing(AbstractVersionPolicy):
-    """Policies that keep every version a micro-batch in flight has used, for its backward.
-
-    Args:
-        accumulation: micro-batches between two updates, for planners; None leaves it to them.
-        correction: what an update does about gradients that are late; None: nothing.
-    """
-
-    @abstractmethod
-    def lag(self, position: PipelinePosition) -> int:
-        """Micro-batches by which the version that a forward uses is behind the latest there could be."""
-
-    @property
-    def backward(self) -> Backward:
-        return "same"
-
-    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return max(start, (microbatch - self.lag(position)) // position.accumulation)
-
-
 KNOWN = 1 << 14
 """Positions whose derived numbers are remembered: planners ask for the same ones again and again."""
 
@@ -189,33 +172,30 @@ def _steady(position: PipelinePosition) -> int:
     return position.depth + position.warmup + 2
 
 
-@lru_cache(KNOWN)
-def _extrapolates(policy: AbstractVersionPolicy, position: PipelinePosition) -> bool:
-    """Whether some pass of a mini-batch uses weights ahead of the stage's own, or behind."""
+def _steady_batch(position: PipelinePosition) -> range:
+    """The micro-batches of that mini-batch."""
     first = _steady(position) * position.accumulation
-    batch = range(first, first + position.accumulation)
-    return policy.backward_horizon(position) != 0 or any(policy.horizon(position, j) > 0 for j in batch)
+    return range(first, first + position.accumulation)
 
 
 @lru_cache(KNOWN)
 def _changes(policy: AbstractVersionPolicy, position: PipelinePosition) -> bool:
-    first, behind = _steady(position) * position.accumulation, policy.backward_horizon(position)
+    behind = policy.backward_horizon(position)
     return any(
         (policy.forward_version(position, j), policy.horizon(position, j)) != (policy.backward_version(position, j), behind)
-        for j in range(first, first + position.accumulation)
+        for j in _steady_batch(position)
     )
 
 
 @lru_cache(KNOWN)
 def _copies(policy: AbstractVersionPolicy, position: PipelinePosition) -> int:
     if policy.predictor is not None or policy.drifts:
-        if not _extrapolates(policy, position):
-            return 1
+        ends = _steady_batch(position)
+        if not policy.backward_horizon(position) and not any(policy.horizon(position, j) > 0 for j in ends):
+            return 1  # no pass uses weights ahead of the stage's own, or behind
         if policy.backward != "same":
             return 2
         # Beside the weights themselves: what micro-batches in flight use and an update overwrites.
-        first = _steady(position) * position.accumulation
-        ends = range(first, first + position.accumulation)
         return 1 + max(len({policy.lasting(position, i) for i in range(j - position.warmup, j + 1)} - {None}) for j in ends)
     if policy.backward == "current":
         return 1
@@ -227,9 +207,7 @@ def _copies(policy: AbstractVersionPolicy, position: PipelinePosition) -> int:
 
 @lru_cache(KNOWN)
 def _staleness(policy: AbstractVersionPolicy, position: PipelinePosition) -> int:
-    first = _steady(position) * position.accumulation
-    batch = range(first, first + position.accumulation)
-    return max(position.batch(j) - policy.forward_version(position, j) for j in batch)
+    return max(position.batch(j) - policy.forward_version(position, j) for j in _steady_batch(position))
 
 
 class _WeightMean(NamedTuple):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Backward
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
-from gpp.settings import Count, settings
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.settings import settings
 from gpp.weights.base import PipelinePosition
 
 
@@ -20,12 +19,6 @@ class DoubleBuffer(AbstractVersionPolicy):
     """Two versions, exchanged at every update."""
 
     in_step: ClassVar[bool] = True
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
-
-    @property
-    def backward(self) -> Backward:
-        return "same"
 
     def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return max(start, position.batch(microbatch) - 1)

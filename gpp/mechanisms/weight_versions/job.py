@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Derived, node_references
+from gpp.graph.captured import Captured, Derived, closure, node_references
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.optimizers import SGD, AbstractOptimizer
@@ -44,7 +45,7 @@ def _check_derived(policy: AbstractVersionPolicy, job: Job) -> None:
     """
     for s, stage in enumerate(job.plan.stages):
         if policy.changes(job.plan.position(s)):
-            own = _closure(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes])
+            own = closure((node for op in stage.ops for node in job.graph.ops[op].nodes), partial(_free, job.captured))
             for derived in (*job.captured.derived, *(_packed(job.captured) if job.settings.device_kind == "cuda" else ())):
                 if derived.node in own:
                     target, params = job.captured.node_of[derived.node].target, ", ".join(derived.params)
@@ -65,16 +66,10 @@ def _check_correction(correction: AbstractCorrection, optimizer: AbstractOptimiz
         raise InvalidConfig("strategy.weights.correction", correction.name, rule, "use optimizer=nadam")
 
 
-def _closure(captured: Captured, nodes: Iterable[str]) -> set[str]:
-    """A stage's nodes, with those that belong to no operator and that it computes for itself."""
-    seen: set[str] = set()
-    todo = list(nodes)
-    while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
-            node = captured.node_of[name]
-            todo += [name for name in (*node_references(node), *node.after) if captured.node_of[name].free]
-    return seen
+def _free(captured: Captured, name: str) -> list[str]:
+    """Nodes that a node needs, which belong to no operator and which its stage computes for itself."""
+    node = captured.node_of[name]
+    return [name for name in (*node_references(node), *node.after) if captured.node_of[name].free]
 
 
 def _packed(captured: Captured) -> Iterator[Derived]:

@@ -8,8 +8,8 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import AbstractLowering
+from gpp.program.kinds import Action
 from gpp.program.program import Program
 from gpp.program.steady_state import fill
 from gpp.weights.base import AbstractWeights

@@ -16,9 +16,8 @@ from typing import Annotated, ClassVar, final
 from pydantic import Field
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Backward
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.costs import ALONG_THE_DRIFT, Extrapolation
-from gpp.settings import Count, settings
+from gpp.settings import settings
 from gpp.weights.base import PipelinePosition
 
 
@@ -32,16 +31,11 @@ class PipeMare(AbstractVersionPolicy):
     """
 
     drifts: ClassVar[Extrapolation | None] = ALONG_THE_DRIFT
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
     discrepancy: Annotated[float, Field(gt=0, lt=1)] = 0.135
 
     @property
     def backward(self) -> Backward:
         return "predicted"
-
-    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return position.latest(microbatch, start)
 
     def backward_horizon(self, position: PipelinePosition) -> int:
         return -self.staleness(position)

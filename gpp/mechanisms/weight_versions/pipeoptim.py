@@ -10,9 +10,8 @@ from typing import Literal, final
 
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Backward
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.costs import Predictor
-from gpp.settings import Count, settings
+from gpp.settings import settings
 from gpp.weights.base import PipelinePosition
 
 
@@ -31,8 +30,6 @@ class PipeOptim(AbstractVersionPolicy):
         decay: whether decoupled weight decay is part of the prediction (exact); False as published.
     """
 
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
     horizon_from: Literal["schedule", "constant"] = "schedule"
     offset: Literal[0, 1] = 0
     future: Literal["same", "zero"] = "same"
@@ -51,9 +48,6 @@ class PipeOptim(AbstractVersionPolicy):
     @property
     def backward(self) -> Backward:
         return "current"
-
-    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return position.latest(microbatch, start)
 
     def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         if self.horizon_from == "constant":

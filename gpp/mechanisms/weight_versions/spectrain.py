@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Literal, final
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Backward
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.costs import Predictor
-from gpp.settings import Count, settings
+from gpp.settings import settings
 from gpp.weights.base import PipelinePosition
 
 
@@ -26,8 +25,6 @@ class SpecTrain(AbstractVersionPolicy):
         nesterov: SGD's momentum u v + g in place of v, as in the authors' code, which has the last gradient g twice.
     """
 
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
     form: Literal[1, 2] = 1
     nesterov: bool = False
 
@@ -38,9 +35,6 @@ class SpecTrain(AbstractVersionPolicy):
     @property
     def backward(self) -> Backward:
         return "predicted" if self.form == 1 else "same"
-
-    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return position.latest(microbatch, start)
 
     def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         own = position.batch(microbatch) - position.latest(microbatch, start)

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from typing import final
 
-from gpp.mechanisms.weight_versions.base import AbstractRing
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
-from gpp.settings import Count, settings
-from gpp.weights.base import PipelinePosition
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.settings import settings
 
 
 @final
 @settings("strategy.weights")
-class Stash(AbstractRing):
+class Stash(AbstractVersionPolicy):
     """Keeps every version that a micro-batch in flight has used: W(k) + 1 copies where each micro-batch makes an update."""
-
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
-
-    def lag(self, position: PipelinePosition) -> int:
-        return position.warmup

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from gpp.mechanisms.weight_versions.base import AbstractRing
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
-from gpp.settings import Count, settings
+from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
+from gpp.settings import settings
 from gpp.weights.base import PipelinePosition
 
 
 @final
 @settings("strategy.weights")
-class VerticalSync(AbstractRing):
+class VerticalSync(AbstractVersionPolicy):
     """Stashing with the version of the stage that is furthest from the sink."""
 
     in_step: ClassVar[bool] = True
-    accumulation: Count | None = None
-    correction: AbstractCorrection | None = None
 
-    def lag(self, position: PipelinePosition) -> int:
-        return position.depth - 1
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return max(start, (microbatch - position.depth + 1) // position.accumulation)

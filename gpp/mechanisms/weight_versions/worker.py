@@ -9,8 +9,7 @@ import torch
 
 from gpp.capture.stage import StageModule
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
-from gpp.mechanisms.weight_versions.on_worker.foreseen import Foreseen
-from gpp.mechanisms.weight_versions.on_worker.kept import KeptVersions
+from gpp.mechanisms.weight_versions.on_worker.kept import Foreseen, KeptVersions
 from gpp.mechanisms.weight_versions.on_worker.slots import Slots
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan

@@ -1,6 +1,6 @@
 """`python -m gpp.runtime.cards.link_worker FOLDER RANK`: one process that measures a card, and its links to others'.
 
-FOLDER/task.json is a `gpp.runtime.cards.links.Identity` with the pairs to measure; FOLDER/rank_N.json is what came out.
+FOLDER/task.json is a `gpp.runtime.cards.local.Identity` with the pairs to measure; FOLDER/rank_N.json is what came out.
 Messages go as in training: between cards by NCCL, between workers of one card by gloo over pinned main memory.
 """
 

@@ -1,16 +1,193 @@
-"""The cards of this machine as a cluster."""
+"""The cards of this machine as a cluster.
+
+Speeds of this machine's cards and of the links between them: measured once, kept by the cards' identity.
+
+`gpp.runtime.cards.link_worker` is one process of the measurement.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal, final
 
 from gpp.cluster import GLOO_COLLECTIVE_EFFICIENCY, Cluster, Device, Devices, Link
 from gpp.errors import InvalidConfig, counted
-from gpp.runtime.cards.links import Identity, Speeds, speeds
+from gpp.files import TemporaryFolder, open_binary, write_text
 from gpp.runtime.devices import cuda_devices
+from gpp.serialization import seal, to_json, unseal
 from gpp.settings import Count, Positive, arguments
+
+SIZES = tuple(1 << n for n in range(12, 27, 2))
+"""Bytes of the messages: 4 KiB to 64 MiB."""
+
+SMALL, LARGE = 1 << 16, 1 << 20
+"""Up to the one a message's time is mostly latency, from the other on mostly bandwidth."""
+
+LIMIT_S = 300.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a measurement depends on.
+
+    Args:
+        cards: name and unique id of each card.
+        workers: the card of each process that measures.
+        backend: of the messages.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    cards: tuple[str, ...]
+    workers: tuple[int, ...]
+    backend: Literal["gloo", "nccl"]
+    torch_version: str
+    runtime_version: str
+    sizes: tuple[int, ...] = SIZES
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The link between two of the processes that measured."""
+
+    a: int
+    b: int
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What was measured.
+
+    Args:
+        flop_per_s: of large matrix products, by type.
+        memory_bytes_per_s: read and written in a copy.
+        kernel_latency_s: of one small operator among many.
+        pairs: none for a single process.
+    """
+
+    flop_per_s: dict[str, float]
+    memory_bytes_per_s: float
+    kernel_latency_s: float
+    pairs: tuple[Pair, ...] = ()
+
+    @property
+    def link(self) -> Link:
+        """The slowest of the links, since any two stages may be neighbours; a copy on the card where there is none."""
+        if not self.pairs:
+            return Link(latency_s=self.kernel_latency_s, bandwidth_bytes_per_s=self.memory_bytes_per_s)
+        slowest = max(self.pairs, key=lambda pair: (pair.latency_s + LARGE / pair.bandwidth_bytes_per_s, pair.a, pair.b))
+        return Link(latency_s=slowest.latency_s, bandwidth_bytes_per_s=slowest.bandwidth_bytes_per_s)
+
+
+def fit(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Latency (s) and bandwidth (bytes/s) of `time = latency + bytes / bandwidth`, from the times of some sizes.
+
+    Repeated medians of slopes, and a median of offsets, so that a size in a busy moment changes nothing. Source: Siegel,
+    "Robust regression using repeated medians", 1982.
+
+    Args:
+        seconds: bytes -> time of one message; two sizes at least.
+    """
+    large = [item for item in sorted(seconds.items()) if item[0] >= LARGE]
+    points = large if len(large) > 1 else sorted(seconds.items())
+    slope = median(median((t - s) / (n - m) for m, s in points if m != n) for n, t in points)
+    # Where noise hides the slope, the largest message bounds it.
+    slope = slope if slope > 0 else points[-1][1] / points[-1][0]
+    small = [item for item in seconds.items() if item[0] <= SMALL] or sorted(seconds.items())[:1]
+    return max(0.0, median(t - n * slope for n, t in small)), 1.0 / slope
+
+
+def pairs_of(workers: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs to measure: all of up to four processes, else each with the next one and with the first."""
+    count = len(workers)
+    if count <= 4:
+        return list(combinations(range(count), 2))
+    return sorted({(0, i) for i in range(1, count)} | {(i, i + 1) for i in range(count - 1)})
+
+
+def speeds(identity: Identity, cache_dir: Path) -> Speeds:
+    """The speeds, from the cache if these very cards were measured before.
+
+    Raises:
+        InvalidConfig: a process of the measurement failed, or the cache cannot be written.
+    """
+    key = hashlib.sha256(to_json(identity).encode()).hexdigest()[:16]
+    path = cache_dir.expanduser() / f"{key}.json"
+    found = unseal(Speeds, path, key)
+    if found is None:
+        found = measure(identity)
+        try:
+            seal(path, found, key)
+        except OSError as error:
+            raise InvalidConfig("cache_dir", cache_dir, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
+    return found
+
+
+def measure(identity: Identity) -> Speeds:
+    """Measure in processes of their own, one for each entry of `identity.workers`.
+
+    Raises:
+        InvalidConfig: one failed.
+    """
+    with closing(TemporaryFolder("links")) as made:
+        folder, world = made.path, len(identity.workers)
+        write_text(folder / "task.json", json.dumps(asdict(identity) | {"pairs": pairs_of(identity.workers)}), exact=True)
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(world):
+                with open_binary(folder / f"rank_{rank}.log") as log:
+                    words = [sys.executable, "-m", "gpp.runtime.cards.link_worker", str(folder), str(rank)]
+                    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+                    processes.append(subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT))
+            _wait(processes, folder)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        said = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(world)]
+    found = [(a, b, fit({int(n): t for n, t in times.items()})) for one in said for a, b, times in one["links"]]
+    pairs = tuple(Pair(a=a, b=b, latency_s=latency, bandwidth_bytes_per_s=rate) for a, b, (latency, rate) in sorted(found))
+    # The slowest of the cards: a plan may put any stage on it.
+    rates = [one["rates"] for one in said if one["rates"]]
+    return Speeds(
+        flop_per_s={dtype: min(rate["flop_per_s"][dtype] for rate in rates) for dtype in rates[0]["flop_per_s"]},
+        memory_bytes_per_s=min(rate["memory_bytes_per_s"] for rate in rates),
+        kernel_latency_s=max(rate["kernel_latency_s"] for rate in rates),
+        pairs=pairs,
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Until all have ended well.
+
+    Raises:
+        InvalidConfig: one has not; repeats the last line that it said.
+    """
+    until = time.monotonic() + LIMIT_S
+    while None in (codes := [process.poll() for process in processes]) or any(codes):
+        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        if failed is not None or time.monotonic() > until:
+            text = (folder / f"rank_{failed or 0}.log").read_text(errors="replace").strip().splitlines()
+            why = f"not done within {LIMIT_S:g} s" if failed is None else text[-1] if text else f"exit code {codes[failed]}"
+            fix = "give cluster.device and cluster.link, as conf/cluster/dgx_h100.yaml does; then nothing is measured"
+            raise InvalidConfig("cluster", "local_gpus", f"the speed of its cards could not be measured ({why})", fix)
+        time.sleep(0.05)
+
 
 CONTEXT_BYTES = 1e9
 """Memory that CUDA and NCCL take for each process, beside torch's tensors; as in conf/cluster."""

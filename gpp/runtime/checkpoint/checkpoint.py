@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -57,13 +57,6 @@ class Note:
 
     files: dict[str, Mark]
     nonfinite: tuple[str, ...]
-
-
-class _Stored(NamedTuple):
-    """Size and type of a tensor that there is to go on from."""
-
-    size: torch.Size
-    dtype: torch.dtype
 
 
 class Checkpointer:
@@ -109,8 +102,7 @@ class Checkpointer:
             state: as `held` gives it; tensors that this rank does not hold are ignored.
         """
         if state is not None:
-            stored = {name: _Stored(tensor.shape, tensor.dtype) for name, tensor in state.items()}
-            self._go_on(stored, lambda wanted: [tensor.copy_(state[name]) for name, tensor in wanted.items()], "memory")
+            self._go_on(state, lambda wanted: [tensor.copy_(state[name]) for name, tensor in wanted.items()], "memory")
         elif self._settings.resume is not None:
             self.load(Path(self._settings.resume))
 
@@ -127,7 +119,7 @@ class Checkpointer:
         reader = HuggingFaceStorageReader(str(folder))
         with _readable(folder):
             found: Any = reader.read_metadata().state_dict_metadata
-        stored = {name: _Stored(entry.size, entry.properties.dtype) for name, entry in found.items()}
+        stored = {n: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta") for n, entry in found.items()}
 
         def read(wanted: dict[str, torch.Tensor]) -> None:
             with warnings.catch_warnings(), _readable(folder):
@@ -137,11 +129,11 @@ class Checkpointer:
 
         self._go_on(stored, read, folder)
 
-    def _go_on(self, stored: Mapping[str, _Stored], read: Callable[[dict[str, torch.Tensor]], object], source: object) -> None:
+    def _go_on(self, stored: Mapping[str, torch.Tensor], read: Callable[[dict[str, torch.Tensor]], object], source: object) -> None:
         """Fill the rank's weights and the state of its optimizer.
 
         Args:
-            stored: what there is, by the names of a checkpoint.
+            stored: what there is, by the names of a checkpoint; sizes and types count.
             read: fills tensors by these names.
             source: where it is, for errors.
         """
@@ -174,7 +166,7 @@ class Checkpointer:
                         own = torch.empty_like(self._weights[name], dtype=value.dtype)
                         slots[name][slot] = own.copy_(self._split.share(name, value)).detach()
 
-    def _empty_state(self, stored: Mapping[str, _Stored]) -> dict[str, dict[str, torch.Tensor]]:
+    def _empty_state(self, stored: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
         """Empty tensors (name -> slot -> tensor) for the stored optimizer state of the rank's own parameters."""
         trained = self._trained()
         slots: dict[str, dict[str, torch.Tensor]] = {}
@@ -183,8 +175,8 @@ class Checkpointer:
             if key.startswith(OPTIMIZER) and name in trained:
                 param, dtype = trained[name], entry.dtype
                 # In the parameter's own memory layout: a fused optimizer walks both by address.
-                alike = entry.size == param.shape
-                empty = torch.empty_like(param, dtype=dtype) if alike else torch.empty(entry.size, dtype=dtype)
+                alike = entry.shape == param.shape
+                empty = torch.empty_like(param, dtype=dtype) if alike else torch.empty(entry.shape, dtype=dtype)
                 slots.setdefault(name, {})[slot] = empty.detach()
         return slots
 
@@ -227,7 +219,7 @@ class Checkpointer:
             torch.cuda.current_stream().synchronize()
         names = list(state)
         stream = None if start is None else PipelineState(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
-        self._thread = threading.Thread(target=self._guarded, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)
         self._thread.start()
 
     def in_flight(self, names: Iterable[str]) -> tuple[int, dict[str, dict[str, torch.Tensor]]] | None:
@@ -302,21 +294,18 @@ class Checkpointer:
             if name in self._owned:
                 yield key, whole
 
-    def _guarded(self, done: int, names: list[str], stream: PipelineState | None) -> None:
-        try:
-            self._write(done, names, stream)
-        except BaseException as error:  # for the training thread, which raises it where it waits next
-            self._error = error
-
     def _write(self, done: int, names: list[str], stream: PipelineState | None) -> None:
         part = self._root / f".step_{done}"
         file = part / f"rank_{self._rank}.safetensors"
-        if names:
-            write_tensors(file, {name: self._copy[name] for name in names}, synced=True)
-        note = Note(files={file.name: Mark.of(file)} if names else {}, nonfinite=self._nonfinite(done, names))
-        write_text(part / f"rank_{self._rank}.json", to_json(note), exact=True, synced=True)
-        if self._rank == 0:
-            self._finish(part, done, stream)
+        try:
+            if names:
+                write_tensors(file, {name: self._copy[name] for name in names}, synced=True)
+            note = Note(files={file.name: Mark.of(file)} if names else {}, nonfinite=self._nonfinite(done, names))
+            write_text(part / f"rank_{self._rank}.json", to_json(note), exact=True, synced=True)
+            if self._rank == 0:
+                self._finish(part, done, stream)
+        except BaseException as error:  # for the training thread, which raises it where it waits next
+            self._error = error
 
     def _nonfinite(self, done: int, names: list[str]) -> tuple[str, ...]:
         """Trained parameters in this rank's copy with a value that is not finite.

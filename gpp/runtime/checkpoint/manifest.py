@@ -140,11 +140,6 @@ def read_manifest(folder: Path) -> Manifest | str:
     return manifest
 
 
-def check_files(folder: Path, manifest: Manifest) -> str | None:
-    """The fault of a checkpoint's files; None if they are whole."""
-    return check_marks(folder, manifest.files, TENSORS, MANIFEST)
-
-
 def check_marks(folder: Path, files: Mapping[str, Mark], names: str, index: str) -> str | None:
     """What is wrong with the files of a folder: the first one that is missing, cut off, or changed; None if whole.
 

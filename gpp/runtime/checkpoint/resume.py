@@ -24,7 +24,7 @@ from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.private import apart
 from gpp.runtime.checkpoint.final import drop_final
-from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
+from gpp.runtime.checkpoint.manifest import MANIFEST, TENSORS, Manifest, Training, check_marks, read_manifest
 from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, RunIdentity, run_of, steps_in, under_way
 from gpp.settings import Count, Natural, settings
@@ -154,10 +154,15 @@ class FoundCheckpoint:
 
 
 def training_of(settings: Settings, captured: Captured) -> Training:
-    """Properties that a job shares with every job that goes on from its checkpoints."""
+    """Properties that a job shares with every job that goes on from its checkpoints.
+
+    `weights` is a hash over the parameters and buffers of the model: no cut, batch size or version of torch changes it.
+    """
+    kinds = ("param", "buffer")
+    leaves = sorted({(node.target, tuple(node.shape or ()), node.dtype or "") for node in captured.nodes if node.kind in kinds})
     return Training(
         model=apart(settings.model),
-        weights=weights_hash(captured),
+        weights=hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16],
         dtype=settings.dtype,
         minibatch_size=settings.minibatch_size,
         seed=settings.seed,
@@ -178,13 +183,6 @@ def uncaptured(
         train_samples=train_samples,
         optimizer=describe(optimizer)["_target_"],
     )
-
-
-def weights_hash(captured: Captured) -> str:
-    """Hash over the parameters and buffers of a model; no cut, batch size or version of torch changes it."""
-    kinds = ("param", "buffer")
-    leaves = sorted({(node.target, tuple(node.shape or ()), node.dtype or "") for node in captured.nodes if node.kind in kinds})
-    return hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
 
 
 def find(resume: str | Path, steps: int) -> FoundCheckpoint:
@@ -299,28 +297,20 @@ def _whole(folder: Path, steps: int) -> Manifest | str:
         return manifest
     if manifest.nonfinite:
         return f"it holds weights that are not finite ({shown(manifest.nonfinite)})"
-    return check_files(folder, manifest) or manifest
+    return check_marks(folder, manifest.files, TENSORS, MANIFEST) or manifest
 
 
 def _refuse_model(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> None:
+    now, then = (_last(str(model.get("_target_"))) for model in (mine, theirs))
     if mine.get("_target_") != theirs.get("_target_"):
-        raise InvalidConfig(
-            "model",
-            _last(str(mine.get("_target_"))),
-            f"must be {_last(str(theirs.get('_target_')))}, {where}",
-            f"use that model, or {ANEW}",
-        )
+        raise InvalidConfig("model", now, f"must be {then}, {where}", f"use that model, or {ANEW}")
     # The arguments of a network are settings of the model to a user.
     mine, theirs = mine | mine.get("arguments", {}), theirs | theirs.get("arguments", {})
     # What a model is called, where its operators are found and which metric is reported changes nothing in its training.
     for key in sorted((mine.keys() | theirs.keys()) - {"_target_", "source", "name", "metric", "imports", "arguments"}):
-        if mine.get(key) != theirs.get(key):
-            raise InvalidConfig(
-                f"model.{key}",
-                mine.get(key),
-                f"must be {theirs.get(key)}, {where}",
-                f"set model.{key}={theirs.get(key)}, or {ANEW}",
-            )
+        if (was := theirs.get(key)) != mine.get(key):
+            fix = f"set model.{key}={was}, or {ANEW}"
+            raise InvalidConfig(f"model.{key}", mine.get(key), f"must be {was}, {where}", fix)
 
 
 def _last(target: str) -> str:

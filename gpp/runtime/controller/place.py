@@ -61,38 +61,28 @@ class LaunchPlace:
         Raises:
             InvalidConfig: a variable is missing or wrong, or the interface does not join the machines.
         """
+        agent = False
         if "RANK" in env:
-            place = cls(
-                rank=_number(env, "RANK"),
-                world=_number(env, "WORLD_SIZE"),
-                local_rank=_number(env, "LOCAL_RANK"),
-                machines=_number(env, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else None,
-                address=env.get("MASTER_ADDR") or address or _text(env, "MASTER_ADDR"),
-                port=_number(env, "MASTER_PORT") if "MASTER_PORT" in env else port,
-                agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            )
+            names = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+            machines = _number(env, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else None
+            address = env.get("MASTER_ADDR") or address or _text(env, "MASTER_ADDR")
+            agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         elif "SLURM_PROCID" in env:
+            names = "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
             nodes = hosts(_text(env, "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"))
-            own = address_of(interface.split(",")[0]) if len(nodes) == 1 else nodes[0]
-            place = cls(
-                rank=_number(env, "SLURM_PROCID"),
-                world=_number(env, "SLURM_NTASKS"),
-                local_rank=_number(env, "SLURM_LOCALID"),
-                machines=len(nodes),
-                address=env.get("MASTER_ADDR") or address or own,
-                port=_number(env, "MASTER_PORT") if "MASTER_PORT" in env else port,
-                agent=False,
-            )
+            machines, own = len(nodes), address_of(interface.split(",")[0]) if len(nodes) == 1 else nodes[0]
+            address = env.get("MASTER_ADDR") or address or own
         else:
             rule = "needs the variables of a launcher, and neither RANK (torchrun) nor SLURM_PROCID (srun) is set"
             raise InvalidConfig("engine.launch", "env", rule, f"start every process by one, as in {TORCHRUN} or {SRUN}")
-        if place.rank >= place.world:
-            name, count = ("RANK", "WORLD_SIZE") if "RANK" in env else ("SLURM_PROCID", "SLURM_NTASKS")
-            raise InvalidConfig(name, place.rank, f"must be less than {count}={place.world}", "correct the launcher's variables")
-        if (place.machines or 1) > 1 and interface == "lo":
-            rule = f"the loopback interface does not join {place.machines} machines"
+        rank, world, local_rank = (_number(env, name) for name in names)
+        port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else port
+        if rank >= world:
+            raise InvalidConfig(names[0], rank, f"must be less than {names[1]}={world}", "correct the launcher's variables")
+        if (machines or 1) > 1 and interface == "lo":
+            rule = f"the loopback interface does not join {machines} machines"
             raise InvalidConfig("engine.interface", "lo", rule, "name the one that does, as in engine.interface=eth0")
-        return place
+        return cls(rank=rank, world=world, local_rank=local_rank, machines=machines, address=address, port=port, agent=agent)
 
 
 def world_of(env: Mapping[str, str]) -> int | None:

@@ -55,16 +55,6 @@ class Slurm:
             fix = "run this on a login node, or set engine.slurm.executor=local to try it here"
             raise InvalidConfig("engine.slurm.executor", "slurm", "needs sbatch, which is not on this machine", fix)
 
-    def refuse_uneven(self, counts: Sequence[int]) -> None:
-        """Refuse nodes with different numbers of workers.
-
-        Raises:
-            InvalidConfig: names the numbers.
-        """
-        if len(set(counts)) > 1:
-            rule = f"gives the nodes {', '.join(map(str, counts))} workers, and Slurm's tasks are as many on every node"
-            raise InvalidConfig("engine.nodes", len(counts), rule, "set engine.nodes to a number that divides the workers")
-
     def submit(self, run_dir: Path, counts: Sequence[int], *, cuda: bool, threads: int, env: Mapping[str, str]) -> Any:
         """Submit the job of one task a worker.
 

@@ -20,11 +20,9 @@ from gpp.cluster import Cluster
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import CopyCosts
 from gpp.program.held import Meter
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, TRANSFERS, Resource
-from gpp.program.passes import pass_seconds
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, TRANSFERS, Action, Resource, pass_seconds
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -217,16 +217,12 @@ def main(run_dir: Path) -> None:
     run_emulated(run_dir, EmulatedWorker)
 
 
-class _Emulated(Protocol):
-    """A device's share of a job; see `EmulatedWorker`."""
+def run_emulated(run_dir: Path, made: Callable[..., Any]) -> None:
+    """Fork the workers of a job; does not return.
 
-    def __init__(self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus) -> None: ...
-
-    def run(self, out: TextIO, ranks: Path) -> None: ...
-
-
-def run_emulated(run_dir: Path, made: type[_Emulated]) -> None:
-    """Fork the workers of a job; does not return."""
+    Args:
+        made: makes a device's share of the job, as `EmulatedWorker` does.
+    """
     job = Job.load(run_dir)
     # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()

@@ -11,12 +11,11 @@ from pydantic import Field
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner
 from gpp.private import secret_settings
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.course import course_run
 from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
 from gpp.runtime.job import Job, job_parts
+from gpp.runtime.mode import course_run
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 from gpp.timeline import Outcome
@@ -54,7 +53,6 @@ class Distributed(AbstractServer):
     own_weights: ClassVar[bool] = True
     bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
-    planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
     interface: str = "lo"
     launch: Literal["local", "external", "slurm", "env", "collect"] = "local"
@@ -73,19 +71,11 @@ class Distributed(AbstractServer):
 
     @property
     def worker_settings(self) -> dict[str, Any]:
-        return {
-            # To the workers all others are one: they may be on several machines.
-            "launch": "local" if self.launch == "local" else "external",
-            "interface": self.interface,
-            "startup_timeout_s": self.startup_timeout_s,
-            "timeout_s": self.timeout_s,
-            "autocast": self.autocast,
-            "compile": self.compile,
-            "shared_memory": self.shared_memory,
-            "workers_per_card": self.workers_per_card,
-            "paced": self.paced,
-            "enforce_memory": self.enforce_memory,
-        }
+        names = ("interface", "startup_timeout_s", "timeout_s", "autocast", "compile", "shared_memory")
+        names += ("workers_per_card", "paced", "enforce_memory")
+        # To the workers all other launches are one: they may be on several machines.
+        launch = "local" if self.launch == "local" else "external"
+        return {"launch": launch, **{name: getattr(self, name) for name in names}}
 
     def devices_here(self, cluster: Cluster) -> int:
         # Workers that others start count the devices of their own machines.
@@ -152,10 +142,7 @@ class Distributed(AbstractServer):
         if self.launch in ("external", "slurm"):
             from gpp.runtime.controller.follow import machines
 
-            counts = machines(job, self.nodes)
-            self._check_machines(counts)
-            if self.launch == "slurm":
-                self.slurm.refuse_uneven(counts)
+            self._check_machines(machines(job, self.nodes))
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.checkpoint.final import finish_final
@@ -194,6 +181,9 @@ class Distributed(AbstractServer):
         if len(counts) > 1 and self.launch == "external" and self.master_addr is None:
             rule = f"{len(counts)} machines meet at the address of the first"
             raise InvalidConfig("engine.master_addr", None, rule, "set engine.master_addr to its address on engine.interface")
+        if self.launch == "slurm" and len(set(counts)) > 1:
+            rule = f"gives the nodes {', '.join(map(str, counts))} workers, and Slurm's tasks are as many on every node"
+            raise InvalidConfig("engine.nodes", len(counts), rule, "set engine.nodes to a number that divides the workers")
 
 
 def _check_bounded(job: Job) -> None:

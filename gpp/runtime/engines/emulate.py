@@ -12,13 +12,10 @@ from typing import Annotated, Any, ClassVar, final
 
 from pydantic import Field
 
-from gpp.cluster import Cluster
-from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner
-from gpp.runtime.course import course_run
 from gpp.runtime.emulator.pace import Overhead, Pace
 from gpp.runtime.engine import AbstractServer, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.mode import course_run
 from gpp.settings import Positive, Seconds, settings
 from gpp.simulate.simulator import steady_period, update_ends
 from gpp.timeline import Emulation, Event, Outcome
@@ -38,11 +35,9 @@ class Emulate(AbstractServer):
         time_scale: seconds of this machine for one of the cluster; None lets the first step decide.
     """
 
-    runs: ClassVar[bool] = True
     own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
-    planner: ClassVar[AbstractPlanner | None] = None
     name: str = "emulate"
     max_steps: Annotated[int, Field(ge=2)] | None = 4
     budget_s: Seconds = 60.0
@@ -59,12 +54,6 @@ class Emulate(AbstractServer):
         # A time scale of the user has no budget: nobody gives up before a day.
         timeout_s = 300.0 + self.budget_s if self.time_scale is None else 86400.0
         return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(self._pace)}
-
-    def devices_here(self, cluster: Cluster) -> int:
-        return 0
-
-    def check(self, plan: Plan) -> tuple[str, ...]:
-        return ()
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.collected import devices_of, timeline

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, SENDS
+from gpp.graph.captured import closure
+from gpp.program.kinds import COMPUTE, SENDS, Action
 from gpp.program.program import Program
 from gpp.program.waits import Waits
 from gpp.runtime.hang_detection.status import COURSE, ENDED, EVALUATION, FINISHING, MEETING, PHASES, SILENT, TRAINING, RankState
@@ -183,7 +183,8 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
 
     def first(candidates: Sequence[int]) -> int:
         """The one that most ranks wait for in the end."""
-        return max(candidates, key=lambda rank: (sum(rank in _reached(behind, start) for start in ranks), -rank))
+        reached = [closure([start], behind.__getitem__) for start in ranks]
+        return max(candidates, key=lambda rank: (sum(rank in found for found in reached), -rank))
 
     if out:
         rank = first(out)
@@ -213,16 +214,6 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
 
 def _waits(state: RankState | None) -> bool:
     return state is not None and state.waiting
-
-
-def _reached(edges: Mapping[int, Sequence[int]], start: int) -> set[int]:
-    """The ranks for which `start` waits, directly or through others, itself included."""
-    seen, todo = {start}, [start]
-    while todo:
-        fresh = set(edges[todo.pop()]) - seen
-        seen |= fresh
-        todo += fresh
-    return seen
 
 
 def _line(programs: Programs, rank: int, sight: Sight, wants: Sequence[Want]) -> str:

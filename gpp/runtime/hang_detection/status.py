@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -74,41 +73,40 @@ class RankState:
         return cls(**{**values, "waiting": bool(values["waiting"])}, host=host.rstrip(b"\0").decode(errors="replace"))
 
 
-class AbstractStatus(ABC):
-    """The place where a worker says what it does. `at` and `waiting` are called around every action."""
+class AbstractStatus:
+    """The place where a worker says what it does. `at` and `waiting` are called around every action.
 
-    @abstractmethod
+    Args:
+        behind: is told all that a class of its own does not change; None: nobody.
+    """
+
+    def __init__(self, behind: AbstractStatus | None = None) -> None:
+        self._status = behind
+
     def at(self, index: int) -> None:
         """Action number `index` of the present run begins; the list's length: its end."""
+        if self._status:
+            self._status.at(index)
 
-    @abstractmethod
     def waiting(self, waits: bool) -> None:
         """It begins, or ends, to wait for another rank."""
+        if self._status:
+            self._status.waiting(waits)
 
-    @abstractmethod
     def begin(self, phase: int, step: int) -> None:
         """A run of the program of `phase` (TRAINING, EVALUATION or COURSE) begins."""
+        if self._status:
+            self._status.begin(phase, step)
 
-    @abstractmethod
     def enter(self, phase: int) -> None:
         """It is in `phase`, which has no program."""
+        if self._status:
+            self._status.enter(phase)
 
 
 @final
 class NoStatus(AbstractStatus):
     """Nobody asks: for tests and for one process."""
-
-    def at(self, index: int) -> None:
-        return None
-
-    def waiting(self, waits: bool) -> None:
-        return None
-
-    def begin(self, phase: int, step: int) -> None:
-        return None
-
-    def enter(self, phase: int) -> None:
-        return None
 
 
 @final

@@ -35,8 +35,8 @@ def main() -> None:
 
     import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
     from gpp.mechanism import found
-    from gpp.runtime.course import AbstractCourseRun
     from gpp.runtime.job import Job
+    from gpp.runtime.mode import AbstractCourseRun
     from gpp.runtime.worker.forked import run_forked
     from gpp.runtime.worker.process import guarded
 
@@ -69,8 +69,8 @@ def main() -> None:
 
 def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
-    from gpp.runtime.cards.cuda import CudaCard
-    from gpp.runtime.course import course_run
+    from gpp.runtime.cards.card import CudaCard
+    from gpp.runtime.mode import course_run
     from gpp.runtime.stretches import stretch_at
     from gpp.runtime.worker.clock import HostClock
     from gpp.runtime.worker.process import disconnect, enter

@@ -257,13 +257,13 @@ class SharedMemory:
     Args:
         sizes: channel number -> room that it needs, for the channels on which this device receives.
         timeout_s: seconds after which a wait gives up.
-        spin_s: seconds in which a wait does not sleep.
 
-    `idle`, if it is set, is called by every wait whose message has not come yet: there is time for what is due later.
+    A wait does not sleep for `spin_s` seconds. `idle`, if it is set, is called by every wait whose message has not come yet: there
+    is time for what is due later.
     """
 
-    def __init__(self, sizes: Mapping[int, RingSize], timeout_s: float, spin_s: float = SHORT_SPIN_S) -> None:
-        self.timeout_s, self.spin_s = timeout_s, spin_s
+    def __init__(self, sizes: Mapping[int, RingSize], timeout_s: float) -> None:
+        self.timeout_s, self.spin_s = timeout_s, SHORT_SPIN_S
         self.idle: Callable[[], None] | None = None
         table, at = {}, HEADER_BYTES
         for number, size in sizes.items():

@@ -12,6 +12,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from traceback import walk_tb
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,12 +41,8 @@ def place_of(frames: Sequence[str]) -> tuple[str, int] | None:
 
 def raised_at(trace: TracebackType | None) -> tuple[str, int] | None:
     """File and line of the innermost generated code that an exception came through; None where there is none."""
-    found = None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(GENERATED):
-            found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    frames = ((frame.f_code.co_filename, line) for frame, line in walk_tb(trace))
+    return next((place for place in reversed([*frames]) if place[0].startswith(GENERATED)), None)
 
 
 def operator_at(captured: Captured, nodes: Iterable[str], place: tuple[str, int]) -> Node | None:

@@ -13,9 +13,7 @@ from gpp.capture.cut import AbstractShards
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.mechanism import parts
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.plan import Plan
 from gpp.program.program import Program
-from gpp.program.steady_state import accumulation
 from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
@@ -23,7 +21,6 @@ from gpp.runtime.checkpoint.origin import fill, origin_of
 from gpp.runtime.checkpoint.state import ShareOf, SplitWeights, job_weights
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
-from gpp.runtime.nonfinite import Probes
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice, set_context
@@ -159,11 +156,6 @@ def build_optimizers(
         if own:
             out[s] = specs[s].build_named(own.items())
     return out
-
-
-def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
-    """The probes of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
-    return Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, stage))
 
 
 def build_checkpointer(

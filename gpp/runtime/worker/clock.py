@@ -140,7 +140,8 @@ class CardStatus(AbstractStatus):
     """
 
     def __init__(self, status: AbstractStatus, card: AbstractCard) -> None:
-        self._status, self._card = status, card
+        super().__init__(status)
+        self._card = card
         self._begun: deque[tuple[int, CardEvent]] = deque()
         # The host adds to the events while the thread takes those that are done.
         self._lock = threading.Lock()
@@ -158,7 +159,7 @@ class CardStatus(AbstractStatus):
             while self._begun and self._begun[0][1].query():
                 reached = self._begun.popleft()[0]
             if reached is not None:
-                self._status.at(reached)
+                super().at(reached)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -175,13 +176,7 @@ class CardStatus(AbstractStatus):
         finally:
             over.set()
 
-    def waiting(self, waits: bool) -> None:
-        self._status.waiting(waits)
-
     def begin(self, phase: int, step: int) -> None:
         with self._lock:
             self._begun.clear()
-            self._status.begin(phase, step)
-
-    def enter(self, phase: int) -> None:
-        self._status.enter(phase)
+            super().begin(phase, step)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
-from gpp.program.action import Action
 from gpp.program.kinds import (
     BACKWARD,
     COMPUTE,
@@ -21,6 +20,7 @@ from gpp.program.kinds import (
     REDUCE,
     SENDS,
     UPDATES,
+    Action,
     Kind,
     Role,
 )
@@ -66,23 +66,6 @@ class _Handler(NamedTuple):
     receives: bool
     travels: bool
     updates: bool
-
-
-class _Handlers(dict[str, _Handler]):
-    """Text of a kind -> the handler of its actions, found once for each kind."""
-
-    def __init__(self, find: Callable[[Kind], Callable[[Action, bool], int | Span | None]]) -> None:
-        self._find = find
-
-    def __missing__(self, text: str) -> _Handler:
-        found = self[text] = _Handler(
-            self._find(KINDS[text]),
-            text in COMPUTE or text in COPIES,
-            text in RECEIVES,
-            text in SENDS or text == REDUCE,
-            text in UPDATES,
-        )
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +121,7 @@ class Interpreter(Generic[R]):
         self.device_id, self.transport, self.status, self.clock = seat.device_id, seat.transport, seat.status, seat.clock
         self._timed: list[Timed] = []
         self._waits: list[tuple[Mark, Mark]] = []
-        self.handlers = _Handlers(self._handler)
+        self._handler_of = cache(self._handler)
         self.actions = list(self._handled(actions))
         self._summed = _summed([action for action, _, _ in self.actions]) if beside.arm else {}
 
@@ -179,10 +162,14 @@ class Interpreter(Generic[R]):
 
     def _handled(self, actions: Iterable[Action]) -> Iterator[tuple[Action, bool, _Handler]]:
         """Each action, whether it is the last send of a compute action's tensors, and who runs it."""
-        return ((action, last, self.handlers[action.kind]) for action, last in _flagged(actions))
+        return ((action, last, self._handler_of(action.kind)) for action, last in _flagged(actions))
 
-    def _handler(self, kind: Kind) -> Callable[[Action, bool], int | Span | None]:
-        """The handler of a kind's actions.
+    def _handler(self, text: str) -> _Handler:
+        call, travels = self._call_of(KINDS[text]), text in SENDS or text == REDUCE
+        return _Handler(call, text in COMPUTE or text in COPIES, text in RECEIVES, travels, text in UPDATES)
+
+    def _call_of(self, kind: Kind) -> Callable[[Action, bool], int | Span | None]:
+        """What runs a kind's actions.
 
         Raises:
             MalformedProgram: nobody.

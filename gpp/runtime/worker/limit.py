@@ -132,7 +132,8 @@ class Limit(AbstractStatus):
     """
 
     def __init__(self, job: Job, device_id: int, status: AbstractStatus) -> None:
-        self._job, self._device, self._status = job, device_id, status
+        super().__init__(status)
+        self._job, self._device = job, device_id
         self.num_bytes = round(job.cluster.devices[device_id].memory_bytes)
         self._at: tuple[int | None, int, int] = None, 0, 0
         self._worker: Worker | None = None
@@ -184,7 +185,7 @@ class Limit(AbstractStatus):
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def at(self, index: int) -> None:
-        self._status.at(index)
+        super().at(index)
         self._at = self._at[0], self._at[1], index
         if not self._hears or not self._worker:
             return
@@ -202,18 +203,15 @@ class Limit(AbstractStatus):
             self._noted = 0
         self._bound()
 
-    def waiting(self, waits: bool) -> None:
-        self._status.waiting(waits)
-
     def begin(self, phase: int, step: int) -> None:
         self._at = phase, step, 0
         if self._worker and not self._bounds:
             self._begin(self._worker)
-        self._status.begin(phase, step)
+        super().begin(phase, step)
 
     def enter(self, phase: int) -> None:
         self._at = None, *self._at[1:]
-        self._status.enter(phase)
+        super().enter(phase)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

@@ -15,8 +15,7 @@ import torch
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Action, Direction
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel

@@ -38,11 +38,10 @@ from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
 from gpp.runtime.job import Job
-from gpp.runtime.transport.cards import CardTransport
+from gpp.runtime.transport.cards import CardTransport, StagedTransport
 from gpp.runtime.transport.channels import AbstractTransport, TorchTransport
 from gpp.runtime.transport.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
-from gpp.runtime.transport.staged import StagedTransport
 from gpp.runtime.worker.around import AbstractStageWeights
 from gpp.runtime.worker.clock import CardClock, HostClock
 from gpp.runtime.worker.parent import end_with_parent

@@ -64,12 +64,6 @@ def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _OutputEdge]:
     }
 
 
-def _seen(outputs: Mapping[str, torch.Tensor | _OutputEdge]) -> dict[str, torch.Tensor]:
-    """The outputs that somebody still holds."""
-    found = {name: value.tensor() if isinstance(value, _OutputEdge) else value for name, value in outputs.items()}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 class _LossRoot(NamedTuple):
     """A loss: the tensor where the backward begins, and its value in memory of its own.
 
@@ -226,7 +220,9 @@ class StageRunner:
             # On a processor a number costs nothing; a card's host would wait for it.
             own = value.detach().clone()
             number = own if self.deferred else float(own.item())
-            self._add_result(minibatch, name, (number.double() if isinstance(number, torch.Tensor) else number) * share)
+            part = (number.double() if isinstance(number, torch.Tensor) else number) * share
+            totals = self.results.setdefault(minibatch, {})
+            totals[name] = totals[name] + part if name in totals else part
             if is_loss(name):
                 if isinstance(number, torch.Tensor) or not math.isfinite(number):
                     self._unread.append((name, microbatch, lo, hi, number))
@@ -256,7 +252,8 @@ class StageRunner:
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
-                there = _seen(kept.outputs)
+                outputs = {name: out.tensor() if isinstance(out, _OutputEdge) else out for name, out in kept.outputs.items()}
+                there = {name: tensor for name, tensor in outputs.items() if tensor is not None}  # what somebody still holds
                 made = {**there, **({LOSS: sum(loss.value for loss in kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
@@ -269,10 +266,6 @@ class StageRunner:
                     )
                 )
         return tuple(found)
-
-    def _add_result(self, minibatch: int, name: str, value: float | torch.Tensor) -> None:
-        results = self.results.setdefault(minibatch, {})
-        results[name] = results[name] + value if name in results else value
 
     def _loss_seed(self, loss: torch.Tensor, share: float) -> torch.Tensor:
         """The gradient with which a backward begins at a loss: its share of the mini-batch, times `loss_factor`."""

@@ -24,6 +24,7 @@ from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.even import EvenOrder
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING
 from gpp.runtime.job import Job, Settings, owners_of, restore
+from gpp.runtime.nonfinite import Probes
 from gpp.runtime.torch_optimizer import set_rate
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.around import AbstractStageWeights
@@ -34,7 +35,6 @@ from gpp.runtime.worker.build import (
     build_mailboxes,
     build_modules,
     build_optimizers,
-    build_probes,
     slower,
 )
 from gpp.runtime.worker.gradients import BUCKET_BYTES, Gradients
@@ -135,6 +135,7 @@ class Worker:
         plan = self.job.plan
         out: dict[int, StageRunner] = {}
         for s, module in modules.items():
+            own, last = [p for p in module.parameters() if p.requires_grad], 4 * accumulation(plan, s)
             out[s] = StageRunner(
                 module,
                 seat=self._own,
@@ -144,8 +145,8 @@ class Worker:
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
-                # Where sums are under way when a backward ends there are no numbers of it.
-                probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
+                # Of two steps, and more where the pipeline does not drain; none where sums are under way when a backward ends.
+                probes=Probes(own, last=last) if train and not self.gradients.overlaps else None,
             )
         return out
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.action import Action
 from gpp.program.added import AbstractLowering, Rates
 from gpp.program.channels import Channel
-from gpp.program.kinds import UPDATES
+from gpp.program.kinds import UPDATES, Action
 from gpp.program.program import Program
 
 

@@ -12,8 +12,7 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.mechanisms.helpers.layer_line import Layer, Placed, dealt, loads
-from gpp.mechanisms.helpers.layerpipe import LayerPipe, layers_of
+from gpp.mechanisms.helpers.layerpipe import Layer, LayerPipe, Placed, dealt, layers_of, loads
 from gpp.mechanisms.helpers.stage import Helpers, helpers_of
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

@@ -14,9 +14,8 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
 from gpp.mechanisms.marks.dawnpiper import DawnPiper
 from gpp.mechanisms.marks.policies import Auto, Recompute
-from gpp.mechanisms.marks.residual_blocks import residual_blocks
 from gpp.mechanisms.marks.stage import marks_of
-from gpp.mechanisms.marks.vpipe import VPipe
+from gpp.mechanisms.marks.vpipe import VPipe, residual_blocks
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.planners.base import AbstractPlanner

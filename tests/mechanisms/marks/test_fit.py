@@ -8,20 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.marks.capuchin import capuchin
 from gpp.mechanisms.marks.choices import Choices, Marking
-from gpp.mechanisms.marks.fit import _ALIKE, Fit, fit
+from gpp.mechanisms.marks.fit import _ALIKE, fit
 from gpp.mechanisms.marks.prices import Prices
+from gpp.mechanisms.marks.search import capuchin
 from gpp.mechanisms.marks.stage import marked
 from gpp.stage import Stage
 from tests.checks.memory import Case, main, random_case, random_graph, verdict
 from tests.support.graphs import chain as chain_of
 from tests.support.graphs import problem
-
-MARKS = ("recompute", "offload", "boundaries")
 
 
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "graph"])
@@ -44,7 +42,7 @@ def long_case(seed: int, *, chain: bool) -> tuple[Case, Choices]:
     problem = replace(small.problem, graph=random_graph(rng, 24, chain=chain), minibatch_size=8)
     stage = Stage(ops=tuple(range(24)), devices=(0,), microbatch_size=2, in_flight=8)
     case = replace(small, problem=problem, stage=stage, held=4, ways=("recompute", "offload"))
-    return case, Choices(problem, stage, 4, case.ways, None, None)
+    return case, Choices(problem, stage, 4, case.ways, None)
 
 
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "graph"])
@@ -56,36 +54,37 @@ def test_long_stages_fit_and_are_no_slower_than_the_greedy(chain: bool) -> None:
             limit = all_again + (keep - all_again) * share
             found = fit(case.problem, case.stage, case.held, limit)
             assert found is not None
-            assert stage_bytes(case.problem, found.on(case.stage)).peak(case.held) <= limit * (1 + 1e-9)
+            assert stage_bytes(case.problem, found.marking.on(case.stage)).peak(case.held) <= limit * (1 + 1e-9)
             greedy = capuchin(choices, limit)
             assert greedy is None or found.added_s <= greedy.added_s * (1 + 1e-9)
             published = fit(case.problem, case.stage, case.held, limit, selection="capuchin")
-            assert published == (None if greedy is None else Fit.of(greedy))
+            assert published == greedy
 
 
 def test_a_stage_that_fits_is_left_alone() -> None:
     case, choices = long_case(0, chain=True)
     keep = choices.judge(Marking()).peak
-    assert fit(case.problem, case.stage, 4, keep) == Fit((), (), 0.0)
-    assert fit(case.problem, marked(case.stage, recompute=(0,)), 4, keep) == Fit((), (), 0.0)
+    assert fit(case.problem, case.stage, 4, keep) == (0.0, keep, Marking())
+    assert fit(case.problem, marked(case.stage, recompute=(0,)), 4, keep) == (0.0, keep, Marking())
     assert fit(case.problem, case.stage, 4, 1.0) is None
     assert fit(case.problem, case.stage, 4, keep * 0.9, ways=()) is None
 
 
 def test_copies_are_free_only_while_they_hide() -> None:
-    """A longer period hides more; with two micro-batches in flight copies save nothing."""
+    """Copies over a fast link hide; with two micro-batches in flight copies save nothing."""
     case, _ = long_case(1, chain=True)
-    device = replace(case.problem.cluster.devices[0], host_bandwidth_bytes_per_s=1.0, host_memory_bytes=None)
-    problem = replace(case.problem, cluster=replace(case.problem.cluster, devices=(device,) * 2))
-    limit = Choices(problem, case.stage, 4, (), None, None).keeping.peak(4) * 0.8
-    short, endless = (fit(problem, case.stage, 4, limit, period_s=period) for period in (1.0, 1e9))
-    assert short is not None and endless is not None
-    assert endless.added_s == 0 < short.added_s and endless.offload and not endless.recompute
-    assert not Choices(problem, case.stage, 2, ("offload",), None, None).offloads
-    unlinked = replace(problem, cluster=replace(problem.cluster, devices=(replace(device, host_bandwidth_bytes_per_s=None),) * 2))
-    assert fit(unlinked, case.stage, 4, limit, ways=("offload",)) is None
-    with pytest.raises(InvalidConfig, match="must be of recompute, offload"):
-        fit(problem, case.stage, 4, limit, ways=("swap",))
+    device = replace(case.problem.cluster.devices[0], host_latency_s=0.0, host_memory_bytes=None)
+
+    def linked(bandwidth: float | None) -> Problem:
+        devices = (replace(device, host_bandwidth_bytes_per_s=bandwidth),) * 2
+        return replace(case.problem, cluster=replace(case.problem.cluster, devices=devices))
+
+    limit = Choices(linked(1.0), case.stage, 4, (), None).keeping.peak(4) * 0.8
+    slow, fast = (fit(linked(bandwidth), case.stage, 4, limit) for bandwidth in (1e-3, 1e9))
+    assert slow is not None and fast is not None
+    assert fast.added_s == 0 < slow.added_s and fast.marking.offload and not fast.marking.recompute
+    assert not Choices(linked(1.0), case.stage, 2, ("offload",), None).offloads
+    assert fit(linked(None), case.stage, 4, limit, ways=("offload",)) is None
 
 
 def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +152,7 @@ def test_equal_stretches_share_an_answer_and_no_others_do() -> None:
         assert first == fit(case.problem, case.stage, case.held, case.limit, ways=case.ways)
         assert (first is None) == (second is None)
         if first is not None and second is not None:
-            assert second == first._replace(**{k: tuple(op + n for op in getattr(first, k)) for k in MARKS})
+            assert second == first._replace(marking=Marking(*(tuple(op + n for op in named) for named in first.marking)))
         assert len(_ALIKE.of(problem)) == 1, "one search for both"
         for _ in range(6):
             other = replace(problem, graph=varied(rng, graph, n))
@@ -175,7 +174,7 @@ def test_stretches_of_equal_sums_are_told_apart() -> None:
     )
     given = problem(replace(line, ops=ops), 1, 8, microbatch_size=1)
     stages = [Stage(ops=tuple(range(i, i + 4)), devices=(0,), microbatch_size=1, in_flight=4) for i in (0, 4)]
-    keeping = [Choices(given, stage, 4, ("recompute",), None, None).keeping for stage in stages]
+    keeping = [Choices(given, stage, 4, ("recompute",), None).keeping for stage in stages]
     assert keeping[0] == keeping[1]
     found = [fit(given, stage, 4, keeping[0].peak(4) - 50, ways=("recompute",)) for stage in stages]
-    assert found[0] and found[0].recompute == (1,) and found[1] and found[1].recompute == (6,)
+    assert found[0] and found[0].marking.recompute == (1,) and found[1] and found[1].marking.recompute == (6,)

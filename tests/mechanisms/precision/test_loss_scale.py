@@ -11,7 +11,7 @@ import torch
 
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
-from gpp.mechanisms.precision import loss_scale
+from gpp.mechanisms.precision import worker as scaling
 from gpp.mechanisms.precision.worker import ScaledLosses
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
@@ -65,7 +65,7 @@ def scaled_by_torch(model: AbstractModel, weights: dict[str, torch.Tensor]) -> t
                 tensor.copy_(weights[name])
     samples, measure = DATA.load("train", model, seed=0, dtype="float32"), loss(model.loss)
     optimizer = torch.optim.SGD(network.parameters(), lr=OPTIMIZER.lr, momentum=OPTIMIZER.momentum)
-    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=loss_scale.GROWTH_INTERVAL)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scaling.INITIAL, growth_interval=scaling.GROWTH_INTERVAL)
     losses = []
     for step in range(STEPS):
         values = samples.fetch(inprocess.minibatch(step, 8, len(samples), 0))
@@ -89,8 +89,8 @@ def test_all_stages_leave_out_the_same_updates_as_pytorchs_scaler(
     parts: tuple[AbstractModel, Captured, dict[str, torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, cap, weights = parts
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**18)
-    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 4)
+    monkeypatch.setattr(scaling, "INITIAL", 2.0**18)
+    monkeypatch.setattr(scaling, "GROWTH_INTERVAL", 4)
     job = job_of(model, cap)
     assert all(any(a.kind == NORM for a in actions) for actions in job.program.actions.values())
     losses, _, workers = inprocess.run(job, tmp_path, weights)
@@ -106,7 +106,7 @@ def test_an_update_that_is_left_out_changes_nothing(
     parts: tuple[AbstractModel, Captured, dict[str, torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, cap, weights = parts
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**120)
+    monkeypatch.setattr(scaling, "INITIAL", 2.0**120)
     job = job_of(model, cap, steps=3)
     _, state, workers = inprocess.run(job, tmp_path, weights)
     assert {scale_of(worker) for worker in workers} == {2.0**117}
@@ -118,7 +118,7 @@ def test_a_resumed_run_goes_on_with_the_scale(
     parts: tuple[AbstractModel, Captured, dict[str, torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, cap, weights = parts
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**18)
+    monkeypatch.setattr(scaling, "INITIAL", 2.0**18)
     whole, state, _ = inprocess.run(job_of(model, cap), tmp_path / "whole", weights)
     first = job_of(model, cap, steps=6, checkpoint_every=6)
     first.save(tmp_path / "first", weights)

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpp.graph.op_graph import Tensor
-from gpp.mechanisms.quantised_edges.quantiser import Quantiser
 from gpp.mechanisms.quantised_edges.sizes import clip_factor, decoding, encoding
+from gpp.mechanisms.quantised_edges.worker import Quantiser
 
 
 def quantiser(bits: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **more: bool) -> Quantiser:

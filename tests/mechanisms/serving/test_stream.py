@@ -25,8 +25,8 @@ from gpp.mechanisms.helpers.stage import Helpers
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.serving.course import ServeSettings
 from gpp.mechanisms.serving.emulated import EmulatedServer
+from gpp.mechanisms.serving.planning import Stream, scored, serve
 from gpp.mechanisms.serving.requests import Arrivals, Requests, requests_of
-from gpp.mechanisms.serving.simulated import Stream, scored, serve
 from gpp.mechanisms.serving.stream import check_served, places, stream_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan

@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
-from gpp.mechanisms.shared_state.asked import SharedUpdates
+from gpp.mechanisms.shared_state.asked import SharedUpdates, largest_share, share_out
 from gpp.mechanisms.shared_state.job import JOB
-from gpp.mechanisms.shared_state.shares import largest_share, share_out
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.models.base import describe

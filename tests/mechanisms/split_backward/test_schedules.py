@@ -27,9 +27,9 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.optimal import Optimal
 from gpp.planners.chains.even import Even
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.program.action import Action
 from gpp.program.cards import check_cards
 from gpp.program.held import device_peaks
+from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.engines.emulate import Emulate

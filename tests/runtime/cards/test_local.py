@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from gpp.errors import InvalidConfig
 from gpp.runtime import devices
-from gpp.runtime.cards import links, local
-from gpp.runtime.cards.links import SIZES, Identity, Pair, Speeds, fit, measure, pairs_of
-from gpp.runtime.cards.local import CONTEXT_BYTES, local_gpus
+from gpp.runtime.cards import local
+from gpp.runtime.cards.local import CONTEXT_BYTES, SIZES, Identity, Pair, Speeds, fit, local_gpus, measure, pairs_of
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
 from gpp.runtime.worker import process
@@ -46,7 +45,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Identity]]:
             monkeypatch.setattr(module, "cuda_devices", lambda: len(names))
         shown = [SimpleNamespace(name=name, total_memory=memory, uuid=f"GPU-{i}") for i, name in enumerate(names)]
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda card: shown[card])
-        monkeypatch.setattr(links, "measure", measure)
+        monkeypatch.setattr(local, "measure", measure)
         return asked
 
     return show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport import cards as transport_of_cards
 from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker import rows
 from gpp.runtime.worker.gradients import Gradients
 from gpp.weights.flush import Flush
 from tests.support import asynchronous, on_cards
@@ -67,82 +69,48 @@ def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path)
     assert any("device-wide wait" in words for words in found)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_a_pass_that_does_not_wait_for_its_message_is_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def message_not_awaited(patch: pytest.MonkeyPatch) -> None:
     def keeps(self: transport_of_cards._CardArrival) -> torch.Tensor:
         self._card.keep(self._buffer)
         return self._buffer
 
-    monkeypatch.setattr(transport_of_cards._CardArrival, "wait", keeps)
-    with pytest.raises(Race):
-        run(tmp_path, rule, policy)
+    patch.setattr(transport_of_cards._CardArrival, "wait", keeps)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_an_update_that_does_not_wait_for_its_sums_is_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Gradients, "settle", lambda self: self._sums.clear())
-    with pytest.raises(Race):
-        run(tmp_path, rule, policy)
+def sums_not_awaited(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Gradients, "settle", lambda self: self._sums.clear())
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_a_sent_tensor_that_is_freed_early_is_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def sent_tensor_freed_early(patch: pytest.MonkeyPatch) -> None:
     send = CardTransport.send
 
     def forgets(self: CardTransport, channel: Any, tensor: torch.Tensor) -> None:
         send(self, channel, tensor)
         self._pending.clear()
 
-    monkeypatch.setattr(CardTransport, "send", forgets)
-    with pytest.raises((EarlyReuse, Race)):
-        run(tmp_path, rule, policy)
+    patch.setattr(CardTransport, "send", forgets)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_a_buffer_that_is_not_kept_for_the_stream_that_reads_it_is_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def buffer_not_kept(patch: pytest.MonkeyPatch) -> None:
     """The lost `record_stream`: the next receive may be given the memory while a pass still reads it."""
 
     def waits(self: transport_of_cards._CardArrival) -> torch.Tensor:
         self._arrived.wait()
         return self._buffer
 
-    monkeypatch.setattr(transport_of_cards._CardArrival, "wait", waits)
-    with pytest.raises((EarlyReuse, Race)):
-        run(tmp_path, rule, policy)
+    patch.setattr(transport_of_cards._CardArrival, "wait", waits)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_rows_that_are_not_kept_for_the_stream_that_reads_them_are_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpp.runtime.worker import rows
-
+def rows_not_kept(patch: pytest.MonkeyPatch) -> None:
     def receive(self: rows.Rows, sent: rows._Sent) -> dict[str, torch.Tensor]:
         sent.done.wait()
         out, sent.rows = sent.rows, {}
         return out
 
-    monkeypatch.setattr(rows.Rows, "_receive", receive)
-    # A step that drains ends with a wait, after which nothing reads its rows.
-    job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), sizes=2, steps=6, device_kind="cuda")
-    with pytest.raises((EarlyReuse, Race)):
-        on_cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
+    patch.setattr(rows.Rows, "_receive", receive)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_pinned_memory_that_is_freed_under_a_copy_is_found(
-    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpp.runtime.worker import rows
-
+def pinned_memory_freed(patch: pytest.MonkeyPatch) -> None:
     send = rows.Rows._send
 
     def forgets(self: rows.Rows, found: dict[str, torch.Tensor]) -> rows._Sent:
@@ -152,9 +120,36 @@ def test_pinned_memory_that_is_freed_under_a_copy_is_found(
             tensor.zero_()
         return sent
 
-    monkeypatch.setattr(rows.Rows, "_send", forgets)
-    with pytest.raises((EarlyReuse, Race)):
-        run(tmp_path, rule, policy)
+    patch.setattr(rows.Rows, "_send", forgets)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+@pytest.mark.parametrize(
+    ("defect", "fault"),
+    [
+        (message_not_awaited, Race),
+        (sums_not_awaited, Race),
+        (sent_tensor_freed_early, (EarlyReuse, Race)),
+        (buffer_not_kept, (EarlyReuse, Race)),
+        (rows_not_kept, (EarlyReuse, Race)),
+        (pinned_memory_freed, (EarlyReuse, Race)),
+    ],
+)
+def test_a_defect_is_found(
+    defect: Callable[[pytest.MonkeyPatch], None],
+    fault: Any,
+    rule: Rule,
+    policy: Policy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defect(monkeypatch)
+    job, weights = job_of()
+    if defect is rows_not_kept:
+        # A step that drains ends with a wait, after which nothing reads its rows.
+        job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), sizes=2, steps=6, device_kind="cuda")
+    with pytest.raises(fault):
+        on_cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
 
 
 def test_communicators_made_in_another_order_are_found(tmp_path: Path) -> None:

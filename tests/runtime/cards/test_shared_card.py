@@ -16,11 +16,10 @@ from gpp.optimizers import SGD
 from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.job import Job
-from gpp.runtime.transport import staged
+from gpp.runtime.transport.cards import StagedTransport
 from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.transport.staged import StagedTransport
 from gpp.weights.flush import Flush
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
@@ -112,7 +111,7 @@ def test_main_memory_that_is_freed_under_a_copy_is_found(tmp_path: Path, monkeyp
         tensor.copy_(host, non_blocking=True)
         host.zero_()
 
-    monkeypatch.setattr(staged.StagedTransport, "upload", forgets)
+    monkeypatch.setattr(StagedTransport, "upload", forgets)
     job, weights = job_of()
     with pytest.raises((EarlyReuse, Race)):
         on_cards.train(job, tmp_path, weights, transport=partial(shared, defaultdict(deque), {}), proved=False)

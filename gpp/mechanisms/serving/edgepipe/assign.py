@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gpp.graph.op_graph import bits
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 
 MOST_TRIED = 20_000
 """Assignments of one stage that a search for one bottleneck may try."""

@@ -40,8 +40,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.mechanisms.serving.edgepipe.assign import assigned, improve
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage
 from gpp.mechanisms.serving.edgepipe.typed_stages import TooManyStates, TypedStages
 from gpp.plan.build import make_plan
@@ -127,7 +126,8 @@ class EdgePipe(AbstractPlanner):
                     else (improve(forward, stages), ("a chain, its types joined; not exact",))
                 )
             return
-        cuts = {order: stages for order in _orders(graph) if (stages := _cut(forward, kinds, order)) is not None}
+        orders = dict.fromkeys((depth_first_order(graph), branch_first_order(graph)))
+        cuts = {order: stages for order in orders if (stages := _cut(forward, kinds, order)) is not None}
         if finest:
             try:
                 limits = {"most_downsets": self.most_downsets, "most_states": self.most_states}
@@ -186,11 +186,6 @@ def placed(chain: list[PlacedStage], kinds: Kinds, order: tuple[int, ...]) -> As
     """A chain over an order as stages on devices, the first ones of their types."""
     free = [list(group) for group in kinds.groups]
     return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
-
-
-def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
-    """Linear orders that are worth cutting."""
-    return tuple(dict.fromkeys((depth_first_order(graph), branch_first_order(graph))))
 
 
 def _least_s(forward: ForwardProblem, kinds: Kinds) -> float:

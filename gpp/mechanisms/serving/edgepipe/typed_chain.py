@@ -70,11 +70,6 @@ class TypedChain:
     def num_ops(self) -> int:
         return self.prefix_s.shape[1] - 1
 
-    @property
-    def num_states(self) -> int:
-        """Integers in the table: types of the next device times multisets of used ones."""
-        return len(self.counts) * math.prod(count + 1 for count in self.counts)
-
     def stage_s(self, stage: PlacedStage) -> float:
         """Seconds that a stage computes for one micro-batch."""
         kind, start, end = stage
@@ -86,20 +81,16 @@ class TypedChain:
         moving = [float(self.move_s[a.kind, b.kind, a.end]) for a, b in pairwise(chain)]
         return max(computing + moving)
 
-    def fastest(self, most: int | None = None) -> list[PlacedStage] | None:
-        """A chain with the least bottleneck, and of those one with the fewest stages; None where none fits.
-
-        Args:
-            most: stages that it may have; None for as many as there are devices.
-        """
-        best = self.within(math.inf, most)
+    def fastest(self) -> list[PlacedStage] | None:
+        """A chain with the least bottleneck, and of those one with the fewest stages; None where none fits."""
+        best = self.within(math.inf)
         if best is None:
             return None
         low, high = self._least_s, self.bottleneck_s(best)
         while low < high:
             # Close to the end few values are left, so the next one below is as good a guess as the middle.
             tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
-            found = self.within(tau, most)
+            found = self.within(tau)
             if found is None:
                 if high - low <= CLOSE * high:
                     break
@@ -118,26 +109,20 @@ class TypedChain:
     def _fitting(self) -> list[list[int]]:
         """For each type and start the ends at which a stage fits."""
         later = np.triu(np.ones(self.fits.shape[1:], bool), 1)
-        return [_rows(table & later) for table in self.fits]
+        return [[_row(row) for row in table & later] for table in self.fits]
 
     @cached_property
     def _order(self) -> list[Used]:
         """Multisets of used devices, those with fewer before those with more."""
         return sorted(product(*(range(count + 1) for count in self.counts)), key=lambda used: (sum(used), used))
 
-    def within(self, tau: float, most: int | None = None) -> list[PlacedStage] | None:
-        """A chain of the fewest stages that fits and whose bottleneck is at most tau seconds; None if there is none.
-
-        Args:
-            most: as in `fastest`.
-        """
+    def within(self, tau: float) -> list[PlacedStage] | None:
+        """A chain of the fewest stages that fits and whose bottleneck is at most tau seconds; None if there is none."""
         kinds, last = range(len(self.counts)), self.num_ops
         ends = [self._ends(kind, tau) for kind in kinds]
         passable = [[_row(self.move_s[u, v] <= tau) for v in kinds] for u in kinds]
         reached: dict[tuple[Used, int], int] = {((0,) * len(self.counts), u): 1 for u in kinds}
         for used in self._order:
-            if most is not None and sum(used) >= most:
-                return None
             for u in kinds:
                 starts = reached.get((used, u), 0)
                 if not starts or used[u] == self.counts[u]:
@@ -200,7 +185,3 @@ def _with(used: Used, kind: int) -> Used:
 def _row(row: np.ndarray) -> int:
     """The integer whose bits are those of a row."""
     return int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")
-
-
-def _rows(table: np.ndarray) -> list[int]:
-    return [_row(row) for row in table]

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import bits
-from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem
-from gpp.mechanisms.serving.edgepipe.kinds import Kinds
+from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_chain import CLOSE, Used
 from gpp.planners.chains.downsets import Budget, all_states
 

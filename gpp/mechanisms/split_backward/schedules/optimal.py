@@ -15,9 +15,8 @@ from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
-from gpp.schedules.exact import Aim
+from gpp.schedules.exact import MOST_TASKS, Aim, proven
 from gpp.schedules.flow import Flow, Work
-from gpp.schedules.proven import MOST_TASKS, proven
 from gpp.settings import Count, Positive, settings
 
 
@@ -55,14 +54,9 @@ class OptimalOrder(RankedSchedule):
             InvalidConfig: too many passes, or OR-Tools is not installed.
         """
         flow = self.flow(work)
-        check_size(flow, self.max_tasks)
+        if len(flow.tasks) > self.max_tasks:
+            rule = f"the step has {len(flow.tasks)} passes, and the search takes no more than that"
+            fix = "use strategy/schedule=zero_bubble_auto, or fewer micro-batches"
+            raise InvalidConfig("strategy.schedule.max_tasks", self.max_tasks, rule, fix)
         hint = candidates(flow, work, self.objective)[0]
         return [flow.orders(proven(flow, tuple(map(tuple, hint)), self.objective, self.limit).by_lane)]
-
-
-def check_size(flow: Flow, most: int) -> None:
-    """Refuse a step of more passes than `most`."""
-    if len(flow.tasks) > most:
-        rule = f"the step has {len(flow.tasks)} passes, and the search takes no more than that"
-        fix = "use strategy/schedule=zero_bubble_auto, or fewer micro-batches"
-        raise InvalidConfig("strategy.schedule.max_tasks", most, rule, fix)

@@ -13,22 +13,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.on_worker.corrections import Corrections
-from gpp.mechanisms.weight_versions.on_worker.drift import along_the_drift, drift_kept
-from gpp.mechanisms.weight_versions.on_worker.prediction import direction_kept, predictor
+from gpp.mechanisms.weight_versions.on_worker.prediction import along_the_drift, direction_kept, drift_kept, foreach, predictor
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.around import AbstractStageWeights, SavedHooks
 from gpp.weights.base import PipelinePosition
-
-foreach: Any = torch
-"""torch, whose functions over lists of tensors have no declared types."""
 
 
 class Parameters:

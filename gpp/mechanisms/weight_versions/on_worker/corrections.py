@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection, Damping, Direction
-from gpp.mechanisms.weight_versions.on_worker.prediction import copied
+from gpp.mechanisms.weight_versions.on_worker.prediction import copied, foreach, take_in
 from gpp.optimizers import AbstractOptimizer
-
-foreach: Any = torch
-"""torch, whose functions over lists of tensors have no declared types."""
 
 SQUARES = "squared_changes"
 """Slot of the optimizer's state with the running mean of a parameter's squared changes."""
@@ -68,15 +65,7 @@ class Corrections:
     def _watched(self, params: Sequence[Tensor], damping: Damping) -> Iterator[None]:
         before = copied([param.data for param in params])
         yield
-        with torch.no_grad():
-            changes = foreach._foreach_sub([param.data for param in params], before)
-            states = [self._optimizer.state[param] for param in params]
-            for state, change in zip(states, changes, strict=True):
-                if SQUARES not in state:
-                    state[SQUARES] = torch.zeros_like(change)
-            means = [state[SQUARES] for state in states]
-            foreach._foreach_mul_(means, damping.memory)
-            foreach._foreach_addcmul_(means, changes, changes, value=1.0 - damping.memory)
+        take_in(self._optimizer, SQUARES, params, before, damping.memory, squared=True)
 
     def damp(self, leaves: Sequence[Tensor], masters: Sequence[Tensor], updates: int) -> None:
         """Divide the gradients of the leaves, after the backward of a whole update.

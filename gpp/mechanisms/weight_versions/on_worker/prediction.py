@@ -293,3 +293,63 @@ def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, pa
         for param, direction in zip(moved, directions, strict=True):
             # Not before the step: torch takes a parameter without any state for a new one.
             optimizer.state[param][DIRECTION] = direction
+
+
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
+
+DRIFT = "drift"
+"""Slot of the optimizer's state with the mean."""
+
+
+@contextmanager
+def drift_kept(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], memory: float) -> Iterator[None]:
+    """Take an update into the mean, in which the past has the weight `memory`. This is a context around the update."""
+    moved = [param for param in params if param.grad is not None]
+    before = copied([param.data for param in moved])
+    yield
+    if moved:
+        take_in(optimizer, DRIFT, moved, before, memory)
+
+
+def take_in(
+    optimizer: torch.optim.Optimizer,
+    slot: str,
+    params: Sequence[Tensor],
+    before: list[Tensor],
+    memory: float,
+    *,
+    squared: bool = False,
+) -> None:
+    """Take what an update has changed, or its square, into a running mean in a slot of the optimizer's state.
+
+    Args:
+        before: the parameters as they were.
+        memory: weight of the past.
+    """
+    with torch.no_grad():
+        changes = list(foreach._foreach_sub([param.data for param in params], before))
+        states = [optimizer.state[param] for param in params]
+        for state, change in zip(states, changes, strict=True):
+            if slot not in state:
+                state[slot] = torch.zeros_like(change)
+        means = [state[slot] for state in states]
+        foreach._foreach_mul_(means, memory)
+        if squared:
+            foreach._foreach_addcmul_(means, changes, changes, value=1.0 - memory)
+        else:
+            foreach._foreach_add_(means, changes, alpha=1.0 - memory)
+
+
+def along_the_drift(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], horizon: int) -> list[Tensor]:
+    """The weights so many updates ahead, which is below 0 for those behind, in memory of their own."""
+    with torch.no_grad():
+        values = [param.data for param in params]
+        known = [i for i, param in enumerate(params) if DRIFT in optimizer.state.get(param, {})]
+        if len(known) < len(values):
+            # A parameter that no gradient has reached so far.
+            out = copied(values)
+            for i in known:
+                out[i].add_(optimizer.state[params[i]][DRIFT], alpha=horizon)
+            return out
+        return list(foreach._foreach_add(values, [optimizer.state[param][DRIFT] for param in params], alpha=horizon))
