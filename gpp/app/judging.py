@@ -82,7 +82,7 @@ def explanation_of(
         bound=bound and (bound.of(plan) or bound),
         known=known,
         budget_s=experiment.explain_s,
-        replan=experiment.plan is None,
+        replan=experiment.plan is None and experiment.export is None,
     )
 
 
