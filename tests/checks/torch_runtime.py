@@ -19,10 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import IO
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -46,15 +48,16 @@ COMMON = (
     "evaluate_every=0",
     "logger=none",
     "optimizer=sgd",
-    "strategy.planner.per_stage=false",
-    "strategy.planner.replication=false",
+    "strategies=[]",
 )
+CHAIN = ("strategy=sequential", "strategy.planner.replication=false")
+BRANCHES = ("strategy=graphpipe", "strategy.planner.replication=false", "strategy.planner.per_stage=false")
 CASES = {
     "a chain of equal layers": ("model=gpt_small", "strategy=even", "microbatch_size=8"),
-    "a chain of blocks of an image": ("model=deit_tiny", "strategy=sequential", "microbatch_size=2", "minibatch_size=16"),
-    "a chain of convolutions": ("model=resnet_small", "strategy=sequential", "microbatch_size=8"),
-    "two towers": ("model=clip_small", "strategy=graphpipe", "microbatch_size=8"),
-    "branches that are carried": ("model=bridge_tower_small", "strategy=graphpipe", "microbatch_size=8"),
+    "a chain of blocks of an image": ("model=deit_tiny", *CHAIN, "microbatch_size=2", "minibatch_size=16"),
+    "a chain of convolutions": ("model=resnet_small", *CHAIN, "microbatch_size=8"),
+    "two towers": ("model=clip_small", *BRANCHES, "microbatch_size=8"),
+    "branches that are carried": ("model=bridge_tower_small", *BRANCHES, "microbatch_size=8"),
 }
 SAME = 1e-4
 """Relative difference of two losses in float32 after the first steps."""
@@ -118,20 +121,29 @@ def planned(words: Sequence[str], folder: Path) -> Planned:
 
 def programs(folder: Path, world: int) -> Iterator[tuple[str, Program]]:
     """Both runtimes, each started without a controller when it is asked for."""
+    ranks = range(world)
+    with (folder / "ours.log").open("w") as out:
+        started = launched(["-m", "gpp.runtime.worker", str(folder / "ours")], world, [out] * world)
+    yield "ours", Program(started, [folder / "ours" / "ranks" / f"rank_{rank}.jsonl" for rank in ranks])
+    logs = [folder / f"torch_{rank}.jsonl" for rank in ranks]
+    with ExitStack() as opened:
+        outs = [opened.enter_context(log.open("w")) for log in logs]
+        started = launched([str(folder / "torch" / "train.py")], world, outs)
+    yield "torch", Program(started, logs[-1:])  # the rank of the last stage prints
+
+
+def launched(words: Sequence[str], world: int, outs: Sequence[IO[str]]) -> list[subprocess.Popen[bytes]]:
+    """A process for each rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     environment = ENVIRONMENT | place | {"PYTHONPATH": str(ROOT)}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    worker = [sys.executable, "-m", "gpp.runtime.worker", str(folder / "ours")]
-    started = [subprocess.Popen(worker, env=environment | rank, cwd=ROOT) for rank in ranks]
-    yield "ours", Program(started, [folder / "ours" / "ranks" / f"rank_{rank}.jsonl" for rank in range(world)])
-    started, logs = [], [folder / f"torch_{rank}.jsonl" for rank in range(world)]
-    for rank, log in zip(ranks, logs, strict=True):
-        with log.open("w") as out:
-            words = [sys.executable, str(folder / "torch" / "train.py")]
-            started.append(subprocess.Popen(words, env=environment | rank, cwd=ROOT, stdout=out))
-    yield "torch", Program(started, logs[-1:])  # the rank of the last stage prints
+    return [
+        subprocess.Popen(
+            [sys.executable, *words], env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=ROOT, stdout=out
+        )
+        for rank, out in enumerate(outs)
+    ]
 
 
 def measured(folder: Path, world: int, rounds: int, least: int) -> Measured:
