@@ -49,7 +49,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.mode == "plan" and experiment.export is not None:
         from gpp.app.exporting import under_rules
 
-        experiment = under_rules(experiment, captured, problem)
+        experiment, problem = under_rules(experiment, captured, problem)
+        recorder.know(graph=problem.graph)
     plan = experiment.make_plan(problem)
     problem, plan = experiment.in_place(captured, problem, plan, recorder.aside)
     recorder.know(bound=(bound := judging.bound_of(experiment, problem)))

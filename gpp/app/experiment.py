@@ -269,7 +269,7 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        if self.layout is not None or (self.mode == "plan" and self.export and self.export.whole):  # such engines cut there
+        if self.layout is not None:  # engines that have layouts cut between modules
             self.made.modules = Modules.of(captured)
         modules, whole = self.made.modules, self.model.whole
         graph = modules.graph if modules else coarsen_for(captured, self.max_ops, self.loss_scope, whole)

@@ -107,15 +107,16 @@ def export(
     recorder.exported(exporter.engine, folder, made.command)
 
 
-def under_rules(experiment: Experiment, captured: Captured, problem: Problem) -> Experiment:
-    """The run whose plan is the best one that was found under the rules of its engine of others; itself where a plan is given.
+def under_rules(experiment: Experiment, captured: Captured, problem: Problem) -> tuple[Experiment, Problem]:
+    """The run whose plan is the best one that was found under the rules of its engine of others, and the problem that it solves;
+    both as they are where a plan is given.
 
     Raises:
         Infeasible: none was found.
     """
     exporter = experiment.export
     if exporter is None or experiment.plan is not None:
-        return experiment
+        return experiment, problem
     found = nearest(_asked(experiment, captured, problem), exporter)
     if found is None:
         rule = f"no plan was found that {exporter.engine} can run"
@@ -125,10 +126,12 @@ def under_rules(experiment: Experiment, captured: Captured, problem: Problem) ->
         with suppress(GppError):
             free = found.having(experiment.strategy.plan(problem), problem, experiment.strategy)
             more = text.percent(found.step_s() / free.step_s() - 1)
-            said = [f"Planned for {exporter.engine}, under its rules: {more} above {experiment.strategy.name}, which keeps none of them."]
+            said = [
+                f"Planned for {exporter.engine}, under its rules: {more} above {experiment.strategy.name}, which keeps none of them."
+            ]
     chosen = replace(experiment, strategy=found.strategy)
     chosen.made.plan = replace(found.plan, explanation=(*said, *found.plan.explanation))
-    return chosen
+    return chosen, found.problem
 
 
 def _asked(experiment: Experiment, captured: Captured, problem: Problem) -> ToPlanFor:

@@ -279,7 +279,10 @@ def check_export(mode: str, exporter: AbstractExporter | None) -> None:
     if mode == "export" and exporter is None:
         raise InvalidConfig("export", None, "mode=export writes for one engine", "set export=torch, or another of --help")
     if exporter is not None and mode not in ("export", "plan"):
-        rule, fix = f"mode={mode} neither writes files for it nor plans for it alone", "set mode=export or mode=plan, or leave export out"
+        rule, fix = (
+            f"mode={mode} neither writes files for it nor plans for it alone",
+            "set mode=export or mode=plan, or leave export out",
+        )
         raise InvalidConfig("export", exporter.name, rule, fix)
     if exporter is not None and mode == "plan" and exporter.mode != "train":
         rule = "takes plans of mode=" + exporter.mode + ", and mode=plan makes those of trainings"

@@ -97,8 +97,9 @@ def modules_of(plan: Plan, e: ToExport) -> tuple[MimoModule, ...]:
             chains.append([s])
     names, of_stage = list[str](), {s: i for i, chain in enumerate(chains) for s in chain}
     for i, chain in enumerate(chains):
-        first = module_names(plan, e.problem.graph, chain[0])
-        own = first[0].partition(".")[0].partition(" ")[0] if first else "module"
+        ops = [e.problem.graph.ops[op] for s in chain for op in plan.stages[s].ops]
+        paths = [e.captured.node_of[node].module for op in ops for node in op.nodes]
+        own = max(Counter(path.partition(".")[0] for path in paths if path).items(), key=lambda found: found[1], default=("", 0))[0]
         names.append(own if own.isidentifier() and own not in names else f"module_{i}")
     out, rank = list[MimoModule](), 0
     for name, chain in zip(names, chains, strict=True):
@@ -120,8 +121,11 @@ def exported(e: ToExport, engine: str) -> Exported:
     refuse_unequal_microbatches(plan, f"export={engine}", NEAREST)
     refuse_early_loss(plan, e.task.losses, f"export={engine}", NEAREST)
     if not e.strategy.schedule.drains:
-        raise UnsupportedPlan(f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush")
-    if shared := next((d for d, stages in sorted(plan.stages_of_device.items()) if len(stages) > 1), None):
+        raise UnsupportedPlan(
+            f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
+        )
+    shared = next((d for d, stages in sorted(plan.stages_of_device.items()) if len(stages) > 1), None)
+    if shared is not None:
         raise UnsupportedPlan(
             f"device {shared} has stages {', '.join(map(str, plan.stages_of_device[shared]))}: export={engine} gives a rank one stage "
             f"of a branching plan. Fix: strategy/schedule=1f1b, or {NEAREST}"
@@ -144,7 +148,9 @@ def exported(e: ToExport, engine: str) -> Exported:
         for each in modules
     }
     world, (s, h) = sum(each.ranks for each in modules), [d for d in range(DIMS) if d != batch_dim]
-    lost = [Lost(what="each module keeps as many micro-batches as its place on the longest way has it", seconds=more)] if more else []
+    lost = (
+        [Lost(what="each module keeps as many micro-batches as its place on the longest way has it", seconds=more)] if more else []
+    )
     return Exported(
         files={
             "planned_mimo.py": GRIDS.substitute(
@@ -188,7 +194,9 @@ def _batch_dim(plan: Plan, e: ToExport, engine: str) -> int:
             )
         dims.setdefault(node.batch_dim, f"edge {s}->{t}")
     if len(dims) > 1:
-        raise UnsupportedPlan(f"samples are in dimensions {dims} of what stages hand on: export={engine} has one. Fix: export=torch")
+        raise UnsupportedPlan(
+            f"samples are in dimensions {dims} of what stages hand on: export={engine} has one. Fix: export=torch"
+        )
     return next(iter(dims), 0)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+from gpp.plan.plan import Plan
+from gpp.serialization import read_json
 from tests.support.cli import run
 
 OWN = Path(__file__).parent / "conf"
@@ -40,9 +43,9 @@ def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path
     planned = run(tmp_path / "plan", *words, "mode=plan")
     assert planned.code == 0 and "Planned for torchtitan, under its rules" in planned.out, planned.out
     found = json.loads((tmp_path / "plan" / "result.json").read_text())
-    plan = tmp_path / "plan" / "job" / "plan.json"
     out = run(tmp_path / "export", *words, "mode=export", "export.nearest=true")
     assert out.code == 0, out.out
     page = (tmp_path / "export" / "export" / "torchtitan" / "PLAN.md").read_text()
-    assert f"{1e3 * found['predicted']['iteration_s']:.2f} ms" in page
-    assert "nearest plan" in page and plan.exists()
+    assert "nearest plan" in page and f"| step | {1e3 * found['predicted']['iteration_s']:.2f} ms |" in page
+    stages = read_json(Plan, tmp_path / "plan" / "job" / "plan.json").stages
+    assert len(re.findall(r"\n\| s\d+ \|", page)) == len(stages)
