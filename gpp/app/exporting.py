@@ -126,9 +126,7 @@ def under_rules(experiment: Experiment, captured: Captured, problem: Problem) ->
         with suppress(GppError):
             free = found.having(experiment.strategy.plan(problem), problem, experiment.strategy)
             more = text.percent(found.step_s() / free.step_s() - 1)
-            said = [
-                f"Planned for {exporter.engine}, under its rules: {more} above {experiment.strategy.name}, which keeps none of them."
-            ]
+            said = [f"{said[0][:-1]}: {more} above {experiment.strategy.name}, which keeps none of them."]
     chosen = replace(experiment, strategy=found.strategy)
     chosen.made.plan = replace(found.plan, explanation=(*said, *found.plan.explanation))
     return chosen, found.problem

@@ -127,8 +127,8 @@ def exported(e: ToExport, engine: str) -> Exported:
     shared = next((d for d, stages in sorted(plan.stages_of_device.items()) if len(stages) > 1), None)
     if shared is not None:
         raise UnsupportedPlan(
-            f"device {shared} has stages {', '.join(map(str, plan.stages_of_device[shared]))}: export={engine} gives a rank one stage "
-            f"of a branching plan. Fix: strategy/schedule=1f1b, or {NEAREST}"
+            f"device {shared} has stages {', '.join(map(str, plan.stages_of_device[shared]))}: export={engine} gives a rank one "
+            f"stage of a branching plan. Fix: strategy/schedule=1f1b, or {NEAREST}"
         )
     said, modules, batch_dim = told(engine, plan), modules_of(plan, e), _batch_dim(plan, e, engine)
     _refuse_widths(modules, engine)
@@ -148,16 +148,18 @@ def exported(e: ToExport, engine: str) -> Exported:
         for each in modules
     }
     world, (s, h) = sum(each.ranks for each in modules), [d for d in range(DIMS) if d != batch_dim]
-    lost = (
-        [Lost(what="each module keeps as many micro-batches as its place on the longest way has it", seconds=more)] if more else []
-    )
+    further = [s for s, (a, b) in enumerate(zip(plan.stages, ran.plan.stages, strict=True)) if a.in_flight != b.in_flight]
+    what = "samples in flight, as on the longest way to the loss, on stages " + ", ".join(map(str, further))
+    lost = [Lost(what=what, seconds=more if more > 0 else None)] if further else []
     return Exported(
         files={
             "planned_mimo.py": GRIDS.substitute(
                 title=f"{e.model} as planned by {plan.planner}: {len(plan.stages)} stages of {len(modules)} modules, for MIMO.",
                 world=world,
-                modules=json.dumps(told_of, indent=4),
-                topology=json.dumps({each.name: list(each.feeds) for each in modules}, indent=4),
+                modules="\n".join(
+                    ["{", *(f"    {json.dumps(name)}: {json.dumps(value)}," for name, value in told_of.items()), "}"]
+                ),
+                topology=json.dumps({each.name: list(each.feeds) for each in modules}),
                 dimensions={"b": batch_dim, "s": s, "h": h},
                 samples=size,
                 count=count,
@@ -167,8 +169,8 @@ def exported(e: ToExport, engine: str) -> Exported:
         ran=ran,
         lost=(*lost, *(Lost(what=what) for what in said.lost)),
         notes=(
-            "Megatron core 0.16 has the grids and the communicator, and no order of passes for them: its schedules ask a communicator "
-            "for one group of the whole pipeline, which that of several modules has not.",
+            "Megatron core 0.16 has the grids and the communicator, and no order of passes for them: its schedules ask a "
+            "communicator for the group of one pipeline, which that of several modules has not.",
             *(f"{name} {value}" for name, value in said.settings.items()),
         ),
     )
@@ -211,8 +213,8 @@ def _refuse_widths(modules: tuple[MimoModule, ...], engine: str) -> None:
         for other in map(named.__getitem__, each.feeds):
             if each.replicas % other.replicas and other.replicas % each.replicas:
                 raise UnsupportedPlan(
-                    f"edge {each.stages[-1]}->{other.stages[0]} joins {each.replicas} replicas and {other.replicas}: export={engine} "
-                    "needs one to be a multiple of the other. Fix: strategy.planner.replication=false"
+                    f"edge {each.stages[-1]}->{other.stages[0]} joins {each.replicas} replicas and {other.replicas}: "
+                    f"export={engine} needs one to be a multiple of the other. Fix: strategy.planner.replication=false"
                 )
 
 

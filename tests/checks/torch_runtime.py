@@ -194,8 +194,8 @@ def told(name: str, case: Planned, found: Measured) -> str:
     """A line on a case, and one on what torch's runtime does otherwise."""
     ours, torch = found.ours_s / case.ours_s - 1, found.torch_s / case.torch_s - 1
     lines = [
-        f"{name}: {case.stages} stages; ours predicted {1e3 * case.ours_s:.2f} ms, measured {1e3 * found.ours_s:.2f} ({ours:+.1%}); "
-        f"torch predicted {1e3 * case.torch_s:.2f} ms, measured {1e3 * found.torch_s:.2f} ({torch:+.1%}), "
+        f"{name}: {case.stages} stages; ours predicted {1e3 * case.ours_s:.2f} ms, measured {1e3 * found.ours_s:.2f} "
+        f"({ours:+.1%}); torch predicted {1e3 * case.torch_s:.2f} ms, measured {1e3 * found.torch_s:.2f} ({torch:+.1%}), "
         f"{found.ratio:.3f} of ours; losses of {WARM_STEPS} steps within {found.apart:.0e}"
     ]
     return "\n    ".join([*lines, *case.lost])

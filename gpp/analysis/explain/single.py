@@ -57,8 +57,8 @@ def single_changes(
 
 
 def least_s(plan: Plan, problem: Problem, strategy: Strategy) -> float:
-    """Seconds of a step below which no order of its passes comes: a device has all its own passes, and between the last and the next
-    step's first one an update, or in a chain that drains the way from its first stage to the beginning and back."""
+    """Seconds of a step below which no order of its passes comes: a device has all its own passes; and, between the last one and
+    the first one of the next step, an update, or in a chain that drains the way from its first stage to the beginning and back."""
     bills = plan.bills(strategy.posed(problem))
     chain = strategy.schedule.drains and all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
     trips = [0.0, *accumulate(bill.forward_s + bill.backward_s - bill.weight_s if chain else 0.0 for bill in bills)]
