@@ -54,7 +54,7 @@ CHAIN = ("strategy=sequential", "strategy.planner.replication=false")
 BRANCHES = ("strategy=graphpipe", "strategy.planner.replication=false", "strategy.planner.per_stage=false")
 CASES = {
     "a chain of equal layers": ("model=gpt_small", "strategy=even", "microbatch_size=8"),
-    "a chain of blocks of an image": ("model=deit_tiny", *CHAIN, "microbatch_size=2", "minibatch_size=16"),
+    "a chain of blocks of an image": ("model=vit_small", *CHAIN, "microbatch_size=8"),
     "a chain of convolutions": ("model=resnet_small", *CHAIN, "microbatch_size=8"),
     "two towers": ("model=clip_small", *BRANCHES, "microbatch_size=8"),
     "branches that are carried": ("model=bridge_tower_small", *BRANCHES, "microbatch_size=8"),
@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--least", type=int, default=4, help="steps of a slice")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has started stands still, and would stay
     apart, errors = 0.0, list[tuple[float, float]]()
     for name, words in CASES.items():
         if re.search(given.only, name):

@@ -39,7 +39,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
 
 def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path) -> None:
     """`mode=plan export=` says what `mode=export` writes, and no nearest plan is needed for the same plan."""
-    words = (*MODEL, "export=torchtitan", "export.config=llama3_debugmodel", "explain_s=1")
+    words = (*MODEL, "export=torchtitan", "strategy=even")
     planned = run(tmp_path / "plan", *words, "mode=plan")
     assert planned.code == 0 and "Planned for torchtitan, under its rules" in planned.out, planned.out
     found = json.loads((tmp_path / "plan" / "result.json").read_text())

@@ -37,7 +37,7 @@ def single_changes(
     found: list[tuple[float, str, Plan]] = []
     # An order of hundreds of micro-batches takes long to find, and most changes cannot be among the best, whatever their order.
     tried = sorted(
-        ((least_s(made, problem, strategy), words, made) for words, made in _changes(plan, problem, loads)), key=lambda one: one[:2]
+        ((least_s(made, problem, strategy), words, made) for words, made in changes(plan, problem, loads)), key=lambda one: one[:2]
     )
     for least, words, changed in tried:
         if least * (1 - ROUNDING) > min(iteration_s, _last_shown(found)):
@@ -78,7 +78,8 @@ def _last_shown(found: Sequence[tuple[float, str, Plan]]) -> float:
     return sorted(seconds for seconds, *_ in found)[SHOWN - 1] if len(found) >= SHOWN else math.inf
 
 
-def _changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tuple[str, Plan]]:
+def changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tuple[str, Plan]]:
+    """All single changes, with what they are."""
     count = len(plan.stages)
     givers = sorted(range(count), key=lambda s: (-loads[s], s))[:GIVERS]
     whole = all(not stage.mechanisms for stage in plan.stages)
