@@ -155,7 +155,7 @@ def layers_by(name: str, file: str, folder: Path) -> dict[str, Any]:
     tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text())
     own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"]
     scope: dict[str, Any] = {"os": os, "Tuple": tuple, "logger": logging, "envs": SimpleNamespace(**os.environ)}
-    exec(compile(ast.Module(own, []), file, "exec"), scope)
+    exec(compile(ast.Module([*own], []), file, "exec"), scope)
     count = len(text.split(","))
     ends = [scope["get_pp_indices"](sum(map(int, text.split(","))), rank, count) for rank in range(count)]
     return {"variable": variable, "layers": [end - begin for begin, end in ends], "ends": ends}
