@@ -184,9 +184,8 @@ def measured(folder: Path, world: int, rounds: int, least: int) -> Measured:
 
 def losses_of(program: Program) -> list[float]:
     """The losses of the first steps: those of our ranks are parts, which add up to the mini-batch's."""
-    rows = [
-        [json.loads(line) for line in log.read_text().splitlines()[: WARM_STEPS + 1] if line[:1] == "{"] for log in program.logs
-    ]
+    whole = [log.read_text().splitlines(keepends=True)[: WARM_STEPS + 1] for log in program.logs]
+    rows = [[json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")] for lines in whole]
     return [sum(record.get("loss") or 0.0 for record in step) for step in zip(*rows, strict=False)][:WARM_STEPS]
 
 

@@ -22,7 +22,7 @@ from gpp.strategy import Strategy
 from tests.support.inprocess import captured_named, problem_of
 
 STAGES = (
-    ("image.embed", "image.encoder.layers.0", "image.encoder.layers.1"),
+    ("image.embed", "image.encoder.layers.0"),
     ("image",),
     ("text",),
     ("cat", "multimodal.layers.0"),
@@ -33,7 +33,7 @@ STAGES = (
 
 @cache
 def flava() -> Captured:
-    return captured_named("flava_small")[1]
+    return captured_named("flava_small", "model.text_layers=1", "model.image_layers=2")[1]
 
 
 def branching(
