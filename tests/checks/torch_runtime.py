@@ -33,6 +33,7 @@ import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.experiment import Experiment
 from gpp.export.base import ToExport
 from gpp.export.torch import Torch
+from gpp.plan.chain import device_order
 from gpp.runtime.engine import Progress
 from tests.checks.runtime import ENVIRONMENT, MANY_STEPS, WARM_STEPS, Program
 from tests.support.conf import CONF
@@ -68,12 +69,14 @@ class Planned:
     """A case that is planned, and written for both runtimes.
 
     Args:
+        last: the rank of the last stage, which makes the loss.
         ours_s, torch_s: predicted seconds of a step; torch's is that of the plan as exported.
         lost: what torch's runtime does otherwise.
     """
 
     stages: int
     world: int
+    last: int
     ours_s: float
     torch_s: float
     lost: tuple[str, ...]
@@ -113,13 +116,14 @@ def planned(words: Sequence[str], folder: Path) -> Planned:
     return Planned(
         stages=len(plan.stages),
         world=len(plan.devices),
+        last=device_order(plan).index(plan.stages[-1].devices[0]),
         ours_s=asked.step_s(),
         torch_s=made.ran.step_s(),
         lost=tuple(each.what for each in made.lost),
     )
 
 
-def programs(folder: Path, world: int) -> Iterator[tuple[str, Program]]:
+def programs(folder: Path, world: int, last: int) -> Iterator[tuple[str, Program]]:
     """Both runtimes, each started without a controller when it is asked for."""
     ranks = range(world)
     with (folder / "ours.log").open("w") as out:
@@ -129,7 +133,7 @@ def programs(folder: Path, world: int) -> Iterator[tuple[str, Program]]:
     with ExitStack() as opened:
         outs = [opened.enter_context(log.open("w")) for log in logs]
         started = launched([str(folder / "torch" / "train.py")], world, outs)
-    yield "torch", Program(started, logs[-1:])  # the rank of the last stage prints
+    yield "torch", Program(started, [logs[last]])
 
 
 def launched(words: Sequence[str], world: int, outs: Sequence[IO[str]]) -> list[subprocess.Popen[bytes]]:
@@ -146,7 +150,7 @@ def launched(words: Sequence[str], world: int, outs: Sequence[IO[str]]) -> list[
     ]
 
 
-def measured(folder: Path, world: int, rounds: int, least: int) -> Measured:
+def measured(folder: Path, case: Planned, rounds: int, least: int) -> Measured:
     """Run both by turns.
 
     Args:
@@ -154,7 +158,7 @@ def measured(folder: Path, world: int, rounds: int, least: int) -> Measured:
     """
     running: dict[str, Program] = {}
     try:
-        for name, program in programs(folder, world):
+        for name, program in programs(folder, case.world, case.last):
             running[name] = program
             program.settle()
         longest = max(b - a for program in running.values() for ends in program.ends() for a, b in pairwise(ends))
@@ -212,7 +216,7 @@ def main() -> int:
         if re.search(given.only, name):
             with tempfile.TemporaryDirectory(prefix="torch_runtime_") as folder:
                 case = planned(words, Path(folder))
-                found = measured(Path(folder), case.world, given.rounds, given.least)
+                found = measured(Path(folder), case, given.rounds, given.least)
             print(told(name, case, found), flush=True)
             apart = max(apart, found.apart)
             errors.append((abs(found.ours_s / case.ours_s - 1), abs(found.torch_s / case.torch_s - 1)))
