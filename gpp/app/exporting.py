@@ -121,14 +121,13 @@ def under_rules(experiment: Experiment, captured: Captured, problem: Problem) ->
     if found is None:
         rule = f"no plan was found that {exporter.engine} can run"
         raise Infeasible(rule, f"mode=export export={exporter.name}, which says what {exporter.engine} refuses")
-    said = [f"Planned for {exporter.engine}, under its rules."]
+    said = f"Planned for {exporter.engine}, under its rules."
     if experiment.explain_s:
         with suppress(GppError):
             free = found.having(experiment.strategy.plan(problem), problem, experiment.strategy)
-            more = text.percent(found.step_s() / free.step_s() - 1)
-            said = [f"{said[0][:-1]}: {more} above {experiment.strategy.name}, which keeps none of them."]
+            said += f" Without them the plan of {experiment.strategy.name} takes {text.seconds(free.step_s())} a step."
     chosen = replace(experiment, strategy=found.strategy)
-    chosen.made.plan = replace(found.plan, explanation=(*said, *found.plan.explanation))
+    chosen.made.plan = replace(found.plan, explanation=(said,))
     return chosen, found.problem
 
 
