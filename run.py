@@ -46,6 +46,11 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         SURVEYS[experiment.mode](experiment, captured, problem, recorder)
         return
 
+    if experiment.mode == "plan" and experiment.export is not None:
+        from gpp.app.exporting import under_rules
+
+        experiment, problem = under_rules(experiment, captured, problem)
+        recorder.know(graph=problem.graph)
     plan = experiment.make_plan(problem)
     problem, plan = experiment.in_place(captured, problem, plan, recorder.aside)
     recorder.know(bound=(bound := judging.bound_of(experiment, problem)))

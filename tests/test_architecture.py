@@ -107,6 +107,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"layout"},
         {"base"},
         {"degrees"},
+        {"mimo"},
         {"deepspeed", "megatron", "torch", "torchtitan"},
         {"imports", "nearest", "page"},
     ],

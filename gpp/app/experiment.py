@@ -67,7 +67,7 @@ class Experiment:
         strategies: strategies that `compare`, `max_batch` and `explore` plan with.
         explore: the grid of `explore`.
         optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
-        export: the engine that `export` writes the plan for.
+        export: the engine that `export` writes the plan for, and `plan` makes it for.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         baselines_s: seconds that the steps of the best chain and of one device may take, which are measured after a training to
@@ -316,14 +316,14 @@ class Experiment:
         return here(posed, self.engine)
 
     def make_plan(self, problem: Problem) -> Plan:
-        """The plan to run: the user's own file, or the strategy's.
+        """The plan to run: the user's own file, the one made for an engine of others, or the strategy's.
 
         Raises:
             Infeasible, InvalidPlan: no plan fits; the user's file is none for this model.
         """
         given = (self.layout and self.made.modules and self.layout.plan(problem, self.made.modules)) or self.given_plan
         if given is None:
-            return self.strategy.plan(problem)
+            return self.made.plan or self.strategy.plan(problem)
         check_given(self.strategy, self.plan, given, problem)
         return given
 

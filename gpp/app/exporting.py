@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.export.base import AbstractExporter, Exported, ToExport
+from gpp.errors import GppError, Infeasible, InvalidConfig, UnsupportedPlan
+from gpp.export.base import AbstractExporter, Exported, ToExport, ToPlanFor
 from gpp.export.nearest import nearest
 from gpp.export.page import plan_page
 from gpp.files import write_text
@@ -94,15 +96,7 @@ def export(
     """
     exporter = experiment.export
     assert exporter is not None  # refused before
-    asked = ToExport(
-        model=experiment.model.name,
-        captured=captured,
-        problem=problem,
-        strategy=experiment.strategy,
-        plan=plan,
-        clips=experiment.optimizer.clip_norm is not None,
-        bound=bound,
-    )
+    asked = replace(_asked(experiment, captured, problem), bound=bound).having(plan)
 
     def save(e: ToExport, folder: Path) -> None:
         weights = experiment.weights(captured) if exporter.weights else None
@@ -111,6 +105,40 @@ def export(
     folder = recorder.run_dir / "export" / exporter.name
     made = export_plan(asked, exporter, folder, save, recorder.begin)
     recorder.exported(exporter.engine, folder, made.command)
+
+
+def under_rules(experiment: Experiment, captured: Captured, problem: Problem) -> tuple[Experiment, Problem]:
+    """The run whose plan is the best one that was found under the rules of its engine of others, and the problem that it solves;
+    both as they are where a plan is given.
+
+    Raises:
+        Infeasible: none was found.
+    """
+    exporter = experiment.export
+    if exporter is None or experiment.plan is not None:
+        return experiment, problem
+    found = nearest(_asked(experiment, captured, problem), exporter)
+    if found is None:
+        rule = f"no plan was found that {exporter.engine} can run"
+        raise Infeasible(rule, f"mode=export export={exporter.name}, which says what {exporter.engine} refuses")
+    said = f"Planned for {exporter.engine}, under its rules."
+    if experiment.explain_s:
+        with suppress(GppError):
+            free = found.having(experiment.strategy.plan(problem), problem, experiment.strategy)
+            said += f" Without them the plan of {experiment.strategy.name} takes {text.seconds(free.step_s())} a step."
+    chosen = replace(experiment, strategy=found.strategy)
+    chosen.made.plan = replace(found.plan, explanation=(said,))
+    return chosen, found.problem
+
+
+def _asked(experiment: Experiment, captured: Captured, problem: Problem) -> ToPlanFor:
+    return ToPlanFor(
+        model=experiment.model.name,
+        captured=captured,
+        problem=problem,
+        strategy=experiment.strategy,
+        clips=experiment.optimizer.clip_norm is not None,
+    )
 
 
 def of_pipeline(job: Job, problem: Problem, strategy: Strategy, exporter: AbstractExporter, folder: Path) -> Path:

@@ -82,13 +82,14 @@ def explanation_of(
         bound=bound and (bound.of(plan) or bound),
         known=known,
         budget_s=experiment.explain_s,
-        replan=experiment.plan is None,
+        replan=experiment.plan is None and experiment.export is None,
     )
 
 
 def one_stage_of(experiment: Experiment, problem: Problem, plan: Plan, predicted: Timeline) -> OneStage | None:
     """Why a plan for several devices is one stage; None where it is not, or where nothing else was to be had."""
-    asked = _in_one_piece(experiment) or experiment.plan is not None or experiment.own_mode is not None or experiment.explain_s == 0
+    given = experiment.plan is not None or experiment.export is not None
+    asked = given or _in_one_piece(experiment) or experiment.own_mode is not None or experiment.explain_s == 0
     if asked or len(plan.stages) > 1:
         return None
     from gpp.analysis.one_stage import one_stage

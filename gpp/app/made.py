@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from gpp.cost.problem import Problem
     from gpp.export.modules import Modules
+    from gpp.plan.plan import Plan
     from gpp.planners.bounds.lower_bound import Bound
     from gpp.runtime.checkpoint.origin import ToMake
     from gpp.runtime.rehearsal.rehearse import Rehearsals
@@ -25,6 +26,7 @@ class MadeOnce:
         weights: the initial weights, or how workers make them.
         notes: what the user is told of them.
         modules: those of the model, where its plan is a layout of them.
+        plan: the one that was made under the rules of an engine of others.
         bound: the problem that was asked about last, and the time that no plan for it can beat.
     """
 
@@ -33,4 +35,5 @@ class MadeOnce:
     weights: dict[str, torch.Tensor] | ToMake | None = None
     notes: tuple[str, ...] = ()
     modules: Modules | None = None
+    plan: Plan | None = None
     bound: tuple[Problem, Bound | None] | None = None

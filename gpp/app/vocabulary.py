@@ -32,7 +32,7 @@ GROUPS = {
     "engine": "Engines",
     "data": "Data",
     "cost": "Cost models",
-    "export": "Engines of others, with mode=export",
+    "export": "Engines of others, with mode=export or mode=plan",
     "optimizer": "Optimizers",
     "logger": "Loggers",
     "experiment": "Presets",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gpp.cost.problem import Problem
@@ -26,8 +26,8 @@ from gpp.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToExport:
-    """A plan, and all that follows from it or that it follows from.
+class ToPlanFor:
+    """What a plan for an engine follows from.
 
     Args:
         model: its name.
@@ -39,7 +39,6 @@ class ToExport:
     captured: Captured
     problem: Problem
     strategy: Strategy
-    plan: Plan
     clips: bool = False
     bound: Bound | None = None
 
@@ -48,13 +47,28 @@ class ToExport:
         """What engines ask beside the plan."""
         return EngineTask.of(self.captured, self.problem.graph, clips=self.clips)
 
+    def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
+        """The same with a plan, or with another one."""
+        return ToExport(
+            model=self.model,
+            captured=self.captured,
+            problem=problem or self.problem,
+            strategy=strategy or self.strategy,
+            clips=self.clips,
+            bound=self.bound,
+            plan=plan,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToExport(ToPlanFor):
+    """A plan, and all that follows from it or that it follows from."""
+
+    plan: Plan
+
     def step_s(self) -> float:
         """The predicted seconds of a step."""
         return self.strategy.predict(self.plan, self.problem, record=False).metrics.iteration_s
-
-    def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
-        """The same with another plan."""
-        return replace(self, plan=plan, problem=problem or self.problem, strategy=strategy or self.strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,12 +271,19 @@ def refuse_skips(plan: Plan, task: EngineTask, engine: str) -> None:
 
 
 def check_export(mode: str, exporter: AbstractExporter | None) -> None:
-    """Refuse mode=export without an engine to write for, and one without the mode.
+    """Refuse mode=export without an engine to write for, and an engine in a mode that neither writes for it nor plans.
 
     Raises:
         InvalidConfig: names the setting.
     """
     if mode == "export" and exporter is None:
         raise InvalidConfig("export", None, "mode=export writes for one engine", "set export=torch, or another of --help")
-    if mode != "export" and exporter is not None:
-        raise InvalidConfig("export", exporter.name, f"mode={mode} writes no files for it", "set mode=export, or leave export out")
+    if exporter is not None and mode not in ("export", "plan"):
+        rule, fix = (
+            f"mode={mode} neither writes files for it nor plans for it alone",
+            "set mode=export or mode=plan, or leave export out",
+        )
+        raise InvalidConfig("export", exporter.name, rule, fix)
+    if exporter is not None and mode == "plan" and exporter.mode != "train":
+        rule = "takes plans of mode=" + exporter.mode + ", and mode=plan makes those of trainings"
+        raise InvalidConfig("export", exporter.name, rule, f"set mode=export export.nearest=true, or mode={exporter.mode}")

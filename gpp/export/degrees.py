@@ -60,7 +60,8 @@ class ModuleChain:
             )
         said, modules = told(engine, plan), Modules.of(e.captured)
         parts = modules.of_stages(plan, graph, engine)
-        if empty := next((s for s, part in enumerate(parts) if not part), None):
+        empty = next((s for s, part in enumerate(parts) if not part), None)
+        if empty is not None:
             raise UnsupportedPlan(
                 f"stage {empty} has no module of its own, and export={engine} names modules. Fix: export.nearest=true"
             )

@@ -1,6 +1,8 @@
 """Megatron core 0.16: the layout of the pipeline as its string, degrees, sizes and flags.
 
 Ettt|tttt|tttt|tttL      E what stands before the layers, t a layer, L what follows them and the loss; | ends a stage
+
+A plan with branches is written as grids of ranks (`gpp.export.mimo`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import replace
 from typing import ClassVar, Final, final
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.export import mimo
 from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
 from gpp.export.degrees import ModuleChain, by_schedule, losses
 from gpp.export.layout import CLOSING, LAYER, OPENING, GivenLayout, LayoutPart
@@ -26,7 +29,7 @@ _FORM = re.compile(r"[EtmL|,()*0-9\s]*")
 @final
 @settings("export")
 class Megatron(AbstractExporter):
-    """Chains of whole layers under 1F1B, interleaved where ranks have several stages."""
+    """Chains of whole layers under 1F1B, interleaved where ranks have several stages; branches under 1F1B."""
 
     name: ClassVar[str] = "megatron"
     engine: ClassVar[str] = "Megatron core"
@@ -36,6 +39,8 @@ class Megatron(AbstractExporter):
     nearest: bool = False
 
     def exported(self, e: ToExport) -> Exported:
+        if mimo.branches(e.plan):
+            return mimo.exported(e, self.name)
         chain = ModuleChain.of(e, self.name)
         written = layout_text(chain)
         schedule = OneFOneB() if chain.per_rank == 1 else Interleaved1F1B(k=chain.per_rank)

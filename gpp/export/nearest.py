@@ -11,7 +11,7 @@ import numpy as np
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.errors import GppError, InvalidConfig
-from gpp.export.base import AbstractExporter, ToExport, ways
+from gpp.export.base import AbstractExporter, ToExport, ToPlanFor, ways
 from gpp.export.modules import Modules
 from gpp.export.ways import EngineWay
 from gpp.graph.op_graph import OpGraph
@@ -21,14 +21,16 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
 
-def by_modules(e: ToExport) -> ToExport:
-    """The same problem with an operator for each module of the model, and a plan to be made.
+def by_modules(e: ToPlanFor) -> ToPlanFor:
+    """The same problem with an operator for each module of the model.
 
     Raises:
         UnsupportedPlan: the model is a profile.
         InvalidConfig: a module is not one piece.
     """
     modules = Modules.of(e.captured)
+    if modules.graph.fingerprint == e.problem.graph.fingerprint:
+        return e
     cost = ModuleCost(e.problem.cost, e.problem.graph, _shares(modules.graph, e.problem.graph, e.captured.graph))
     return replace(e, problem=replace(e.problem, graph=modules.graph, cost=cost))
 
@@ -65,7 +67,7 @@ def _shares(modules: OpGraph, known: OpGraph, captured: OpGraph) -> np.ndarray:
     return out / np.where(whole > 0, whole, 1.0)
 
 
-def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
+def nearest(e: ToPlanFor, exporter: AbstractExporter) -> ToExport | None:
     """The plan with the shortest predicted step, as the engine runs it, that the engine can run; None where none was found.
 
     Tried are the strategy itself, told what the engine refuses, and the best chain for each way to use the devices and each order
@@ -74,7 +76,7 @@ def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
     found: list[tuple[float, ToExport]] = []
     for asked, way in _tries(e, exporter):
 
-        def made(plan: Plan, asked: ToExport = asked, way: EngineWay = way) -> ToExport:
+        def made(plan: Plan, asked: ToPlanFor = asked, way: EngineWay = way) -> ToExport:
             return asked.having(replace(way.expand(plan), graph_fingerprint=asked.problem.graph.fingerprint))
 
         def refuses(plan: Plan, made: Callable[[Plan], ToExport] = made) -> str | None:
@@ -88,7 +90,7 @@ def nearest(e: ToExport, exporter: AbstractExporter) -> ToExport | None:
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _tries(e: ToExport, exporter: AbstractExporter) -> Iterator[tuple[ToExport, EngineWay]]:
+def _tries(e: ToPlanFor, exporter: AbstractExporter) -> Iterator[tuple[ToPlanFor, EngineWay]]:
     """Strategies by the engine's rules, with the ways to plan them."""
     posed = e
     if exporter.whole:

@@ -5,7 +5,7 @@
 
 Each change is applied: the changed plan is written as a list of modules, read back as anybody's layout, and predicted. The command
 ends with 1 where that differs from what was told. A rank that has several cards in the source is one device with their speed,
-memory and links: what dividing a stage's work over them costs is left out, and so is recomputation, of which a layout says nothing.
+memory and links: what dividing a stage's work over them costs is left out. Layers are computed again where the source says so.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from gpp.errors import GppError, Infeasible
 from gpp.export.imports import layout_of
 from gpp.export.layout import GivenLayout
 from gpp.export.modules import Modules
+from gpp.mechanisms.marks.policies import Recompute
+from gpp.mechanisms.marks.stage import Marks
+from gpp.memory import Keep
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.sequential import Sequential
@@ -88,7 +91,7 @@ def of_ranks(cluster: Cluster, one: Published) -> Cluster:
     card, cards = cluster.devices[0], one.cards
     device = replace(
         card,
-        memory_bytes=card.memory_bytes * cards,
+        memory_bytes=(one.card_bytes or card.memory_bytes) * cards,
         peak_flop_per_s={name: speed * cards for name, speed in card.peak_flop_per_s.items()},
         memory_bandwidth_bytes_per_s=card.memory_bandwidth_bytes_per_s * cards,
     )
@@ -115,7 +118,7 @@ def judged(one: Published) -> Judged:
     problem, modules = posed(one)
     layout = layout_of(one.text)
     assert layout is not None
-    plan = replace(layout, degree=one.ranks).plan(problem, modules)
+    plan = as_trained(replace(layout, degree=one.ranks).plan(problem, modules), one)
     # Where a stage is empty, as that of a layer which predicts tokens, ranks have not equally many, and Megatron's order is none.
     even = all(len(stages) == one.chunks for stages in plan.stages_of_device.values())
     schedule = Interleaved1F1B(k=one.chunks) if one.chunks > 1 and even else OneFOneB()
@@ -125,13 +128,13 @@ def judged(one: Published) -> Judged:
     step_s = predicted.metrics.iteration_s
     loads = [load.seconds for load in stage_loads(plan, predicted, problem, strategy)]
     found = single_changes(plan, step_s, problem, strategy, loads)
-    plain = replace(strategy, schedule=OneFOneB())
+    plain = replace(strategy, schedule=OneFOneB(), memory=Recompute() if one.recomputed else Keep())
     try:
         best = plain.plan(problem)
         best_s, stages = plain.predict(best, problem, record=False).metrics.iteration_s, len(best.stages)
     except GppError:
         best_s, stages = None, 0
-    bound = lower_bound(problem).of(plan)
+    bound = lower_bound(problem, spares=one.recomputed).of(plan)
     return Judged(
         step_s=step_s,
         full=max(b / problem.cluster.devices[d].memory_bytes for d, b in predicted.metrics.peak_memory_bytes.items()),
@@ -140,6 +143,13 @@ def judged(one: Published) -> Judged:
         best_stages=stages,
         changes=tuple((told, applied(changed, one, problem, modules, strategy)) for told, changed in found),
     )
+
+
+def as_trained(plan: Plan, one: Published) -> Plan:
+    """The plan whose layers are computed again, where those of the source are."""
+    if not one.recomputed:
+        return plan
+    return replace(plan, stages=tuple(s.having(Marks(recompute=s.ops, boundaries=s.ops)) for s in plan.stages))
 
 
 def applied(changed: Plan, one: Published, problem: Problem, modules: Modules, strategy: Strategy) -> float:
@@ -154,7 +164,7 @@ def applied(changed: Plan, one: Published, problem: Problem, modules: Modules, s
     read: GivenLayout | None = layout_of(text)
     assert read is not None
     size = changed.stages[0].microbatch_size
-    plan = read.plan(replace(problem, microbatch_size=size), modules)
+    plan = as_trained(read.plan(replace(problem, microbatch_size=size), modules), one)
     return strategy.predict(plan, replace(problem, microbatch_size=size), record=False).metrics.iteration_s
 
 

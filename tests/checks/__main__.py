@@ -83,6 +83,7 @@ FULL = {
     "split_speed": """
         export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648
         python -m tests.checks.split_speed""",
+    "torch_runtime": "python -m tests.checks.torch_runtime",
     "trackers": "python -m tests.checks.trackers $DIR --make",
     "tutorial": "python -m tests.checks.tutorial",
     "unequal": """

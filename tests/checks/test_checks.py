@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.checks.__main__ import FULL, purpose, run
+from tests.checks.runtime import Program
+from tests.checks.torch_runtime import losses_of
 
 
 def test_every_module_of_the_folder_is_run_and_says_what_it_is() -> None:
@@ -16,6 +18,14 @@ def test_every_module_of_the_folder_is_run_and_says_what_it_is() -> None:
     for name, script in FULL.items():
         assert purpose(name)
         assert set(re.findall(r"tests\.checks\.(\w+)", script)) == {name}
+
+
+def test_losses_of_two_ranks_are_parts_of_one(tmp_path: Path) -> None:
+    """A rank without a loss says none, and the last line of a log may be half written."""
+    logs = [tmp_path / "0", tmp_path / "1"]
+    logs[0].write_text('{"step": 0, "end": 1.0}\n{"step": 1, "end": 2.0, "loss": 0.5}\n{"st')
+    logs[1].write_text('{"step": 0, "end": 1.0, "loss": 3.0}\n{"step": 1, "end": 2.0, "loss": 1.5}\n')
+    assert losses_of(Program([], logs)) == [3.0, 2.0]
 
 
 def test_all_run_and_one_that_fails_is_the_exit_code(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -64,6 +64,51 @@ def megatron(folder: Path) -> dict[str, Any]:
     return {"layout": text, "layers": layers, "repr": layout.pretty_repr()}
 
 
+def mimo(folder: Path) -> list[dict[str, Any]]:
+    """Its grids and its communicator take the module graph, and hand a tensor from the first modules to the last; a row a rank."""
+    import tempfile
+
+    import torch
+    import torch.distributed as dist
+    from megatron.core.model_parallel_config import ModelParallelConfig  # pyright: ignore[reportMissingImports]
+
+    sys.path.insert(0, str(folder))
+    import planned_mimo as planned  # pyright: ignore[reportMissingImports]
+
+    given, config = dist.new_subgroups_by_enumeration, ModelParallelConfig(pipeline_dtype=torch.float32)
+    world = sum(one["tp"] * one["pp"] * one["dp"] for one in planned.MODULES.values())
+
+    def of_rank(rank: int, out: Path) -> None:
+        """Megatron core 0.16.1 names NCCL and the current card where it makes groups between modules, and receives: gloo and
+        the processor take their places, and all else is its own."""
+        dist.new_subgroups_by_enumeration = lambda ranks, backend=None, **more: given(ranks, backend="gloo", **more)  # pyright: ignore
+        torch.cuda.current_device = lambda: torch.device("cpu")  # pyright: ignore[reportAttributeAccessIssue]
+        torch.cuda.synchronize = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
+        os.environ["WORLD_SIZE"] = str(world)
+        dist.init_process_group("gloo", init_method=f"file://{out.parent}/store", rank=rank, world_size=world)
+        made = planned.communicator(config, backend="gloo")
+        ((name, info),) = made.rank_module_map.items()
+        shape = (planned.MICROBATCH_SIZE, 2, 3)
+        arrived = made.recv_forward(tensor_shape=shape)
+        value = sum(arrived.values(), torch.zeros(())) + 10.0**rank
+        made.send_forward({name: value.expand(shape).contiguous()})
+        dist.barrier()
+        row = {"module": name, "pp": [info.pp_rank, info.pp_size], "warmup": made.num_warmup_microbatches}
+        ends = [made.is_pp_first_stage, made.is_pp_last_stage]
+        out.write_text(json.dumps({**row, "ends": ends, "from": sorted(arrived), "value": float(value.max())}))
+
+    with tempfile.TemporaryDirectory() as where:
+        outs = [Path(where) / f"rank_{rank}" for rank in range(world)]
+        children = []
+        for rank, out in enumerate(outs):
+            if not (child := os.fork()):
+                of_rank(rank, out)
+                os._exit(0)
+            children.append(child)
+        assert not any(os.waitpid(child, 0)[1] for child in children), "a rank has failed; its own words are above"
+        return [json.loads(out.read_text()) for out in outs]
+
+
 def deepspeed(folder: Path) -> dict[str, Any]:
     """Its PipelineModule builds the layers of every rank, and its configuration reads the file."""
     import torch
@@ -110,7 +155,7 @@ def layers_by(name: str, file: str, folder: Path) -> dict[str, Any]:
     tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text())
     own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"]
     scope: dict[str, Any] = {"os": os, "Tuple": tuple, "logger": logging, "envs": SimpleNamespace(**os.environ)}
-    exec(compile(ast.Module(own, []), file, "exec"), scope)
+    exec(compile(ast.Module([*own], []), file, "exec"), scope)
     count = len(text.split(","))
     ends = [scope["get_pp_indices"](sum(map(int, text.split(","))), rank, count) for rank in range(count)]
     return {"variable": variable, "layers": [end - begin for begin, end in ends], "ends": ends}
@@ -126,7 +171,7 @@ def sglang(folder: Path) -> dict[str, Any]:
     return layers_by("sglang", "srt/distributed/utils.py", folder)
 
 
-ENGINES = {"vllm": vllm, "sglang": sglang, "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed}
+ENGINES = {"vllm": vllm, "sglang": sglang, "torchtitan": torchtitan, "megatron": megatron, "mimo": mimo, "deepspeed": deepspeed}
 
 if __name__ == "__main__":
     for one in sys.argv[2:]:

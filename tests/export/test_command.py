@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+from gpp.plan.plan import Plan
+from gpp.serialization import read_json
 from tests.support.cli import run
 
 OWN = Path(__file__).parent / "conf"
@@ -24,8 +28,24 @@ def test_a_layout_is_read_and_written_by_an_exporter_of_ones_own(tmp_path: Path)
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     for words, said in (
         (("mode=export",), "mode=export writes for one engine"),
-        (("mode=plan", "export=megatron"), "mode=plan writes no files for it"),
+        (("mode=train", "export=megatron"), "mode=train neither writes files for it nor plans for it alone"),
+        (("mode=plan", "export=vllm"), "takes plans of mode=inference"),
+        (("mode=plan", "export=megatrom"), "megatron"),
         (("mode=plan", "plan='Et|t|ttL'"), "has 4 layers, and the model has 2"),
     ):
         out = run(tmp_path / "refused", *MODEL, *words)
         assert out.code == 2 and said in out.out, out.out
+
+
+def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path) -> None:
+    """`mode=plan export=` says what `mode=export` writes, and no nearest plan is needed for the same plan."""
+    words = (*MODEL, "export=torchtitan", "strategy=even")
+    planned = run(tmp_path / "plan", *words, "mode=plan")
+    assert planned.code == 0 and "Planned for torchtitan, under its rules" in planned.out, planned.out
+    found = json.loads((tmp_path / "plan" / "result.json").read_text())
+    out = run(tmp_path / "export", *words, "mode=export", "export.nearest=true")
+    assert out.code == 0, out.out
+    page = (tmp_path / "export" / "export" / "torchtitan" / "PLAN.md").read_text()
+    assert "nearest plan" in page and f"| step | {1e3 * found['predicted']['iteration_s']:.2f} ms |" in page
+    stages = read_json(Plan, tmp_path / "plan" / "job" / "plan.json").stages
+    assert len(re.findall(r"\n\| s\d+ \|", page)) == len(stages)

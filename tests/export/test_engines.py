@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpp.analysis.explain.single import single_changes
+from gpp.analysis.explain.single import changes, least_s, single_changes
 from gpp.app.exporting import settled
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
@@ -27,11 +27,14 @@ from gpp.export.torchtitan import TorchTitan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.serving.exporter import SgLang, Vllm
+from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.inprocess import captured_named, problem_of
@@ -311,6 +314,20 @@ def test_the_changes_that_help_most_are_what_the_simulator_says() -> None:
         STRATEGY.check(plan, e.problem)
         assert what.iteration_s == pytest.approx(STRATEGY.predict(plan, e.problem).metrics.iteration_s)
         assert what.iteration_s is not None and what.iteration_s < base
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe(), ZeroBubbleH1(), Interleaved1F1B(k=2)], ids=lambda s: s.name)
+def test_changes_that_are_not_simulated_could_not_be_among_the_best(schedule: AbstractSchedule) -> None:
+    """All of them are simulated here: none is below what is said of it before, and the best three are those that are told."""
+    ranks = 2 if schedule.per_device > 1 else 4
+    e, strategy = laid_out("Ettttt|t|t|tL", devices=ranks), replace(STRATEGY, schedule=schedule)
+    base, every = strategy.predict(e.plan, e.problem, record=False).metrics.iteration_s, []
+    for _, plan in changes(e.plan, e.problem, [3.0, 1.0, 2.0, 0.0]):
+        strategy.check(plan, e.problem)
+        every.append(strategy.predict(plan, e.problem, record=False).metrics.iteration_s)
+        assert least_s(plan, e.problem, strategy) <= every[-1] * (1 + 1e-9)
+    found = [what.iteration_s for what, _ in single_changes(e.plan, base, e.problem, strategy, [3.0, 1.0, 2.0, 0.0])]
+    assert len(every) > 5 and found == sorted(seconds for seconds in every if seconds < base)[:3]
 
 
 def _at(memory_bytes: float, minibatch_size: int) -> ToExport:

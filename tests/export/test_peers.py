@@ -33,6 +33,7 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.export.test_mimo import branching
 from tests.support.inprocess import captured_named, problem_of
 
 pytestmark = pytest.mark.long
@@ -80,12 +81,12 @@ def plans() -> dict[str, ToExport]:
     }
 
 
-def read_by(exporter: AbstractExporter, chosen: dict[str, ToExport], folder: Path) -> dict[str, dict[str, Any]]:
+def read_by(exporter: AbstractExporter, chosen: dict[str, ToExport], folder: Path, by: str = "") -> dict[str, Any]:
     for name, e in chosen.items():
         for file, text in exporter.exported(e).files.items():
             (folder / name).mkdir(exist_ok=True)
             (folder / name / file).write_text(text)
-    words = [PEERS, str(Path(__file__).with_name("peers.py")), exporter.name, *(str(folder / name) for name in chosen)]
+    words = [PEERS, str(Path(__file__).with_name("peers.py")), by or exporter.name, *(str(folder / name) for name in chosen)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     out = subprocess.run(words, capture_output=True, text=True, env=env, timeout=550)
     assert out.returncode == 0, f"{out.stdout[-2000:]}\n{out.stderr[-4000:]}"
@@ -115,6 +116,20 @@ def test_megatrons_own_check_accepts_the_layouts(tmp_path: Path) -> None:
         ranks = len({stage.devices for stage in e.plan.stages})
         own = [len({modules.graph.ops[op].name for op in stage.ops} & set(modules.layers)) for stage in e.plan.stages]
         assert found[name]["layers"] == [own[rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.skipif(not PEERS, reason="GPP_PEERS_PYTHON names no Python with megatron-core")
+def test_mimos_own_classes_take_the_grids_and_hand_tensors_on(tmp_path: Path) -> None:
+    """Each rank adds its own power of ten: the last one has those of all, once on each way."""
+    e = branching()
+    (rows,) = read_by(Megatron(), {"towers": e}, tmp_path, by="mimo").values()
+    assert [(row["module"], *row["pp"]) for row in rows] == [
+        ("image", 0, 2), ("image", 1, 2), ("text", 0, 1), ("multimodal", 0, 2), ("multimodal", 1, 2)
+    ]  # fmt: skip
+    ran = Megatron().exported(e).ran.plan
+    assert [row["warmup"] + 1 for row in rows] == [stage.in_flight // stage.microbatch_size for stage in ran.stages]
+    assert [row["ends"] for row in rows] == [[True, False], [False, False], [True, False], [False, False], [False, True]]
+    assert rows[3]["from"] == ["image", "text"] and rows[4]["value"] == 11111.0
 
 
 @pytest.mark.skipif(not PEERS, reason="GPP_PEERS_PYTHON names no Python with deepspeed")

@@ -34,6 +34,8 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.checks.runtime import Program
+from tests.checks.torch_runtime import losses_of
 from tests.support import inprocess
 from tests.support.staged import DATA, captured, parts_of, problem_of
 
@@ -125,7 +127,11 @@ def run(folder: Path, ranks: int) -> list[float]:
     words = [*launcher, str(ranks), "train.py", "--steps", str(STEPS), "--save-gradients"]
     out = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert out.returncode == 0, out.stderr[-3000:]
-    return [json.loads(line)["loss"] for line in out.stdout.splitlines() if line.startswith("{")]
+    (folder / "steps.jsonl").write_text("".join(line for line in out.stdout.splitlines(keepends=True) if line.startswith("{")))
+    program = Program([], [folder / "steps.jsonl"])
+    ((first, *later),) = program.ends()
+    assert later and later == sorted(later) and first < later[0]  # what `tests.checks.torch_runtime` takes steps from
+    return losses_of(program)
 
 
 @pytest.mark.parametrize(

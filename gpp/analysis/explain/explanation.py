@@ -154,7 +154,7 @@ def explain(
     single = () if replan else tuple(w for w, _ in single_changes(plan, metrics.iteration_s, problem, strategy, seconds))
     known_shapes = {one.shape.digest for one in single if one.shape is not None}
     relieved = reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks)
-    left_out = again.left_out if replan else ("everything that needs planning: this plan was given, not planned",)
+    left_out = again.left_out if replan else ("everything that needs planning: this plan was given, or planned for another engine",)
     return Explanation(
         iteration_s=metrics.iteration_s,
         bubble_fraction=metrics.bubble_fraction,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from gpp.analysis.explain.changes import with_microbatch
 from gpp.analysis.explain.what_if import PlanShape, WhatIf
@@ -18,6 +20,8 @@ SHOWN = 3
 """Changes that are told: those that help most."""
 MOVED = 2
 """Operators that move at once, at most."""
+ROUNDING = 1e-9
+"""Share of a number by which sums in another order may be above it."""
 GIVERS = 3
 """Stages that others relieve: those with the largest load."""
 
@@ -31,7 +35,13 @@ def single_changes(
         loads: seconds of each stage, by which those are chosen that others relieve.
     """
     found: list[tuple[float, str, Plan]] = []
-    for words, changed in _changes(plan, problem, loads):
+    # An order of hundreds of micro-batches takes long to find, and most changes cannot be among the best, whatever their order.
+    tried = sorted(
+        ((least_s(made, problem, strategy), words, made) for words, made in changes(plan, problem, loads)), key=lambda one: one[:2]
+    )
+    for least, words, changed in tried:
+        if least * (1 - ROUNDING) > min(iteration_s, _last_shown(found)):
+            break
         try:
             strategy.check(changed, problem)
             seconds = strategy.predict(changed, problem, record=False).metrics.iteration_s
@@ -46,7 +56,30 @@ def single_changes(
     )
 
 
-def _changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tuple[str, Plan]]:
+def least_s(plan: Plan, problem: Problem, strategy: Strategy) -> float:
+    """Seconds of a step below which no order of its passes comes: a device has all its own passes; and, between the last one and
+    the first one of the next step, an update, or in a chain that drains the way from its first stage to the beginning and back."""
+    bills = plan.bills(strategy.posed(problem))
+    chain = strategy.schedule.drains and all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
+    trips = [0.0, *accumulate(bill.forward_s + bill.backward_s - bill.weight_s if chain else 0.0 for bill in bills)]
+    least = 0.0
+    for stages in plan.stages_of_device.values():
+        busy_s = 0.0
+        for s in stages:
+            stage, bill = plan.stages[s], bills[s]
+            whole = plan.minibatch_size // stage.microbatch_size // stage.stride
+            busy_s += whole * (bill.forward_s + bill.backward_s)
+        least = max(least, busy_s + max(trips[min(stages)], sum(bills[s].update_s for s in stages)))
+    return least
+
+
+def _last_shown(found: Sequence[tuple[float, str, Plan]]) -> float:
+    """Seconds of the last change that would be told."""
+    return sorted(seconds for seconds, *_ in found)[SHOWN - 1] if len(found) >= SHOWN else math.inf
+
+
+def changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tuple[str, Plan]]:
+    """All single changes, with what they are."""
     count = len(plan.stages)
     givers = sorted(range(count), key=lambda s: (-loads[s], s))[:GIVERS]
     whole = all(not stage.mechanisms for stage in plan.stages)

@@ -98,6 +98,11 @@ def _busiest(samples: np.ndarray, replicas: np.ndarray) -> np.ndarray:
     return out
 
 
+def _times(table: np.ndarray, seconds: np.ndarray | float) -> np.ndarray:
+    """Samples times seconds of each; infinite where a pair of choices has no message, also where one would take no time."""
+    return np.multiply(table, seconds, out=np.full(table.shape, np.inf), where=np.isfinite(table))
+
+
 def _groups(places: np.ndarray, keys: np.ndarray, count: int) -> tuple[list[int], list[np.ndarray]]:
     """Where each place begins in a list that is ordered by place and key, and where each key begins, counted from its place."""
     bounds = np.searchsorted(places, np.arange(count + 1))
@@ -296,8 +301,8 @@ class PathBound:
             pairs = np.ix_(left // 2, right // 2)
             both = (left[:, None] & right & 1) > 0
             slow = (self.border[k] + np.where(both, self.beside[k], 0.0)) / self.bandwidth
-            message = np.where(self.channel[pairs] * slow <= limit, self.message[pairs], np.inf)
-            out.append(_PathCut(left, right, 2 * (self.latency_s + message * slow)))
+            sent = np.where(_times(self.channel[pairs], slow) <= limit, self.message[pairs], np.inf)
+            out.append(_PathCut(left, right, 2 * (self.latency_s + _times(sent, slow))))
         return out
 
     def _behind(
@@ -353,8 +358,8 @@ class PathBound:
         # A detour counts for every stage that it leaves, so for all that begin earlier, or that it enters, for all that end later.
         leaves, enters = np.zeros((2, len(floor), self.n + 1, self.n + 1))
         for a, b, size in self.detours:
-            took = 2 * self.latency_s + floor * (2 * size / self.bandwidth) + within[b]
-            took[busy * (size / self.bandwidth) > limit] = np.inf
+            took = 2 * self.latency_s + _times(floor, 2 * size / self.bandwidth) + within[b]
+            took[_times(busy, size / self.bandwidth) > limit] = np.inf
             left, entered = leaves[:, a, a + 1 : b + 1], enters[:, a + 1 : b + 1, b + 1]
             np.maximum(left, took[:, None], out=left)
             np.maximum(entered, np.where(np.isfinite(took), 0.0, np.inf)[:, None], out=entered)
