@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import dtype_of
-from gpp.graph.captured import Items, Kind, node_references
+from gpp.graph.captured import Items, Kind, closure, node_references
 
 Rows: TypeAlias = Callable[[int, int], dict[str, Tensor]]
 """Function (lo, hi) -> the rows of those samples of a pass by name."""
@@ -118,13 +118,7 @@ def near(a: float, b: float) -> bool:
 
 def needed_by(nodes: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
     """Names of the nodes that some nodes need, these included."""
-    todo, seen = list(roots), set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += needs(nodes[name])
-    return seen
+    return closure(roots, lambda name: needs(nodes[name]))
 
 
 def needs(node: Any) -> list[str]:
