@@ -9,6 +9,7 @@ cdef long long ONE
 cdef long long KEPT
 cdef long long MANY
 
+@cython.final
 cdef class Climber:
     cdef StepTimer timer
     cdef MissingMemory missing
