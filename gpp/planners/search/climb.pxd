@@ -5,6 +5,8 @@ from gpp.planners.search.step cimport StepTimer
 
 cdef double INF
 cdef double STRICT
+cdef unsigned long long FACTOR
+cdef unsigned long long STATES
 cdef long long ONE
 cdef long long KEPT
 cdef long long MANY
