@@ -19,9 +19,7 @@ cdef class StageEdges:
     cdef void _list_by_reader(self) noexcept
     @cython.locals(s=cython.Py_ssize_t, j=cython.Py_ssize_t, k=cython.Py_ssize_t)
     cdef void list_by_sender(self) noexcept
-    @cython.locals(s=cython.Py_ssize_t, count=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
-    cdef bint _rank(self) noexcept
-    @cython.locals(size=cython.Py_ssize_t, s=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, at=cython.Py_ssize_t, first=cython.Py_ssize_t)
+    @cython.locals(size=cython.Py_ssize_t, s=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, at=cython.Py_ssize_t, count=cython.Py_ssize_t, first=cython.Py_ssize_t)
     cdef bint _sort(self) noexcept
     @cython.locals(s=cython.Py_ssize_t, t=cython.Py_ssize_t, c=cython.Py_ssize_t, i=cython.Py_ssize_t, j=cython.Py_ssize_t, k=cython.Py_ssize_t, count=cython.Py_ssize_t)
     cdef void hand_on(self) noexcept

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpp.compiled import integers, reals
 from gpp.planners.search.numbers import ORDER_ONLY
 
+
 class StageEdges:
     """Finds the edges of plans of one problem.
 
@@ -59,7 +60,7 @@ class StageEdges:
                     self._note(s, s + 1)
                     self.edge[at] = ORDER_ONLY
                     self.back_edge[at] = ORDER_ONLY if self.backs[s] and self.backs[s + 1] else 0
-        if not self._rank() and not self._sort():
+        if not self._sort():
             return False
         for i in range(size):
             self.place[self.order[i]] = i
@@ -104,32 +105,23 @@ class StageEdges:
                 self.next_from[k], self.first_from[s] = self.first_from[s], k
                 k = self.next_to[k]
 
-    def _rank(self) -> bool:
-        """Order the stages by their first operators, as they are numbered in every plan; False if an edge leads back."""
-        for s in range(self.num_stages):
-            self.mark[s] = -1
-        count = 0
-        for i in range(self.n):
-            s = self.of[i]
-            if self.mark[s] < 0:
-                self.mark[s] = count
-                self.ranked[count] = self.order[count] = s
-                count += 1
-        for k in range(self.num_edges):
-            if self.mark[self.src[k]] > self.mark[self.dst[k]]:
-                return False
-        return True
-
     def _sort(self) -> bool:
-        """Order the stages by their edges, by their ranks where these leave a choice; False if there is a cycle."""
+        """Order the stages by their edges, by their first operators where these leave a choice; False if there is a cycle."""
         size = self.num_stages
         for s in range(size):
             self.degree[s] = 0
-            self.first_from[s] = -1
+            self.mark[s] = self.first_from[s] = -1
         for k in range(self.num_edges):
             s = self.src[k]
             self.degree[self.dst[k]] += 1
             self.next_from[k], self.first_from[s] = self.first_from[s], k
+        count = 0
+        for i in range(self.n):
+            s = self.of[i]
+            if self.mark[s] < 0:
+                self.mark[s] = 0
+                self.ranked[count] = s
+                count += 1
         first = 0
         for i in range(size):
             at = first
