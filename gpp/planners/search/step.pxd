@@ -11,23 +11,21 @@ cdef long long AT_LEAST
 
 @cython.final
 cdef class StepTimer:
-    cdef long long[::1] work, sizes, heap_device, unit_stage, held, distance, order, first_out
+    cdef long long[::1] work, sizes, waker, unit_stage, held, distance, order, first_out
     cdef long long[::1] pair_back, over_by, first_in, head, running, awake, depth, ahead, unit_device
     cdef long long[::1] of_device, next_unit, ready, listed
     cdef long long[::1] sequence, sequence_mb, pair_dst, in_pair, pair_src, sum_set, last, first_unit
     cdef StageShapes shape
     cdef KnownSteps known
     cdef double reach
-    cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, heap_size, count, num_devices, most
+    cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
     cdef Py_ssize_t num_nodes, num_listed
-    cdef double[::1] heap_s, pass_s, free, start, began, arrived, pair_ahead_s, pair_late
+    cdef double[::1] wakes_s, pass_s, free, start, began, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     @cython.locals(took=cython.double)
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
-    @cython.locals(at=cython.Py_ssize_t, up=cython.Py_ssize_t)
+    @cython.locals(at=cython.Py_ssize_t)
     cdef void _push(self, double when, long long device) noexcept
-    @cython.locals(out=cython.longlong, at=cython.Py_ssize_t, down=cython.Py_ssize_t, size=cython.Py_ssize_t, when=cython.double, device=cython.longlong)
-    cdef long long _pop(self) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)
     cdef long long _node_at(self, Py_ssize_t u, long long at) noexcept
     @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, done=cython.Py_ssize_t)

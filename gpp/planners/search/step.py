@@ -39,16 +39,18 @@ class StepTimer:
     def __init__(self, facts, room, shape) -> None:
         resources = facts.num_devices + 2 * facts.most_pairs
         self.work, self.shape, self.num_stages, self.num_units, self.num_pairs, self.num_sums = facts.work, shape, 0, 0, 0, 0
-        self.sizes, self.heap_size, self.heap_s = room.sizes, 0, reals(4 * facts.num_devices + 4)
-        self.heap_device, self.unit_stage, self.count = integers(4 * facts.num_devices + 4), room.unit_stage, facts.count
+        passes = 2 * facts.most_units * facts.count
+        self.sizes, self.line, self.num_pushed, self.num_popped = room.sizes, 16 * facts.num_devices, 0, 0
+        self.wakes_s, self.waker = reals(self.line), integers(self.line)
+        self.unit_stage, self.count = room.unit_stage, facts.count
         self.held, self.distance, self.order, self.pass_s = facts.held, room.distance, room.order, room.pass_s
         self.first_out, self.pair_back = room.first_out, room.pair_back
         self.over_by, self.first_in, self.ahead = integers(2 * facts.most_units), room.first_in, integers(facts.most_units)
         self.head, self.num_devices = integers(facts.most_units), facts.num_devices
         self.running, self.awake = integers(facts.num_devices), integers(facts.num_devices)
         self.depth, self.unit_device, self.most = integers(facts.most_units), room.unit_device, facts.most_stages
-        self.sequence = integers(2 * facts.most_units * facts.count)
-        self.sequence_mb, self.num_nodes, self.pair_dst = integers(2 * facts.most_units * facts.count), 0, room.pair_dst
+        self.sequence = integers(passes)
+        self.sequence_mb, self.num_nodes, self.pair_dst = integers(passes), 0, room.pair_dst
         self.in_pair, self.pair_src, self.free, self.start = room.in_pair, room.pair_src, reals(resources), reals(resources)
         self.began, self.arrived = reals(resources), reals(2 * facts.most_pairs * facts.count)
         self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
@@ -82,36 +84,17 @@ class StepTimer:
         return INF if took >= below_s else took
 
     def _push(self, when: float, device: int) -> None:
-        at = self.heap_size
-        self.heap_size += 1
-        while at > 0:
-            up = (at - 1) // 2
-            if self.heap_s[up] <= when:
-                break
-            self.heap_s[at], self.heap_device[at] = self.heap_s[up], self.heap_device[up]
-            at = up
-        self.heap_s[at], self.heap_device[at] = when, device
-
-    def _pop(self) -> int:
-        """The device that wakes first."""
-        out = self.heap_device[0]
-        at = 0
-        size = self.heap_size - 1
-        when = self.heap_s[size]
-        device = self.heap_device[size]
-        self.heap_size = size
-        while True:
-            down = 2 * at + 1
-            if down >= size:
-                break
-            if down + 1 < size and self.heap_s[down + 1] < self.heap_s[down]:
-                down += 1
-            if self.heap_s[down] >= when:
-                break
-            self.heap_s[at], self.heap_device[at] = self.heap_s[down], self.heap_device[down]
-            at = down
-        self.heap_s[at], self.heap_device[at] = when, device
-        return out
+        """Line a device up by when it wakes: nearly always behind most of the others."""
+        if self.num_pushed == self.line:
+            for at in range(self.num_popped, self.line):
+                self.wakes_s[at - self.num_popped], self.waker[at - self.num_popped] = self.wakes_s[at], self.waker[at]
+            self.num_pushed, self.num_popped = self.line - self.num_popped, 0
+        at = self.num_pushed
+        self.num_pushed += 1
+        while at > self.num_popped and self.wakes_s[at - 1] > when:
+            self.wakes_s[at], self.waker[at] = self.wakes_s[at - 1], self.waker[at - 1]
+            at -= 1
+        self.wakes_s[at], self.waker[at] = when, device
 
     def _node_at(self, u: int, at: int) -> int:
         """The pass at a place of a replica's order: twice its micro-batch, and 1 more for a backward; -1 at its end."""
@@ -147,11 +130,12 @@ class StepTimer:
                     done += 1
                     self._push(now + self.pass_s[2 * self.unit_stage[u] + way], d)
             self.num_listed = 0
-            if not self.heap_size:
+            if self.num_popped == self.num_pushed:
                 break
-            now = self.heap_s[0]
-            while self.heap_size and self.heap_s[0] <= now * ROUNDING:
-                d = self._pop()
+            now = self.wakes_s[self.num_popped]
+            while self.num_popped < self.num_pushed and self.wakes_s[self.num_popped] <= now * ROUNDING:
+                d = self.waker[self.num_popped]
+                self.num_popped += 1
                 node = self.running[d]
                 self.running[d] = -1
                 self._wake(d)
@@ -164,7 +148,7 @@ class StepTimer:
         """Put all devices at their start; returns how many passes there are."""
         total = 0
         m = self.count
-        self.heap_size = self.num_listed = 0
+        self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = -1
             self.awake[d] = 0
