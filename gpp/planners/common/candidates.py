@@ -385,14 +385,12 @@ class Assessor:
     ) -> tuple[list[float], list[int]]:
         """Bounds on an iteration by stage, as `walk` has them, and the stage before each on its longest way."""
         where = [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)]
-        most, known = self.problem.minibatch_size // b, self._in_flight
-        for d in set(depth):
-            if (b, d) not in known:
-                known[b, d] = self.problem.regime.held(d, most)
+        most, known, regime = self.problem.minibatch_size // b, self._in_flight, self.problem.regime
+        held = {d: known.get((b, d)) or known.setdefault((b, d), regime.held(d, most)) for d in set(depth)}
         return walk(
-            self.problem.regime,
+            regime,
             most,
-            [known[b, d] for d in depth],
+            [held[d] for d in depth],
             [self.split_s(mask, b, own) for mask, own in where],
             lambda s: self.transfers_s(*where[s], [where[t] for t in nexts[s]], b),
             lambda s: self.update_s(*where[s]),
