@@ -27,7 +27,8 @@ class StageEdges:
         self.one_way = any(size < 0.0 for size in facts.back_bytes)
         stages = facts.most_stages
         # Of each pair of stages: whether it is listed, its tensors there and back, and their bytes.
-        self.noted, self.edge, self.back_edge, self.ahead, self.back = (make(stages**2) for make in (integers,) * 3 + (reals,) * 2)
+        self.noted, self.edge, self.back_edge = (integers(stages**2) for _ in range(3))
+        self.ahead, self.back = reals(stages**2), reals(stages**2)
         self.src, self.dst, self.next_to, self.next_from, self.reaches = (integers(stages**2) for _ in range(5))
         self.first_to, self.first_from, self.mark, self.ranked = (integers(stages) for _ in range(4))
         self.degree, self.place, self.group = (integers(stages) for _ in range(3))
