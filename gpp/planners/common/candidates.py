@@ -66,6 +66,8 @@ class Assessor:
         self._sent: dict[tuple[int, tuple[int, ...], int], tuple[list[tuple[int, tuple[int, ...]]], list[tuple[float, float]]]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._states: dict[tuple[int, int, int], tuple[Held, ...]] = {}
+        self._needs: dict[tuple[int, int, int, int, int], tuple[float, float]] = {}
+        self._in_flight: dict[tuple[int, int], float] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float, float]] = {}
         self._bytes: dict[int, dict[int, tuple[float, float]]] = {}
         self._least: dict[tuple[int, int, int], float] = {}
@@ -272,6 +274,10 @@ class Assessor:
 
     def needs(self, mask: int, count: int, b: int, distance: int, depth: int) -> tuple[float, float]:
         """`need_bytes`, and of these what is there only while the stage computes."""
+        key = (mask, count, b, distance, depth)
+        found = self._needs.get(key)
+        if found is not None:
+            return found
         held = self._held.get((mask, b // count))
         if held is None:
             held = self._held[mask, b // count] = self.costs.held(mask, b // count)
@@ -279,13 +285,14 @@ class Assessor:
         if states is None:
             holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
             states = self._states[b, distance, depth] = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
-        return max(held.peak(*state) for state in states), held.passing
+        found = self._needs[key] = max(held.peak(*state) for state in states), held.passing
+        return found
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
         deepest = max(depth)
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            need = self.need_bytes(mask, count, b, d, deepest)
+            need = self.needs(mask, count, b, d, deepest)[0]
             if need > self.costs.limit_bytes:  # of the smallest device
                 have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
                 if need > have:
@@ -378,14 +385,16 @@ class Assessor:
     ) -> tuple[list[float], list[int]]:
         """Bounds on an iteration by stage, as `walk` has them, and the stage before each on its longest way."""
         where = [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)]
+        most, known, regime = self.problem.minibatch_size // b, self._in_flight, self.problem.regime
+        held = {d: known.get((b, d)) or known.setdefault((b, d), regime.held(d, most)) for d in set(depth)}
         return walk(
-            self.problem.regime,
-            self.problem.minibatch_size // b,
+            regime,
+            most,
+            [held[d] for d in depth],
             [self.split_s(mask, b, own) for mask, own in where],
             lambda s: self.transfers_s(*where[s], [where[t] for t in nexts[s]], b),
             lambda s: self.update_s(*where[s]),
             nexts,
-            depth,
             below_s,
         )
 

@@ -5,10 +5,13 @@ from gpp.planners.search.step cimport StepTimer
 
 cdef double INF
 cdef double STRICT
+cdef unsigned long long FACTOR
+cdef unsigned long long STATES
 cdef long long ONE
 cdef long long KEPT
 cdef long long MANY
 
+@cython.final
 cdef class Climber:
     cdef StepTimer timer
     cdef MissingMemory missing

@@ -18,6 +18,11 @@ INF: Final = float("inf")
 STRICT: Final = 10.0
 """How many times its seconds a plan counts at the end of a walk for each time that its devices' memory is missing; 1 at first."""
 
+FACTOR: Final = 25214903917
+STATES: Final = (1 << 48) - 1
+"""Of the draws. Both stand in the .pxd file: of a number that is too large for a processor's short one, compiled code makes a
+Python number wherever it stands by itself, and reckons on with it."""
+
 ONE: Final = 1
 """One as wide as a set of devices: a processor's short one cannot be shifted so far."""
 
@@ -63,7 +68,7 @@ class Climber:
             self.of[i] = stage_of[i]
         for i in range(self.size):
             self.sets[i] = devices[i]
-        self.state, self.kept = (seed * 2654435761 + 12345) % 281474976710656, []
+        self.state, self.kept = (seed * 2654435761 + 12345) & STATES, []
         first = self.work[0]
         now = self._step_s(INF)
         if now == INF:
@@ -130,7 +135,7 @@ class Climber:
 
     def _draw(self, count: int) -> int:
         """A number below `count`."""
-        self.state = (self.state * 25214903917 + 11) % 281474976710656
+        self.state = (self.state * FACTOR + 11) & STATES
         return (self.state // 131072) % count
 
     def _share(self) -> float:

@@ -16,6 +16,9 @@ from gpp.program.program import NORM_BYTES
 MOST_DEVICES = 62
 """Devices whose sets are the bits of a machine's whole number."""
 
+ORDER_ONLY = 1 << 20
+"""In place of the number of tensors of an edge that has none, and only keeps its ends in order."""
+
 KEPT = 6
 """The best plans of a walk, which the simulator judges."""
 
@@ -90,15 +93,22 @@ class ProblemNumbers:
                 self.forward_s.extend(times.forward_s if times else [0.0] * graph.num_ops)
                 self.backward_s.extend(times.backward_s if times else [0.0] * graph.num_ops)
         self.differentiated = array("q", [graph.differentiated >> op & 1 for op in range(graph.num_ops)])
-        params = [param for param in graph.params if param.trainable and graph.readers[param.name]]
-        self.param_bytes = array("d", [param.num_bytes for param in params])
-        self.first_trained, self.trained = _lists([graph.readers[param.name] for param in params])
+        trained = dict[int, int]()
+        for param in graph.params:
+            if param.trainable and (readers := graph.readers[param.name]):
+                trained[readers] = trained.get(readers, 0) + param.num_bytes
+        self.param_bytes = array("d", trained.values())
+        self.first_trained, self.trained = _lists(list(trained))
         update = problem.cost.update_s
         lines = [_line(update(1e3, device), update(1e9, device)) for device in cluster.devices]
         self.update_fixed, self.update_each = (array("d", values) for values in zip(*lines, strict=True))
         self.update_none = array("d", [update(0.0, device) for device in cluster.devices])
         ok = posed.replicas[microbatch_size]
         self.allowed = array("q", [int(count in ok) for count in range(self.num_devices + 1)])  # never none
+        # Powers of two differ modulo 67, so that a remainder says which one it is of.
+        self.bit_of = array("q", [0] * 67)
+        for d in range(66):
+            self.bit_of[(1 << d) % 67] = d
         self.neighbours = (*_lists(graph.successors), *_lists(graph.predecessors))
 
     def needs(self, mask: int, count: int, distance: int, deepest: int) -> tuple[float, float]:

@@ -3,8 +3,7 @@
 `StageShapes.prepare` fills arrays that `gpp.planners.search.step` reads, in these steps:
 
 * `_priced`     seconds of each stage's passes and update, and whether a device has too much to do;
-* `_arrange`    the stages' edges, their topological order, and how far each is from the sink;
-* `_hand_on`    what a stage gets from another of its devices, which has received it (`gpp.plan.carrying`);
+* `StageEdges`  the stages' edges, their topological order, and how far each is from the sink;
 * `_pairs`      replicas, and which of them send to which;
 * `_find_sums`  who sums gradients.
 
@@ -16,10 +15,10 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.compiled import integers, reals
+from gpp.planners.search.edges import StageEdges
+from gpp.planners.search.numbers import ORDER_ONLY
 
 INF: Final = float("inf")
-ORDER_ONLY: Final = 1 << 20
-"""In place of the number of tensors of an edge that has none, and only keeps its ends in order."""
 
 
 class StageShapes:
@@ -43,12 +42,11 @@ class StageShapes:
         self.count, self.forward_s, self.backward_s = facts.count, reals(facts.most_stages), reals(facts.most_stages)
         self.sum_ahead, self.sum_back, self.n = reals(facts.most_stages), reals(facts.most_stages), facts.num_ops
         self.op_forward_s, self.op_backward_s, self.differentiated = facts.forward_s, facts.backward_s, facts.differentiated
-        self.fixed, self.edge, self.back_edge = facts.fixed, integers(facts.most_stages**2), integers(facts.most_stages**2)
-        self.ahead, self.back = reals(facts.most_stages**2), reals(facts.most_stages**2)
-        self.degree, self.place = integers(facts.most_stages), integers(facts.most_stages)
-        self.num_tensors, self.producer, self.first_reader = len(facts.producer), facts.producer, facts.first_reader
-        self.reader, self.ahead_bytes, self.back_bytes = facts.reader, facts.ahead_bytes, facts.back_bytes
-        self.order, self.distance, self.facts, self.first_unit = room.order, room.distance, facts, room.first_unit
+        self.fixed, self.edges = facts.fixed, StageEdges(facts, room, self.backs)
+        self.wide, self.edge, self.back_edge = facts.most_stages, self.edges.edge, self.edges.back_edge
+        self.ahead, self.back, self.place, self.dst = self.edges.ahead, self.edges.back, self.edges.place, self.edges.dst
+        self.first_from, self.next_from = self.edges.first_from, self.edges.next_from
+        self.order, self.facts, self.first_unit, self.bit_of = room.order, facts, room.first_unit, facts.bit_of
         self.most_units, self.unit_stage, self.unit_device = facts.most_units, room.unit_stage, room.unit_device
         self.num_units, self.sizes, self.samples, self.first_out = 0, room.sizes, facts.microbatch_size, room.first_out
         self.most_pairs, self.pair_src, self.pair_dst = facts.most_pairs, room.pair_src, room.pair_dst
@@ -58,7 +56,6 @@ class StageShapes:
         self.head, self.in_pair, self.over = integers(facts.most_units), room.in_pair, facts.overheads
         self.updates_s, self.pass_s, self.sum_set, self.sum_s = room.update_s, room.pass_s, room.sum_set, room.sum_s
         self.norm_bytes, self.rings, self.shares = facts.norm_bytes, {}, False
-        self.reaches, self.group = integers(facts.most_stages**2), integers(facts.most_stages)
 
     def prepare(self, num_stages: int, below_s: float, chain: bool) -> bool:
         """Fill the arrays; False if the plan is none, or if its busiest device alone has `below_s` or more to do.
@@ -67,10 +64,10 @@ class StageShapes:
             chain: whether each stage also waits for the one before it, by number.
         """
         self.num_stages = num_stages
-        if not self._priced(below_s) or not self._arrange(chain):
+        if not self._priced(below_s) or not self.edges.arrange(num_stages, chain):
             return False
         if self.shares:
-            self._hand_on()
+            self.edges.hand_on()
         if not self._pairs():
             return False
         self._find_sums()
@@ -95,10 +92,12 @@ class StageShapes:
             self.mark[s] = -1
             for k in range(types):
                 self.has_type[s * types + k] = 0
-            for d in range(self.num_devices):
-                if self.sets[s] >> d & 1:
-                    self.replicas[s] += 1
-                    self.has_type[s * types + self.type_of[d]] = 1
+            rest = self.sets[s]
+            while rest:
+                d = self._first(rest)
+                rest &= rest - 1
+                self.replicas[s] += 1
+                self.has_type[s * types + self.type_of[d]] = 1
         for i in range(self.num_params):
             for k in range(self.first_trained[i], self.first_trained[i + 1]):
                 s = self.of[self.trained[k]]
@@ -106,28 +105,40 @@ class StageShapes:
                     self.mark[s] = i
                     self.trainable[s] += self.param_bytes[i]
         self._pass_times()
-        self.shares = False
-        for s in range(1, size):
-            for t in range(s):
-                if self.sets[s] == self.sets[t]:
-                    self.shares = True
         for d in range(self.num_devices):
             self.load[d] = 0.0
         for s in range(size):
             took = self.trainable[s] / self.replicas[s] if self.parts_updates else self.trainable[s]
-            self.update_s[s] = 0.0
-            for d in range(self.num_devices):
-                if self.sets[s] >> d & 1:
-                    # As the bill has it, the first device's.
-                    self.update_s[s] = self.update_fixed[d] + self.update_each[d] * took if took > 0.0 else self.update_none[d]
-                    break
+            rest = self.sets[s]
+            d = self._first(rest)
+            # As the bill has it, the first device's.
+            self.update_s[s] = self.update_fixed[d] + self.update_each[d] * took if took > 0.0 else self.update_none[d]
             took = self.count * (self.forward_s[s] + self.backward_s[s]) + self.update_s[s]
-            for d in range(self.num_devices):
-                if self.sets[s] >> d & 1:
-                    self.load[d] += took
-                    if self.load[d] >= below_s:
-                        return False
+            while rest:
+                d = self._first(rest)
+                rest &= rest - 1
+                self.load[d] += took
+                if self.load[d] >= below_s:
+                    return False
+        self._share()
         return True
+
+    def _first(self, own: int) -> int:
+        """The first device of a set."""
+        return self.bit_of[(own & -own) % 67]
+
+    def _share(self) -> None:
+        """Find whether any stages have the same devices."""
+        self.shares = False
+        seen = 0
+        for s in range(self.num_stages):
+            own = self.sets[s]
+            if own & seen:
+                for t in range(s):
+                    if self.sets[t] == own:
+                        self.shares = True
+                        return
+            seen |= own
 
     def _pass_times(self) -> None:
         """The seconds of each stage's operators: those of its slowest device."""
@@ -151,142 +162,36 @@ class StageShapes:
             self.forward_s[s] += self.fixed[0]
             self.backward_s[s] += self.fixed[1] if self.backs[s] else 0.0
 
-    def _arrange(self, chain: bool) -> bool:
-        """Find the edges between stages, their topological order and their distances to the sink; False if there is a cycle."""
-        size = self.num_stages
-        for i in range(size * size):
-            self.edge[i] = self.back_edge[i] = 0
-            self.ahead[i] = self.back[i] = 0.0
-        for s in range(size):
-            self.mark[s] = -1
-            self.degree[s] = 0
-            self.place[s] = -1
-        for i in range(self.num_tensors):
-            s = self.of[self.producer[i]]
-            for k in range(self.first_reader[i], self.first_reader[i + 1]):
-                t = self.of[self.reader[k]]
-                if t != s and self.mark[t] != i:
-                    self.mark[t] = i
-                    if not self.edge[s * size + t]:
-                        self.degree[t] += 1
-                    self.edge[s * size + t] += 1
-                    self.ahead[s * size + t] += self.ahead_bytes[i]
-                    if self.back_bytes[i] >= 0.0:
-                        self.back_edge[s * size + t] += 1
-                        self.back[s * size + t] += self.back_bytes[i]
-        if chain:
-            for s in range(size - 1):
-                if not self.edge[s * size + s + 1]:
-                    self.edge[s * size + s + 1] = ORDER_ONLY
-                    self.back_edge[s * size + s + 1] = ORDER_ONLY if self.backs[s] and self.backs[s + 1] else 0
-                    self.degree[s + 1] += 1
-        # Stages are numbered by their first operators as long as no edge says otherwise, as in every plan.
-        for s in range(size):
-            self.mark[s] = self.n
-        for i in range(self.n - 1, -1, -1):
-            self.mark[self.of[i]] = i
-        for i in range(size):
-            best = -1
-            for s in range(size):
-                if self.place[s] < 0 and not self.degree[s] and (best < 0 or self.mark[s] < self.mark[best]):
-                    best = s
-            if best < 0:
-                return False
-            self.order[i] = best
-            self.place[best] = i
-            for t in range(size):
-                if self.edge[best * size + t]:
-                    self.degree[t] -= 1
-        for i in range(size - 1, -1, -1):
-            s = self.order[i]
-            self.distance[s] = 1
-            for t in range(size):
-                if self.edge[s * size + t] and self.distance[t] >= self.distance[s]:
-                    self.distance[s] = self.distance[t] + 1
-        return True
-
-    def _hand_on(self) -> None:
-        """Let a stage get a tensor from the first one of its devices that receives it, and that it may have it from."""
-        size = self.num_stages
-        self._reach()
-        for i in range(self.num_tensors):
-            s = self.of[self.producer[i]]
-            count = 0
-            for k in range(self.first_reader[i], self.first_reader[i + 1]):
-                t = self.of[self.reader[k]]
-                j = count
-                while j > 0 and self._farther(t, self.group[j - 1]):
-                    j -= 1
-                if t == s or self.sets[t] == self.sets[s] or (j > 0 and self.group[j - 1] == t):
-                    continue
-                for c in range(count, j, -1):
-                    self.group[c] = self.group[c - 1]
-                self.group[j] = t
-                count += 1
-            for j in range(1, count):
-                t = self.group[j]
-                for k in range(j):
-                    c = self.group[k]
-                    if c < 0 or self.sets[c] != self.sets[t] or not (self.reaches[c * size + t] or self.back_bytes[i] >= 0.0):
-                        continue
-                    self.group[j] = -1
-                    self._move(i, s * size + t, c * size + t)
-                    break
-
-    def _farther(self, s: int, t: int) -> bool:
-        """Whether stage s is farther from the sink than stage t, or as far and the first of them."""
-        further = self.distance[s] - self.distance[t]
-        return further > 0 or (further == 0 and self.place[s] < self.place[t])
-
-    def _reach(self) -> None:
-        """Find which stages wait for which, forwards and backwards."""
-        size = self.num_stages
-        for i in range(size * size):
-            self.reaches[i] = 0
-        for i in range(size - 1, -1, -1):
-            s = self.order[i]
-            for t in range(size):
-                if self.back_edge[s * size + t]:
-                    self.reaches[s * size + t] = 1
-                    for k in range(size):
-                        if self.reaches[t * size + k]:
-                            self.reaches[s * size + k] = 1
-
-    def _move(self, tensor: int, old: int, new: int) -> None:
-        """Let a tensor go over another edge, between stages of the same devices, where its bytes do not count."""
-        self.edge[old] -= 1
-        self.edge[new] += 1
-        self.ahead[old] = self.ahead[old] - self.ahead_bytes[tensor] if self.edge[old] else 0.0
-        if self.back_bytes[tensor] >= 0.0:
-            self.back_edge[old] -= 1
-            self.back_edge[new] += 1
-            self.back[old] = self.back[old] - self.back_bytes[tensor] if self.back_edge[old] else 0.0
-
     def _pairs(self) -> bool:
         """Find the replicas, and which of them send to which; False if they are too many."""
         p = 0
         units = 0
         size = self.num_stages
         for i in range(size):
-            s = self.order[i]
             self.first_unit[i] = units
-            for d in range(self.num_devices):
-                if self.sets[s] >> d & 1:
-                    if units == self.most_units:
-                        return False
-                    self.unit_stage[units], self.unit_device[units] = i, d
-                    units += 1
+            rest = self.sets[self.order[i]]
+            while rest:
+                if units == self.most_units:
+                    return False
+                self.unit_stage[units], self.unit_device[units] = i, self._first(rest)
+                rest &= rest - 1
+                units += 1
         self.first_unit[size] = units
         self.num_units = self.sizes[0] = units
+        self.edges.list_by_sender()
         for i in range(size):
             s = self.order[i]
             low = self.samples // (self.first_unit[i + 1] - self.first_unit[i])
             for u in range(self.first_unit[i], self.first_unit[i + 1]):
                 self.first_out[u] = p
-                for j in range(0 if self.shares else i + 1, size):
-                    t = self.order[j]
-                    if not self.edge[s * size + t]:
+                k = self.first_from[s]
+                while k >= 0:
+                    t = self.dst[k]
+                    k = self.next_from[k]
+                    between = s * self.wide + t
+                    if not self.edge[between]:
                         continue
+                    j = self.place[t]
                     high = self.samples // (self.first_unit[j + 1] - self.first_unit[j])
                     for v in range(self.first_unit[j], self.first_unit[j + 1]):
                         many = _overlap(low * (u - self.first_unit[i]), low, high * (v - self.first_unit[j]), high)
@@ -294,7 +199,6 @@ class StageShapes:
                             continue
                         if p == self.most_pairs:
                             return False
-                        between = s * size + t
                         self.pair_src[p], self.pair_dst[p] = u, v
                         self.pair_back[p], self.pair_samples[p] = self.back_edge[between], many
                         d = self.unit_device[u] * self.num_devices + self.unit_device[v]
@@ -356,7 +260,7 @@ class StageShapes:
         j = self.unit_stage[dst]
         if self.unit_device[src] == self.unit_device[dst] or (backward and not self.pair_back[p]):
             return 0.0
-        between = self.order[i] * self.num_stages + self.order[j]
+        between = self.order[i] * self.wide + self.order[j]
         many = self.pair_samples[p]
         size = (self.back[between] if backward else self.ahead[between]) * many
         tensors = self.back_edge[between] if backward else self.edge[between]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.compiled import integers, reals
+from gpp.planners.search.known import KnownSteps
 
 MOST: Final = 8
 SAME: Final = 1e-9
@@ -38,16 +39,18 @@ class StepTimer:
     def __init__(self, facts, room, shape) -> None:
         resources = facts.num_devices + 2 * facts.most_pairs
         self.work, self.shape, self.num_stages, self.num_units, self.num_pairs, self.num_sums = facts.work, shape, 0, 0, 0, 0
-        self.sizes, self.heap_size, self.heap_s = room.sizes, 0, reals(4 * facts.num_devices + 4)
-        self.heap_device, self.unit_stage, self.count = integers(4 * facts.num_devices + 4), room.unit_stage, facts.count
+        passes = 2 * facts.most_units * facts.count
+        self.sizes, self.line, self.num_pushed, self.num_popped = room.sizes, 16 * facts.num_devices, 0, 0
+        self.wakes_s, self.waker = reals(self.line), integers(self.line)
+        self.unit_stage, self.count = room.unit_stage, facts.count
         self.held, self.distance, self.order, self.pass_s = facts.held, room.distance, room.order, room.pass_s
         self.first_out, self.pair_back = room.first_out, room.pair_back
-        self.missing, self.first_in = integers(2 * facts.most_units * facts.count), room.first_in
+        self.over_by, self.first_in, self.ahead = integers(2 * facts.most_units), room.first_in, integers(facts.most_units)
         self.head, self.num_devices = integers(facts.most_units), facts.num_devices
         self.running, self.awake = integers(facts.num_devices), integers(facts.num_devices)
-        self.running_mb, self.unit_device, self.most = integers(facts.num_devices), room.unit_device, facts.most_stages
-        self.sequence = integers(2 * facts.most_units * facts.count)
-        self.sequence_mb, self.num_nodes, self.pair_dst = integers(2 * facts.most_units * facts.count), 0, room.pair_dst
+        self.depth, self.unit_device, self.most = integers(facts.most_units), room.unit_device, facts.most_stages
+        self.sequence = integers(passes)
+        self.sequence_mb, self.num_nodes, self.pair_dst = integers(passes), 0, room.pair_dst
         self.in_pair, self.pair_src, self.free, self.start = room.in_pair, room.pair_src, reals(resources), reals(resources)
         self.began, self.arrived = reals(resources), reals(2 * facts.most_pairs * facts.count)
         self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
@@ -55,6 +58,7 @@ class StepTimer:
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
         self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
         self.ready, self.listed, self.num_listed = integers(facts.most_units), integers(facts.num_devices), 0
+        self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
         """Seconds of a step of the plan that the room holds; infinity if it is none, or takes `below_s` or more.
@@ -66,49 +70,37 @@ class StepTimer:
         if not self.shape.prepare(num_stages, below_s, chain):
             return INF
         self.num_stages, self.num_units, self.num_pairs, self.num_sums = num_stages, self.sizes[0], self.sizes[1], self.sizes[2]
+        if self.known.find(num_stages):
+            took = self.known.step_s(below_s)
+            if took >= 0.0:
+                self.work[0] += self.known.passes[self.known.row]
+                return INF if took >= below_s else took
         if not self._order():
+            self.known.keep(self.num_nodes, INF, INF)
             return INF
+        self.reach = 0.0
         took = self._walk(below_s)
+        self.known.keep(self.num_nodes, took, self.reach)
         return INF if took >= below_s else took
 
     def _push(self, when: float, device: int) -> None:
-        at = self.heap_size
-        self.heap_size += 1
-        while at > 0:
-            up = (at - 1) // 2
-            if self.heap_s[up] <= when:
-                break
-            self.heap_s[at], self.heap_device[at] = self.heap_s[up], self.heap_device[up]
-            at = up
-        self.heap_s[at], self.heap_device[at] = when, device
-
-    def _pop(self) -> int:
-        """The device that wakes first."""
-        out = self.heap_device[0]
-        at = 0
-        size = self.heap_size - 1
-        when = self.heap_s[size]
-        device = self.heap_device[size]
-        self.heap_size = size
-        while True:
-            down = 2 * at + 1
-            if down >= size:
-                break
-            if down + 1 < size and self.heap_s[down + 1] < self.heap_s[down]:
-                down += 1
-            if self.heap_s[down] >= when:
-                break
-            self.heap_s[at], self.heap_device[at] = self.heap_s[down], self.heap_device[down]
-            at = down
-        self.heap_s[at], self.heap_device[at] = when, device
-        return out
+        """Line a device up by when it wakes: nearly always behind most of the others."""
+        if self.num_pushed == self.line:
+            for at in range(self.num_popped, self.line):
+                self.wakes_s[at - self.num_popped], self.waker[at - self.num_popped] = self.wakes_s[at], self.waker[at]
+            self.num_pushed, self.num_popped = self.line - self.num_popped, 0
+        at = self.num_pushed
+        self.num_pushed += 1
+        while at > self.num_popped and self.wakes_s[at - 1] > when:
+            self.wakes_s[at], self.waker[at] = self.wakes_s[at - 1], self.waker[at - 1]
+            at -= 1
+        self.wakes_s[at], self.waker[at] = when, device
 
     def _node_at(self, u: int, at: int) -> int:
         """The pass at a place of a replica's order: twice its micro-batch, and 1 more for a backward; -1 at its end."""
-        i = self.unit_stage[u]
         m = self.count
-        ahead = self.held[self.distance[self.order[i]]]
-        if self.pass_s[2 * i + 1] < 0.0:
+        ahead = self.ahead[u]
+        if ahead < 0:
             return 2 * at if at < m else -1
         if at < ahead:
             return 2 * at
@@ -120,41 +112,34 @@ class StepTimer:
 
     def _order(self) -> bool:
         """Find an order in which all passes can run: they are listed as they begin; False if there is none."""
-        m = self.count
         done = 0
+        now = 0.0
         total = self._begin()
-        while self.heap_size:
-            now = self.heap_s[0]
-            while self.heap_size and self.heap_s[0] <= now * ROUNDING:
-                d = self._pop()
-                self._wake(d)
-                node = self.running[d]
-                self.running[d] = -1
-                if node >= 0:
-                    self._ended(node, self.running_mb[d])
+        while True:
             for at in range(self.num_listed):
                 d = self.listed[at]
                 self.awake[d] = 0
-                if self.running[d] >= 0:
-                    continue
-                chosen, best = -1, 0
-                u = self.of_device[d]
-                while u >= 0:
+                u = self._next(d)
+                if u >= 0:
                     what = self.ready[u]
-                    if what >= 0 and not self.missing[(2 * u + (what & 1)) * m + (what >> 1)]:
-                        urgency = self.distance[self.order[self.unit_stage[u]]] + (0 if what & 1 else self.most + 1)
-                        if chosen < 0 or urgency < best:
-                            chosen, best = u, urgency
-                    u = self.next_unit[u]
-                if chosen >= 0:
-                    node = self.ready[chosen]
-                    self.head[chosen] += 1
-                    self.ready[chosen] = self._node_at(chosen, self.head[chosen])
-                    self.running[d] = self.sequence[done] = 2 * chosen + (node & 1)
-                    self.running_mb[d] = self.sequence_mb[done] = node >> 1
+                    way = what & 1
+                    self.head[u] += 1
+                    self.ready[u] = self._node_at(u, self.head[u])
+                    self.running[d] = self.sequence[done] = 2 * u + way
+                    self.sequence_mb[done] = what >> 1
                     done += 1
-                    self._push(now + self.pass_s[2 * self.unit_stage[chosen] + (node & 1)], d)
+                    self._push(now + self.pass_s[2 * self.unit_stage[u] + way], d)
             self.num_listed = 0
+            if self.num_popped == self.num_pushed:
+                break
+            now = self.wakes_s[self.num_popped]
+            while self.num_popped < self.num_pushed and self.wakes_s[self.num_popped] <= now * ROUNDING:
+                d = self.waker[self.num_popped]
+                self.num_popped += 1
+                node = self.running[d]
+                self.running[d] = -1
+                self._wake(d)
+                self._ended(node)
         self.num_nodes = done
         self.work[0] += done
         return done == total
@@ -163,53 +148,68 @@ class StepTimer:
         """Put all devices at their start; returns how many passes there are."""
         total = 0
         m = self.count
-        self.heap_size = self.num_listed = 0
+        self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = -1
             self.awake[d] = 0
-            self._push(0.0, d)
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
             self.of_device[d] = u
-            self.head[u] = 0
+            i = self.unit_stage[u]
+            self.depth[u] = self.distance[self.order[i]]
+            self.ahead[u] = self.held[self.depth[u]] if self.pass_s[2 * i + 1] >= 0.0 else -1
+            self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
             self.ready[u] = self._node_at(u, 0)
-            back = 0
-            for k in range(self.first_out[u], self.first_out[u + 1]):
-                back += 1 if self.pair_back[k] else 0
-            for k in range(2 * u * m, (2 * u + 1) * m):
-                self.missing[k] = self.first_in[u + 1] - self.first_in[u]
-                self.missing[k + m] = back
-            total += m if self.pass_s[2 * self.unit_stage[u] + 1] < 0.0 else 2 * m
+            total += 2 * m if self.ahead[u] >= 0 else m
+            self._wake(d)
         return total
 
+    def _next(self, d: int) -> int:
+        """The replica of which an idle device runs the next pass: of those that may the most urgent one; -1 if none may."""
+        chosen, best = -1, 0
+        u = self.of_device[d]
+        while u >= 0:
+            what = self.ready[u]
+            if what >= 0 and self._may_run(u, what):
+                urgency = self.depth[u] + (0 if what & 1 else self.most + 1)
+                if chosen < 0 or urgency < best:
+                    chosen, best = u, urgency
+            u = self.next_unit[u]
+        return chosen
+
+    def _may_run(self, u: int, what: int) -> bool:
+        """Whether all that a replica's pass waits for on other replicas is over."""
+        b = what >> 1
+        if what & 1:
+            for k in range(self.first_out[u], self.first_out[u + 1]):
+                if self.pair_back[k] and self.over_by[2 * self.pair_dst[k] + 1] <= b:
+                    return False
+        else:
+            for k in range(self.first_in[u], self.first_in[u + 1]):
+                if self.over_by[2 * self.pair_src[self.in_pair[k]]] <= b:
+                    return False
+        return True
+
     def _wake(self, d: int) -> None:
-        """Let a device look for its next pass."""
-        if not self.awake[d]:
+        """Let an idle device look for its next pass."""
+        if self.running[d] < 0 and not self.awake[d]:
             self.awake[d] = 1
             self.listed[self.num_listed] = d
             self.num_listed += 1
 
-    def _ended(self, what: int, b: int) -> None:
-        """Tell those that wait for a pass that it is over: of a replica and direction, on micro-batch b."""
-        m = self.count
+    def _ended(self, what: int) -> None:
+        """Count a pass of a replica and direction as over, and wake those that may wait for it."""
         u = what >> 1
-        if not what & 1:
-            for k in range(self.first_out[u], self.first_out[u + 1]):
-                other = self.pair_dst[k]
-                at = 2 * other * m + b
-                self.missing[at] -= 1
-                if not self.missing[at]:
-                    self._wake(self.unit_device[other])
-        else:
+        self.over_by[what] += 1
+        if what & 1:
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 p = self.in_pair[k]
                 if self.pair_back[p]:
-                    other = self.pair_src[p]
-                    at = (2 * other + 1) * m + b
-                    self.missing[at] -= 1
-                    if not self.missing[at]:
-                        self._wake(self.unit_device[other])
+                    self._wake(self.unit_device[self.pair_src[p]])
+        else:
+            for k in range(self.first_out[u], self.first_out[u + 1]):
+                self._wake(self.unit_device[self.pair_dst[k]])
 
     def _walk(self, below_s: float) -> float:
         """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
@@ -234,7 +234,10 @@ class StepTimer:
             if abs(high - low) <= SAME * high:
                 return high
             if low < INF and low * (1.0 - SAME) >= below_s:
+                self.reach = below_s
                 return INF
+            if low < INF:
+                self.reach = max(self.reach, low * (1.0 - SAME))
             if turn > 2 and abs((end - before) - (before - earlier)) <= SAME * (end - before):
                 return end - before
             if turn == MOST // 2:
