@@ -36,10 +36,9 @@ MEASURED = ("gpp", "conf", "baselines", "sweeps", "run.py", ":!sweeps/figures.py
 
 HEAD = """# Figures
 
-Each number was written by the command above it; `make figures` runs all of them, `python -m sweeps.figures --only NAME`
-one. The machine is shared and has no card, so ratios mean more than seconds. Brackets have the least and the largest of
-the numbers whose median stands before them. Each section ends with its date, commit, and seconds. The diary
-(`docs/log/`) has earlier numbers.
+Each number was written by the command above it; `make figures` runs all of them. The machine is shared and has no card,
+so ratios mean more than seconds. Brackets have the least and the largest, the median stands before them. Each section
+ends with its date, commit, and seconds. The diary (`docs/log/`) has earlier numbers.
 """
 AT = ", load "
 """Parts a machine from how busy it was."""

@@ -56,8 +56,7 @@ HEADLINES = (
         "branches_planned",
         "What are branches worth, as planned?",
         ("python run.py -cd sweeps -cn predicted_local",),
-        "graphpipe's predicted step beside the best chain's: small models on 2, 3, 4, 6 and 8 cores, without "
-        "replicas, analytical costs.",
+        "graphpipe's predicted step beside the best chain's: small models on 2 to 8 cores, no replicas, analytical costs.",
         gain_by_model(["cluster.num_devices"], ["sequential"]),
     ),
     Headline(
@@ -65,8 +64,7 @@ HEADLINES = (
         "How close is that to GraphPipe's paper?",
         ("python run.py -cd sweeps -cn figure6",),
         "Predicted, beside the better of PipeDream's and Piper's planners, with stages on devices of their own. "
-        "Three constants of the card and two mini-batch sizes, which the paper does not give, are fitted to its "
-        "PipeDream column alone.",
+        "Three constants and two mini-batch sizes, which the paper does not give, are fitted to its PipeDream column.",
         figure6,
     ),
     Headline(
@@ -76,8 +74,8 @@ HEADLINES = (
             "python run.py -cd sweeps -cn branch_speedup microbatch_size=16 seed=0,1 "
             "strategy=graphpipe,sequential,torch_pipelining,data_parallel,single",
         ),
-        "Five models with branches on two workers, mini-batches of 64 in 4 micro-batches, two repeats in turns. Cores "
-        "stand in for devices and share their memory. The range is over the models.",
+        "Five models with branches on two workers, 64 samples in 4 micro-batches, two repeats in turns. Cores stand in "
+        "for devices and share their memory.",
         branches,
     ),
     Headline(
@@ -100,9 +98,8 @@ HEADLINES = (
         "published_sheet",
         "How well are others' measurements predicted, with nothing fitted?",
         ("python -m sweeps.truth --sheet",),
-        "Speeds and memory that others have published, predicted from model, layout and data sheet: torchgpipe on "
-        "P40s, zero bubble and Megatron on A100s, vTrain's steps on other A100s. The last line is a guess without a "
-        "model of anything.",
+        "Published speeds and memory, predicted from model, layout and data sheet: torchgpipe on P40s, zero bubble and "
+        "Megatron on A100s, vTrain's steps on other A100s. The last line is a guess without a model of anything.",
         unfitted,
     ),
     Headline(
@@ -175,8 +172,7 @@ HEADLINES = (
             "method=sync,stash,pipeoptim",
         ),
         "Eight stages without a drain beside synchronous training (`sync`), one rate for all, five seeds: digits for "
-        "ten epochs, and a translating LSTM for 300 updates. `stash` is PipeDream. Means, with the range over the "
-        "seeds.",
+        "ten epochs, a translating LSTM for 300 updates. `stash` is PipeDream. Means, and the range over the seeds.",
         late,
     ),
     Headline(
