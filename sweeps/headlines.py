@@ -74,8 +74,8 @@ HEADLINES = (
             "python run.py -cd sweeps -cn branch_speedup microbatch_size=16 seed=0,1 "
             "strategy=graphpipe,sequential,torch_pipelining,data_parallel,single",
         ),
-        "Five models with branches on two workers, 64 samples in 4 micro-batches, two repeats in turns. Cores stand in "
-        "for devices and share their memory.",
+        "Five models with branches on two workers, 64 samples in 4 micro-batches, the quicker of two repeats. Cores stand "
+        "in for devices and share their memory.",
         branches,
     ),
     Headline(
