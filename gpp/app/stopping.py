@@ -85,7 +85,7 @@ def held_back() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise `Stopped` again where somebody has swallowed it, as what Python calls within a finalizer does."""
+    """Raise `Stopped` again if it was raised before and this process still goes on: a library has caught it and dropped it."""
     if _state.raised and not _state.holding:
         _state.raised = False
         _raise()
