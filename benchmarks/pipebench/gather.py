@@ -116,7 +116,14 @@ def profiled() -> Iterator[dict[str, Any]]:
 def captured() -> Iterator[dict[str, Any]]:
     """Those of models of the platform; times by its analytical model at an eighth of the mini-batch."""
     for model, cluster, devices, minibatch in CAPTURED:
-        words = [f"model={model}", f"cluster={cluster}", f"minibatch_size={minibatch}", "cost=analytical", "mode=plan"]
+        words = [
+            "hydra.searchpath=[file://sweeps]",
+            f"model={model}",
+            f"cluster={cluster}",
+            f"minibatch_size={minibatch}",
+            "cost=analytical",
+            "mode=plan",
+        ]
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose(
                 "config", overrides=["strategies=[]", "name=pipebench", "logger=none", f"graph.max_ops={MOST_OPS}", *words]

@@ -39,7 +39,7 @@ class Translation(AbstractData):
             rule = (
                 f"takes {', '.join(inputs)} and {', '.join(targets)}; data=translation has source, previous and target, all alike"
             )
-            raise InvalidConfig("model", model.name, rule, "model=residual_lstm_small, or data=synthetic, which fits every model")
+            raise InvalidConfig("model", model.name, rule, "model=translator_small, or data=synthetic, which fits every model")
         if (first.high or 0) < 3:
             raise InvalidConfig("model.vocabulary", first.high, "must be at least 3: two tokens and the start", "vocabulary=24")
 

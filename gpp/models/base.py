@@ -127,5 +127,5 @@ def _plain(value: Any) -> Any:
 
 
 def networks_hash() -> str:
-    """`source()` of the models shipped here: a hash over all of `gpp/models/networks/`."""
+    """A hash over all of `gpp/models/networks/`: the models shipped here, and the layers that others are made of."""
     return source_hash((Path(__file__).parent / "networks").glob("*.py"))

@@ -99,4 +99,6 @@ class Network(AbstractModel):
         return read_specs("model.target_specs", self.target_specs, self.arguments, group="model")
 
     def source(self) -> str:
-        return networks_hash() if self.network.startswith(OURS) else origin(self.network, field="model.network")
+        # A network of the user's may be made of our layers.
+        own = () if self.network.startswith(OURS) else (origin(self.network, field="model.network"),)
+        return ", ".join((*own, networks_hash()))

@@ -37,7 +37,7 @@ from sweeps.truth.layouts import (
 )
 from sweeps.truth.rows import MEMORY, STEP, Row
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+ROOT = Path(__file__).resolve().parents[2]
 
 MIXED_STATE = 7.0
 """Bytes of optimizer state for each byte of a 16-bit weight: Megatron keeps 18 bytes a parameter, two of them the weight's and
@@ -95,8 +95,15 @@ def flops(row: Row) -> float:
 
 @cache
 def _experiment(settings: tuple[str, ...], cluster: str, devices: int) -> Experiment:
-    words = ["strategies=[]", "name=truth", "logger=none", *settings, f"cluster={cluster}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    words = [
+        f"hydra.searchpath=[file://{ROOT / 'sweeps'}]",
+        "strategies=[]",
+        "name=truth",
+        "logger=none",
+        *settings,
+        f"cluster={cluster}",
+    ]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         nodes = -(-devices // 8)
         return instantiate(compose("config", overrides=[*words, f"cluster.num_nodes={nodes}"]), _convert_="all")
 

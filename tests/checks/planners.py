@@ -313,8 +313,8 @@ def chains(seed: int) -> Outcome:
 
 
 def models(number: int) -> Outcome:
-    """The same for models of conf/model on 32 V100s, on 16 H100s and on 8 devices of two types."""
-    names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    """The same for models of conf/model and sweeps/model on 32 V100s, on 16 H100s and on 8 devices of two types."""
+    names = sorted(path.stem for folder in (CONF, CONF.parent / "sweeps") for path in (folder / "model").glob("*.yaml"))
     small = (
         "base",
         "profile",

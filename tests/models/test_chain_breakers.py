@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpp.models.networks.block_residuals import DepthAttention
-from gpp.models.networks.cross_batch import Queue
 from gpp.models.networks.experts import BALANCE, SMALL, Experts, experts_loss
-from gpp.models.networks.hyper_connections import HyperConnection
-from gpp.models.networks.multi_token import WEIGHT, all_tokens_loss
-from gpp.models.networks.zamba import state_space
+from sweeps.networks.block_residuals import DepthAttention
+from sweeps.networks.cross_batch import Queue
+from sweeps.networks.hyper_connections import HyperConnection
+from sweeps.networks.multi_token import WEIGHT, all_tokens_loss
+from sweeps.networks.zamba import state_space
 from tests.support.conf import model_named
 
 

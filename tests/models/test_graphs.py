@@ -9,7 +9,7 @@ from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.graph.series_parallel import Parallel, Series
 from gpp.models.networks.clip import contrastive_loss, pair_loss
-from gpp.models.networks.inception import heads_loss
+from sweeps.networks.inception import heads_loss
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
 from tests.support.series_parallel import decompose

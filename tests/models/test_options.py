@@ -1,4 +1,4 @@
-"""Every option of conf/model builds, and does what its spec says."""
+"""Every option of conf/model and sweeps/model builds, and does what its spec says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.support.long import thinned
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))
+PUBLISHED = CONF.parent / "sweeps" / "model"  # models of published tables alone
 ABSTRACT = ["imported", "blocks", "pipeedge"]  # have no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
@@ -22,7 +23,7 @@ PAPER += ["residual_lstm", "gnmt8", "translator", "amoebanet", "segmentation_une
 PAPER += ["bert_base", "bert_large", "bert_mlm", "cpm", "deit_base", "deit_small", "deit_tiny", "gpt2_medium", "t5_large"]
 PAPER += ["vit_base", "vit_large", "vit_huge", "llama"]
 PAPER += ["block_residuals", "hyper_connections", "multi_token", "experts", "zamba", "flamingo", "whisper", "macaw", "cross_batch"]
-SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
+SMALL = sorted([name for name in OPTIONS if name not in PAPER + ABSTRACT] + [file.stem for file in PUBLISHED.glob("*_small.yaml")])
 STATELESS = [name for name in SMALL if name != "cross_batch_small"]  # whose queue every batch changes
 
 
@@ -185,5 +186,5 @@ def test_dropout_acts_in_training_only(draw):
 
 
 def test_first_line_of_every_option_says_what_it_is():
-    for file in [*(CONF / "model").glob("*.yaml"), *(CONF / "data").glob("*.yaml")]:
+    for file in [*(CONF / "model").glob("*.yaml"), *PUBLISHED.glob("*.yaml"), *(CONF / "data").glob("*.yaml")]:
         assert file.read_text().startswith("# "), file

@@ -21,6 +21,10 @@ _bounds: dict[tuple[str, ...], Any] = {}
 """The bound of the problem that was asked for last, by its words: all planners have the same."""
 
 
+SWEEPS = "hydra.searchpath=[file://sweeps]"
+"""The models of published tables are options, too: `-cd sweeps` of the command line."""
+
+
 def experiment(words: list[str]) -> Any:
     """The experiment of a command line."""
     from hydra import compose, initialize_config_dir
@@ -29,7 +33,7 @@ def experiment(words: list[str]) -> Any:
     import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 
     with initialize_config_dir(os.path.join(os.getcwd(), "conf"), version_base="1.3"):
-        return instantiate(compose("config", overrides=["name=quality", "strategies=[]", *words]), _convert_="all")
+        return instantiate(compose("config", overrides=[SWEEPS, "name=quality", "strategies=[]", *words]), _convert_="all")
 
 
 def planned(problem_words: list[str], planner_words: list[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What the ledger asks: 150 problems, and the words of the planners that plan them.
 
 `problems.txt` has a problem a line, `NAME: WORDS`. Costs are the analytical model's, and memory is the cluster's, so that a problem
-is the same on every machine. Forty are shipped models on shipped clusters. The others are random graphs: series-parallel with
-skips, the same with one source and one sink (two_terminal), graphs that are mostly not series-parallel (dag), towers and chains,
-on one to three nodes, on unequal devices, and with so little memory that it decides.
+is the same on every machine. Forty are models on shipped clusters, some of them of `-cd sweeps`. The others are random graphs:
+series-parallel with skips, the same with one source and one sink (two_terminal), graphs that are mostly not series-parallel (dag),
+towers and chains, on one to three nodes, on unequal devices, and with so little memory that it decides.
 """
 
 from __future__ import annotations

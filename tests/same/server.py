@@ -28,8 +28,8 @@ WARM = ("cluster=summit_1x4", "engine=simulate", "cost=analytical", "logger=none
 
 
 def run(words: list[str]) -> int:
-    """Exit status of `python run.py WORDS`, run in this process."""
-    sys.argv = ["run.py", *words]
+    """Exit status of `python run.py -cd sweeps WORDS`, run in this process."""
+    sys.argv = ["run.py", "-cd", "sweeps", *words]  # which has the models of published tables
     try:
         runpy.run_path("run.py", run_name="__main__")
     except SystemExit as end:

@@ -16,13 +16,15 @@ from gpp.app.composing import quicken
 from gpp.models.network import Network
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+SWEEPS = f"hydra.searchpath=[file://{CONF.parent / 'sweeps'}]"
+"""What makes the models of sweeps/ options, too: `-cd sweeps` of the command line."""
 
 
 def option(group: str, name: str, *overrides: str) -> Any:
     """The object that `group=name` builds, under further overrides."""
     quicken()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", overrides=[f"{group}={name}", *overrides])
+        cfg = compose("config", overrides=[SWEEPS, f"{group}={name}", *overrides])
     return instantiate(cfg[group], _convert_="all")
 
 
