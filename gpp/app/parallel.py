@@ -135,11 +135,12 @@ def _planned(wanted: Wanted, inputs: Mapping[str, Tensor], targets: Mapping[str,
 
 def _joined(wanted: Wanted, place: LaunchPlace, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Pipeline:
     """The pipeline of one rank among several."""
-    from gpp.runtime.live.ranks import Meeting
+    from gpp.runtime.controller.leader import Leader
+    from gpp.runtime.live.ranks import place_in
 
     engine = wanted.engine
-    meeting = Meeting(place, interface=engine.interface, limit_s=engine.startup_timeout_s)
-    if place.rank:
+    meeting = place_in(place, interface=engine.interface, limit_s=engine.startup_timeout_s)
+    if not isinstance(meeting, Leader):
         path, hold = meeting.take()
         job = Job.load(path)
         problem = Problem(graph=job.graph, cluster=job.cluster, cost=Analytical(), minibatch_size=job.plan.minibatch_size)
@@ -148,5 +149,5 @@ def _joined(wanted: Wanted, place: LaunchPlace, inputs: Mapping[str, Tensor], ta
         problem, job = _planned(wanted, inputs, targets)
         return Pipeline(wanted, problem, job, meeting)
     except BaseException as error:
-        meeting.fail(error)
+        meeting.end(1, str(error) or type(error).__name__)
         raise

@@ -25,7 +25,7 @@ from gpp.report.run.result import write_json
 from gpp.report.run.terminal import show_plan
 from gpp.runtime.checkpoint.final import finish_final
 from gpp.runtime.controller.collected import collect
-from gpp.runtime.controller.controller import Follower, clear
+from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import OnStep, Progress
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RunDir
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from gpp.app.batches import Inputs, Targets
     from gpp.capture.given import ModelInputs
     from gpp.export.base import AbstractExporter
+    from gpp.runtime.controller.attendant import Attendant
+    from gpp.runtime.controller.leader import Leader
     from gpp.runtime.live.crew import Crew
-    from gpp.runtime.live.ranks import Meeting, Ranks
+    from gpp.runtime.live.ranks import Ranks
 
     Workers: TypeAlias = Crew | Ranks
 
@@ -53,12 +55,12 @@ class Pipeline:
         wanted: what the user asked for.
         problem: of the examples; beside rank 0 without measured costs.
         job: of the examples.
-        meeting: of the ranks; None where this process starts the workers.
+        meeting: this process among the ranks; None where it starts the workers.
         hold: of a rank, on a run directory that its machine has for itself.
     """
 
     def __init__(
-        self, wanted: Wanted, problem: Problem, job: Job, meeting: Meeting | None = None, hold: RunDir | None = None
+        self, wanted: Wanted, problem: Problem, job: Job, meeting: Leader | Attendant | None = None, hold: RunDir | None = None
     ) -> None:
         from gpp.capture.coupling import ignored_label
         from gpp.models.losses import module_of
@@ -76,14 +78,14 @@ class Pipeline:
         self._directory = hold or (RunDir(self.run_dir, field="run.folder") if self._first else None)
         self._workers: Workers | None = None
         try:
-            self._workers = self._start(job, meeting, lacks=hold is not None)
+            self._workers = self._start(job, meeting)
         except BaseException:
             self._release()
             raise
         for words in self._workers.notes if self._first else ():
             wanted.run.progress.warn(words)
 
-    def _start(self, job: Job, meeting: Meeting | None, *, lacks: bool) -> Workers:
+    def _start(self, job: Job, meeting: Leader | Attendant | None) -> Workers:
         from gpp.capture.stage import initial_state
 
         if self._first and self._directory:
@@ -94,12 +96,12 @@ class Pipeline:
             from gpp.runtime.live.crew import Crew
 
             return Crew(job, self.run_dir)
+        from gpp.runtime.controller.leader import Leader
         from gpp.runtime.live.ranks import Ranks
 
-        if self._first:
-            clear(self.run_dir)
-            meeting.give(self.run_dir)
-        return Ranks(meeting, job, self.run_dir, lacks=lacks)
+        if isinstance(meeting, Leader):
+            meeting.give(job, self.run_dir, self._wanted.run.progress)
+        return Ranks(meeting, job, self.run_dir)
 
     @property
     def done(self) -> int:

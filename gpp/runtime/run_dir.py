@@ -26,6 +26,9 @@ from gpp.files import close_to_others, descriptor, drop_unfinished, folder, writ
 from gpp.private import masked_json
 from gpp.serialization import read_json, to_json
 
+RUN_DIR = "hydra.run.dir"
+"""The setting that names a run directory on the command line."""
+
 LOCK, RUN, EARLIER = ".lock", "run.json", "earlier"
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
@@ -134,7 +137,7 @@ class RunDir:
         command: the command line, for whoever finds the directory in use.
     """
 
-    def __init__(self, path: Path, *, field: str = "hydra.run.dir", command: str | None = None) -> None:
+    def __init__(self, path: Path, *, field: str = RUN_DIR, command: str | None = None) -> None:
         self.path, self.field = path, field
         self.command = shlex.join(sys.argv) if command is None else command
         self.run: RunIdentity | None = None

@@ -268,7 +268,7 @@ def test_a_store_that_nobody_opens_is_waited_for_only_so_long() -> None:
 def leader_that_heard(said: dict[int, dict[str, Any]], silent: dict[int, float] | None = None) -> Leader:
     leader = Leader.__new__(Leader)
     heard = SimpleNamespace(heard=lambda rank: said[rank], silent_s=lambda rank: (silent or {}).get(rank, 0.0))
-    leader.__dict__.update(_board=heard, _others=sorted(said), _words=["x"], _worker=None, _limit_s=0.2)
+    leader.__dict__.update(_board=heard, _others=sorted(said), _words=["x"], _worker=None, _limit_s=0.2, _setting="hydra.run.dir")
     return leader
 
 

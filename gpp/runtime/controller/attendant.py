@@ -18,7 +18,7 @@ from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store,
 from gpp.runtime.controller.controller import POLL_S
 from gpp.runtime.controller.leader import END_S, OUTPUT, PlaceWorker
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.run_dir import RUN, RunDir, holds, under_way
+from gpp.runtime.run_dir import RUN, RUN_DIR, RunDir, holds, under_way
 from gpp.runtime.transport.network import of_this_attempt
 
 SEND_S = 0.5
@@ -39,10 +39,12 @@ class Ended(Exception):
 class Attendant:
     """The process of another rank than 0: it waits for the job, holds the place of a worker, and ends as rank 0 does."""
 
-    def __init__(self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float) -> None:
-        self._place, self._limit_s = place, limit_s
-        self._store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
-        self._board = Board(self._store, rank=place.rank, reads=[0])
+    def __init__(
+        self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float, part: str = "", setting: str = RUN_DIR
+    ) -> None:
+        self.place, self._limit_s, self._setting = place, limit_s, setting
+        self.store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s), part)
+        self._board = Board(self.store, rank=place.rank, reads=[0])
         self._board.say(host=socket.gethostname(), words=words)
         self._worker: PlaceWorker | None = None
         self._directory: RunDir | None = None
@@ -73,20 +75,43 @@ class Attendant:
             self._end_worker(0.0)
             if self._directory:
                 self._directory.release()
-            self._board.say(left=True)
-            self._board.flush(2.0)
-            self._board.close()
+            self._leave()
 
-    def _attend(self) -> NoReturn:
+    def take(self) -> tuple[Path, RunDir | None]:
+        """For a process that is itself the worker: the run directory with the job, and this machine's hold on one of its own.
+
+        Raises:
+            WorkerFailed: rank 0 has failed, or there is no job in time.
+        """
+        try:
+            run_dir, _ = self._get_job()
+            self._wait(lambda: self._board.heard(0).get("go"), "has not begun")
+        except Ended as ended:
+            raise WorkerFailed(0, ended.reason or "has ended") from ended
+        finally:
+            self._leave()
+        return run_dir, self._directory
+
+    def _leave(self) -> None:
+        self._board.say(left=True)
+        self._board.flush(2.0)
+        self._board.close()
+
+    def _get_job(self) -> tuple[Path, dict[str, str]]:
+        """Its run directory, which has it whole, and what a worker's environment has beside this process's."""
         job = self._wait(lambda: self._board.heard(0).get("job"), "has handed out no job")
         run_dir = Path(job["run_dir"])
-        if self._place.local_rank == 0:
+        if self.place.local_rank == 0:
             self._receive(job, run_dir)
         else:
             self._board.say(sees=None)
         self._wait(lambda: holds(run_dir, job["id"], job["sizes"]) or None, f"has sent no job below {run_dir}")
         folder(run_dir / "ranks")
-        self._worker = PlaceWorker.start(self._place, run_dir, job["env"])
+        return run_dir, job["env"]
+
+    def _attend(self) -> NoReturn:
+        run_dir, env = self._get_job()
+        self._worker = PlaceWorker.start(self.place, run_dir, env)
         if self._directory:
             threading.Thread(target=self._send_back, args=(run_dir,), daemon=True).start()
         while True:
@@ -120,7 +145,7 @@ class Attendant:
         """
         if end := self._board.heard(0).get("end"):
             raise Ended(end["code"], end["reason"])
-        place = f"{self._place.address}:{self._place.port}"
+        place = f"{self.place.address}:{self.place.port}"
         if not self._board.open:
             raise WorkerFailed(0, f"the store at {place} is gone: rank 0, its launcher or its machine has ended")
         if (silent_s := self._board.silent_s(0)) > LOST_S:
@@ -133,7 +158,7 @@ class Attendant:
         if holds(run_dir, job["id"], job["sizes"]):
             self._board.say(sees=True)
             return
-        directory = RunDir(run_dir)
+        directory = RunDir(run_dir, field=self._setting)
         try:
             directory.claim()
         except InvalidConfig:
@@ -145,7 +170,7 @@ class Attendant:
         self._directory = directory
         directory.begin()
         self._board.say(sees=False)
-        inbox = Inbox(Mail(self._store, f"job/{self._place.rank}"), run_dir, _JOB.fullmatch)
+        inbox = Inbox(Mail(self.store, f"job/{self.place.rank}"), run_dir, _JOB.fullmatch)
         failed: list[Exception] = []
 
         def receive() -> None:
@@ -161,11 +186,11 @@ class Attendant:
         self._wait(lambda: None if thread.is_alive() else True, f"has sent no job below {run_dir}")
         if failed:
             error = failed[0]
-            raise error if isinstance(error, GppError) else WorkerFailed(self._place.rank, f"{run_dir} cannot be written: {error}")
+            raise error if isinstance(error, GppError) else WorkerFailed(self.place.rank, f"{run_dir} cannot be written: {error}")
 
     def _send_back(self, run_dir: Path) -> None:
         """Send what this machine's workers write; a worker's end only after everything that was written before it."""
-        mail, sent = Mail(self._store, f"out/{self._place.rank}"), dict[str, tuple[int, int]]()
+        mail, sent = Mail(self.store, f"out/{self.place.rank}"), dict[str, tuple[int, int]]()
 
         def go_on() -> None:
             if self._over:

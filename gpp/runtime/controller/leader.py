@@ -7,6 +7,8 @@ does: with its exit code, and its reason in one line.
 
 Machines that do not see rank 0's run directory get the job's files into one of their own, under the same path; what
 their workers write comes back to rank 0, final weights included.
+
+Ranks that run the user's own program (`gpp.runtime.live.ranks`) get the job in the same way: `give`, and `take` of an attendant.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gpp.runtime.controller.follow import RankFiles, follow
 from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
-from gpp.runtime.run_dir import RUN, run_of
+from gpp.runtime.run_dir import RUN, RUN_DIR, run_of
 from gpp.runtime.transport.network import attempt, of_this_attempt
 from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 
@@ -103,16 +105,20 @@ class Leader:
     Args:
         words: the command line, which is to be the same on every machine.
         limit_s: the limit for the others to come.
+        part: of the launch's store, for one of several jobs of a launch.
+        setting: the name of the run directory's setting.
     """
 
     running: ClassVar[Leader | None] = None
 
-    def __init__(self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float) -> None:
-        self.place, self._words, self._limit_s = place, words, limit_s
+    def __init__(
+        self, place: LaunchPlace, *, interface: str, words: list[str], limit_s: float, part: str = "", setting: str = RUN_DIR
+    ) -> None:
+        self.place, self._words, self._limit_s, self._setting = place, words, limit_s, setting
         self._launch = open_store(place, interface=interface, limit_s=limit_s)
-        self._store = of_this_attempt(self._launch)
+        self.store = of_this_attempt(self._launch, part)
         self._others = range(1, place.world)
-        self._board = Board(self._store, rank=0, reads=self._others)
+        self._board = Board(self.store, rank=0, reads=self._others)
         self._worker: PlaceWorker | None = None
 
     def __enter__(self) -> Self:
@@ -163,33 +169,48 @@ class Leader:
             WorkerFailed: one failed or is gone, or did not come in time.
             InvalidConfig: the job needs a folder that all machines see, and they see none.
         """
+        apart, over = self._hand_out(job, run_dir, progress), threading.Event()
+        inboxes = [Inbox(Mail(self.store, f"out/{rank}"), run_dir, OUTPUT.fullmatch) for rank in apart]
+        threading.Thread(target=_take_all, args=(inboxes, over), daemon=True).start()
+        self._worker = PlaceWorker.start(self.place, run_dir, worker_environment(job.settings.threads))
+        try:
+            return follow(job, run_dir, progress, over=self._over)
+        finally:
+            over.set()
+            self._worker.end(0.0 if sys.exc_info()[0] else 2 * END_S)
+
+    def _hand_out(self, job: Job, run_dir: Path, progress: Progress) -> list[int]:
+        """Let every other process have the job; returns those whose machines got its files by the network."""
         clear(run_dir)
         files = sorted(path.relative_to(run_dir).as_posix() for path in (run_dir / "job").iterdir())
         run = run_of(run_dir)
         assert run is not None, "a run begins before it is handed out"
         sizes = {name: (run_dir / name).stat().st_size for name in files}
-        env = worker_environment(job.settings.threads)
         self.began(run_dir, run.id)
+        env = worker_environment(job.settings.threads)
         self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
         self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
         self._check_words()
         apart = [rank for rank in self._others if self._board.heard(rank)["sees"] is False]
         if apart:
             self._refuse_apart(job, apart[0], run_dir)
-            for rank in apart:
-                progress.say(f"rank {rank} on {self._host(rank)} does not see {run_dir}: it gets the job by the network")
-                mail = Mail(self._store, f"job/{rank}")
-                for name in (*files, RUN):
-                    send_file(mail, run_dir, name, self._raise_gone)
-        over = threading.Event()
-        inboxes = [Inbox(Mail(self._store, f"out/{rank}"), run_dir, OUTPUT.fullmatch) for rank in apart]
-        threading.Thread(target=_take_all, args=(inboxes, over), daemon=True).start()
-        self._worker = PlaceWorker.start(self.place, run_dir, env)
-        try:
-            return follow(job, run_dir, progress, over=self._over)
-        finally:
-            over.set()
-            self._worker.end(0.0 if sys.exc_info()[0] else 2 * END_S)
+        for rank in apart:
+            progress.say(f"rank {rank} on {self._host(rank)} does not see {run_dir}: it gets the job by the network")
+            mail = Mail(self.store, f"job/{rank}")
+            for name in (*files, RUN):
+                send_file(mail, run_dir, name, self._raise_gone)
+        return apart
+
+    def give(self, job: Job, run_dir: Path, progress: Progress) -> None:
+        """Hand the job out to processes that are workers themselves, as this one is; nothing more is said then.
+
+        Raises:
+            As `run` does.
+        """
+        self._hand_out(job, run_dir, progress)
+        self._board.say(go=True)
+        self._board.flush(LEAVE_S)
+        self._board.close()
 
     def end(self, code: int, reason: str | None) -> None:
         """Tell the others how this process ends, and wait until they have read it."""
@@ -242,7 +263,7 @@ class Leader:
         ):
             if value:
                 rule = f"needs a folder that all machines see, and rank {rank} on {self._host(rank)} does not see {run_dir}"
-                raise InvalidConfig(field, value, rule, f"set hydra.run.dir to a folder that all machines see, or {fix}")
+                raise InvalidConfig(field, value, rule, f"set {self._setting} to a folder that all machines see, or {fix}")
 
     def _gone(self) -> list[tuple[int, int, str]]:
         """(what is known, rank, reason) of the others that are gone, and of workers that have failed."""

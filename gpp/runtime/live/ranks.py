@@ -1,7 +1,7 @@
 """A pipeline under one's own launcher: every rank runs the user's program, and is the worker of one device in that very process.
 
-The ranks meet in the launcher's store. Rank 0 plans and hands the job out there; from then on all of them make the same calls in
-the same order, as with collectives of torch.distributed: a step begins with a comparison of what the ranks were given.
+Rank 0 plans and hands the job out (`gpp.runtime.controller.leader`); from then on all of them make the same calls in the same
+order, as with collectives of torch.distributed: a step begins with a comparison of what the ranks were given.
 """
 
 from __future__ import annotations
@@ -12,40 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from datetime import timedelta
-from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
-from torch.distributed import (
-    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    Store,  # pyright: ignore[reportPrivateImportUsage]
-)
 
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.files import write_bytes, write_text
 from gpp.graph.captured import is_loss
-from gpp.runtime.controller.board import open_store
-from gpp.runtime.controller.controller import clear
+from gpp.runtime.controller.attendant import Attendant
+from gpp.runtime.controller.leader import Leader
 from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status, read_state, status_path
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import Do, LiveWorker
-from gpp.runtime.run_dir import RUN, RunDir, holds, run_of, under_way
-from gpp.runtime.transport.network import of_this_attempt
 from gpp.runtime.worker.main import working
 from gpp.runtime.worker.process import BEAT_S, kind_of, open_lines, report
 
 Tensors = Mapping[str, torch.Tensor]
 
-PART_BYTES = 4 << 20
-"""Most bytes of a value in the store."""
-
-LOOK_S = 0.1
 QUIET_S = 2.0
 """Seconds without a sign of life after which a rank, with which a connection has just broken, counts as gone."""
 
@@ -53,97 +42,29 @@ SAMPLED = 1024
 """Numbers of each tensor of a batch by which the ranks compare what they were given."""
 
 
-class Meeting:
-    """The ranks of a launch, before there is a job.
+_parts = count()
+
+
+def place_in(place: LaunchPlace, *, interface: str, limit_s: float) -> Leader | Attendant:
+    """This process among the ranks of a launch, before there is a job: `give` and `take` hand it out.
 
     Args:
         limit_s: for the others to come, and for rank 0 to plan.
     """
-
-    _count: ClassVar[int] = 0
-
-    def __init__(self, place: LaunchPlace, *, interface: str, limit_s: float) -> None:
-        self.place, self.limit_s = place, limit_s
-        store = of_this_attempt(open_store(place, interface=interface, limit_s=limit_s))
-        # Each further pipeline has a part of the store of its own.
-        self.store: Store = PrefixStore(f"gpp-ranks/{Meeting._count}", store)
-        Meeting._count += 1
-
-    def fail(self, error: BaseException) -> None:
-        """Rank 0: tell the others that there will be no job."""
-        with suppress(dist.DistError, RuntimeError):
-            self.store.set("job", json.dumps({"error": str(error) or type(error).__name__}))
-
-    def give(self, run_dir: Path) -> None:
-        """Rank 0: hand out the job that lies in `run_dir`."""
-        run = run_of(run_dir)
-        assert run is not None, "a run begins before it is handed out"
-        files = sorted((run_dir / "job").iterdir())
-        texts = {path.name: path.read_text() for path in files if path.suffix != ".safetensors"}
-        body = json.dumps(texts).encode()
-        parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
-        for number, part in enumerate(parts):
-            self.store.set(f"job/{number}", part)  # type: ignore[arg-type]
-        sizes = {f"job/{path.name}": path.stat().st_size for path in files}
-        head = {"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "parts": len(parts)}
-        self.store.set("job", json.dumps(head))
-
-    def take(self) -> tuple[Path, RunDir | None]:
-        """Another rank: the run directory with the job; and this machine's hold on it, where it has one of its own.
-
-        Its weights are not there yet then.
-
-        Raises:
-            WorkerFailed: rank 0 has failed, or there is no job in time.
-        """
-        try:
-            self.store.wait(["job"], timedelta(seconds=self.limit_s))
-        except (dist.DistError, RuntimeError) as error:
-            rule = f"has handed out no job within {self.limit_s:g} s (engine.startup_timeout_s), or has ended"
-            raise WorkerFailed(0, rule) from error
-        head = json.loads(self.store.get("job"))
-        if "error" in head:
-            raise WorkerFailed(0, head["error"])
-        run_dir, until = Path(head["run_dir"]), time.monotonic() + self.limit_s
-        if self.place.local_rank == 0 and not holds(run_dir, head["id"], head["sizes"]):
-            directory = RunDir(run_dir, field="run_dir")
-            try:
-                directory.claim()
-            except InvalidConfig:
-                # Rank 0 itself holds it: a shared file system that shows new files late.
-                if (run := under_way(run_dir)) is None or run.id != head["id"]:
-                    raise
-            else:
-                self._write(head, run_dir, directory)
-                return run_dir, directory
-        texts = {name: size for name, size in head["sizes"].items() if not name.endswith(".safetensors")}
-        while not holds(run_dir, head["id"], texts):
-            if time.monotonic() > until:
-                raise WorkerFailed(self.place.rank, f"has not seen the job in {run_dir} within {self.limit_s:g} s")
-            time.sleep(LOOK_S)
-        return run_dir, None
-
-    def _write(self, head: Mapping[str, Any], run_dir: Path, directory: RunDir) -> None:
-        directory.begin()
-        body = b"".join(self.store.get(f"job/{number}") for number in range(head["parts"]))
-        clear(run_dir)
-        for name, text in json.loads(body).items():
-            write_text(run_dir / "job" / Path(name).name, text, exact=True)
-        identity = json.loads((run_dir / RUN).read_text()) | {"id": head["id"]}
-        write_text(run_dir / RUN, json.dumps(identity))
+    make = Attendant if place.rank else Leader
+    # Each further pipeline has a part of the store of its own.
+    part = f"gpp-ranks/{next(_parts)}"
+    return make(place, interface=interface, words=[], limit_s=limit_s, part=part, setting="run.folder")
 
 
 class Ranks:
     """This process's worker among those of all ranks; every method is called by all of them.
 
-    Args:
-        lacks: whether this process writes down the weights of a job that its machine does not see.
-
     Raises:
         WorkerFailed: from any method: another rank is gone, or failed.
     """
 
-    def __init__(self, meeting: Meeting, job: Job, run_dir: Path, *, lacks: bool) -> None:
+    def __init__(self, meeting: Leader | Attendant, job: Job, run_dir: Path) -> None:
         place, self._run_dir = meeting.place, run_dir
         self.rank, self._world = place.rank, place.world
         if dist.is_initialized():
@@ -163,31 +84,15 @@ class Ranks:
             (run_dir / "ranks" / f"rank_{self.rank}.{name}").unlink(missing_ok=True)
         self._status = Status(status_path(run_dir / "ranks", self.rank))
         threading.Thread(target=self._beat, daemon=True).start()
-        self._guard(lambda: self._enter(meeting, job, lacks))
+        self._guard(lambda: self._enter(meeting, job))
 
-    def _enter(self, meeting: Meeting, job: Job, lacks: bool) -> None:
-        bring = partial(self._bring_weights, job, lacks)
-        made = working(job, self._run_dir, self.rank, self._world, self._device, LiveWorker, meeting.store, bring)
+    def _enter(self, meeting: Leader | Attendant, job: Job) -> None:
+        made = working(job, self._run_dir, self.rank, self._world, self._device, LiveWorker, meeting.store)
         self._worker = self._stack.enter_context(made)
         lines = self._stack.enter_context(open_lines(self._run_dir, self.rank))
         self._stack.enter_context(self._worker.opened(lines))
         self.notes = self._worker.notes
         self._status.enter(RESTING)
-
-    def _bring_weights(self, job: Job, lacks: bool) -> None:
-        """Let machines that do not see rank 0's folder have the initial weights."""
-        if not any(flag for (flag,) in self._numbers([int(lacks)])):
-            return
-        if job.settings.checkpoint_every or job.settings.resume:
-            rule = "is not seen by all machines, and checkpoints have parts of all ranks"
-            raise InvalidConfig(
-                "run.folder", self._run_dir, rule, "name a folder on a shared file system, or leave checkpoints out"
-            )
-        path = self._run_dir / "job" / "weights.safetensors"
-        body = self._from_first(path.read_bytes() if self.rank == 0 else b"")
-        if lacks:
-            write_bytes(path, body)
-        self._numbers([0])
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):

@@ -62,9 +62,9 @@ def attempt() -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def of_this_attempt(store: Store) -> Store:
-    """The part of a launcher's store that belongs to this attempt: what an earlier one has said there is not read again."""
-    return PrefixStore(f"attempt/{attempt()}", store)
+def of_this_attempt(store: Store, part: str = "") -> Store:
+    """A part of a launcher's store that belongs to this attempt: what an earlier one has said there is not read again."""
+    return PrefixStore(f"attempt/{attempt()}/{part}", store)
 
 
 def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,20 +94,17 @@ def working(
     device: torch.device,
     kind: type[W],
     store: Store | None = None,
-    ready: Callable[[], None] = lambda: None,
 ) -> Iterator[W]:
     """A worker of some kind that is connected with the others, and leaves together with them at the end.
 
     Args:
         store: in which all ranks meet, where the process is the user's own; None to open one.
-        ready: called when all are connected, before the worker reads its weights.
     """
     card = CudaCard(device) if device.type == "cuda" else None
     if job.settings.replan_every:
         torch.optim.SGD([torch.zeros(1)])  # a process's first optimizer imports for seconds, and a plan's next one will not
         gc.freeze()  # workers come and go: a collection between two plans need not look at what was there before them
     seat = enter(job, run_dir, rank, world, device, card, store)
-    ready()
     limit: Limit | None = None
     with ExitStack() as stack:
         if card:
