@@ -18,7 +18,7 @@ from gpp.cost.problem import Problem
 from gpp.data.base import TARGET
 from gpp.errors import CaptureError, Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.captured import Captured
-from gpp.graph.coarsen.like import grouped_like
+from gpp.graph.coarsen.groups import grouped_like
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.program import reduce_groups

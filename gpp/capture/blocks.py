@@ -26,14 +26,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
-from gpp.capture.draft import Draft, Drafts, batch_dimension, read, renamed, tied_names
+from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.flops import Counted
 from gpp.capture.items import with_items
 from gpp.capture.measure import Derivations, Facts, form_of, measure
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import Captured, loss_nodes
+from gpp.graph.captured import Captured, loss_nodes, renamed
 from gpp.models.blocks import Block
 from gpp.models.losses import Loss, Measure
 

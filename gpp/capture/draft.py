@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,13 +92,6 @@ def tied_names(model: nn.Module, loss: nn.Module | None = None) -> dict[str, str
         if canonical.setdefault(key, name) != name:
             aliases[name] = canonical[key]
     return aliases
-
-
-def renamed(value: Any, names: Mapping[str, Any]) -> Any:
-    """An encoded argument with other names of the nodes that it refers to."""
-    if isinstance(value, dict):
-        return {key: names[content] if key == "ref" else renamed(content, names) for key, content in value.items()}
-    return [renamed(item, names) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | None:

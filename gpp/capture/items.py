@@ -24,7 +24,7 @@ from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random,
 from gpp.capture.counts import near, needed_by, needs
 from gpp.capture.draft import Draft, Drafts
 from gpp.errors import CaptureError, GppError
-from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss
+from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss, ref
 from gpp.graph.order import fresh_name
 
 _MEAN, _SUM = 1, 2
@@ -115,7 +115,7 @@ class _Finder:
     def _reduced(self, draft: Draft) -> None:
         """A mean of a loss over labels becomes its sum, divided by the given number of labels."""
         given = bound_arguments(operator_of(draft.target), list(draft.args), dict(draft.kwargs))
-        label, weight = _reference(given["target"]), _reference(given.get("weight"))
+        label, weight = ref(given["target"]), ref(given.get("weight"))
         if given["reduction"] != _MEAN or label is None or not self.counts[label] or not self.alone[label]:
             return
         if "float" in (self.draft[label].dtype or "float") or (weight is not None and not self.alone[weight]):
@@ -147,7 +147,7 @@ class _Finder:
 
     def _scaled(self, draft: Draft, at: int) -> None:
         """Exchange a scalar operand of rows alone by the given one of the whole mini-batch."""
-        scalar, other = _reference(draft.args[at]), _reference(draft.args[1 - at])
+        scalar, other = ref(draft.args[at]), ref(draft.args[1 - at])
         if scalar is None or other is None or self.alone[other] or not self.alone[scalar] or not self.counts[scalar]:
             return
         if self.draft[scalar].shape != () or (kind := self._kind(scalar, divides=draft.target == _DIVIDED)) is None:
@@ -239,10 +239,6 @@ class _Finder:
         self.draft[made.name] = made
         self.alone[made.name] = self.counts[made.name] = True
         return made.name
-
-
-def _reference(argument: Any) -> str | None:
-    return argument.get("ref") if isinstance(argument, dict) else None
 
 
 def _writes(draft: Draft) -> bool:

@@ -20,9 +20,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpp.capture.codec import decode_call, dtype_of, operator_of
-from gpp.capture.draft import Draft, renamed
+from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts, tensors_in
-from gpp.graph.captured import evaluate, node_references
+from gpp.graph.captured import evaluate, node_references, renamed
 
 
 class Transient(NamedTuple):

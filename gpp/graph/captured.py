@@ -253,6 +253,18 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
+def ref(value: Any) -> str | None:
+    """The name of the node that an encoded argument refers to; None for another argument."""
+    return value.get("ref") if isinstance(value, dict) else None
+
+
+def renamed(value: Any, names: Mapping[str, Any]) -> Any:
+    """An encoded argument with other names of the nodes that it refers to; those without another one stay."""
+    if isinstance(value, dict):
+        return {key: names.get(content, content) if key == "ref" else renamed(content, names) for key, content in value.items()}
+    return [renamed(item, names) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def closure(roots: Iterable[T], after: Callable[[T], Iterable[T]]) -> set[T]:
     """The roots, and all that comes after one of them, directly or not."""
     found, todo = set[T](), list(roots)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from gpp.cluster import Cluster, Device, Link
 from gpp.cost.problem import Problem
-from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
+from gpp.planners.common.moves import is_chain
 from gpp.stage import Stage
 
 
@@ -141,8 +142,3 @@ def _remade(plan: Plan, problem: Problem, pieces: list[Stage]) -> Plan:
     )
     stages = [replace(stage, in_flight=new.in_flight) for stage, new in zip(pieces, made.stages, strict=True)]
     return replace(made, stages=tuple(stages))
-
-
-def is_chain(plan: Plan, graph: OpGraph) -> bool:
-    """Whether the plan orders stages that share no data, as a system that knows only chains does."""
-    return any(not tensors for tensors in plan.edge_tensors(graph).values())

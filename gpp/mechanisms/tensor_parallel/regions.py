@@ -20,9 +20,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpp.graph.captured import Captured, Node
+from gpp.graph.captured import Captured, Node, ref
 from gpp.mechanisms.tensor_parallel.layout import Nodes, Shard, fits
-from gpp.mechanisms.tensor_parallel.rules import RULES, Applied, operands, ref
+from gpp.mechanisms.tensor_parallel.rules import RULES, Applied, operands
 
 _ENDS = ("aten.linear.default", "aten.addmm.default", "aten.matmul.default", "aten.mm.default")
 _TABLE = "aten.embedding.default"

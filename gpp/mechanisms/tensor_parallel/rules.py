@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gpp.graph.captured import Node, references
+from gpp.graph.captured import Node, ref, references
 from gpp.mechanisms.tensor_parallel.layout import Nodes, Shape, Shard, reshaped
 
 Known = Callable[[str], Shard | None]
@@ -31,11 +31,6 @@ class Applied(NamedTuple):
 
 
 Rule = Callable[[Node, Known, Nodes, int], "Applied | None"]
-
-
-def ref(argument: Any) -> str | None:
-    """The node that an encoded argument refers to."""
-    return argument.get("ref") if isinstance(argument, dict) else None
 
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:

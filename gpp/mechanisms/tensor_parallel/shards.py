@@ -25,10 +25,10 @@ from torch import Tensor, fx
 from gpp.capture.codec import is_random, operator_of
 from gpp.capture.cut import AbstractShards, HeldPart
 from gpp.capture.emit import Emitter
-from gpp.graph.captured import Captured, Node
+from gpp.graph.captured import Captured, Node, ref, renamed
 from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
 from gpp.mechanisms.tensor_parallel.regions import Sharding
-from gpp.mechanisms.tensor_parallel.rules import Applied, ref
+from gpp.mechanisms.tensor_parallel.rules import Applied
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.stage import Stage
@@ -223,7 +223,7 @@ class ShardedCode:
             self._lookup(node, names)
             return
         bias = _bias(node) if applied.summed else None
-        changed = replace(node, args=_renamed(self._local_args(node, applied), names), kwargs=_renamed(node.kwargs, names))
+        changed = replace(node, args=renamed(self._local_args(node, applied), names), kwargs=renamed(node.kwargs, names))
         if bias is not None:
             changed = _without_bias(changed)
         target = operator_of(changed.target)
@@ -306,14 +306,6 @@ class ShardedCode:
         padding = int(padding) if int(padding) >= 0 else -extent - 1
         self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
         self._leave(node.name, None)
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return (
-            {"ref": names.get(value["ref"], value["ref"])} if "ref" in value else {k: _renamed(v, names) for k, v in value.items()}
-        )
-    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
 
 
 def _divided(sizes: list[Any], at: int, degree: int) -> list[Any]:

@@ -13,7 +13,7 @@ then chosen by node; where devices and pairs have links of their own, one by one
 take to the stages that are placed already and to those that are not.
 
 Complexity: O(S N + D) for S stages and N nodes; with K types O(S K (log S K + N)), and with links by pair O(D^2) messages.
-Greedy, so the limit need not be the least that some placement has: `gpp.planners.graphpipe.unequal` improves the placements of
+Greedy, so the limit need not be the least that some placement has: `gpp.planners.common.rebalance` improves the placements of
 the plans that are worth it.
 """
 

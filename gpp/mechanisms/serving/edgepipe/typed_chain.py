@@ -23,21 +23,48 @@ Source: the problem is that of PipeEdge (Hu et al., DSD 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from gpp.graph.op_graph import bits
+
+P = TypeVar("P")
 
 CLOSE = 1e-7
 """Share of the bottleneck at which bisection ends, and single values are tried."""
 
 Used = tuple[int, ...]
 """How many devices of each type are used."""
+
+
+def least(
+    within: Callable[[float], P | None], value: Callable[[P], float], best: P | None, low: float, rounding: float = 1.0
+) -> P | None:
+    """The plan of the least value, by bisection; None where there is none.
+
+    Args:
+        within: a plan of at most a value; None where there is none.
+        best: one to begin with, if there is any.
+        low: none is of less.
+        rounding: factor on `low` for a bound whose terms were added in another order.
+    """
+    high = math.inf if best is None else value(best)
+    while best is not None and low * rounding < high:
+        # Close to the end few values are left, so the next one below is as good a guess as the middle.
+        tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
+        found = within(tau)
+        if found is None:
+            if high - low <= CLOSE * high:
+                break
+            low = tau
+        else:
+            best, high = found, min(value(found), tau)
+    return best
 
 
 class PlacedStage(NamedTuple):
@@ -83,21 +110,7 @@ class TypedChain:
 
     def fastest(self) -> list[PlacedStage] | None:
         """A chain with the least bottleneck, and of those one with the fewest stages; None where none fits."""
-        best = self.within(math.inf)
-        if best is None:
-            return None
-        low, high = self._least_s, self.bottleneck_s(best)
-        while low < high:
-            # Close to the end few values are left, so the next one below is as good a guess as the middle.
-            tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
-            found = self.within(tau)
-            if found is None:
-                if high - low <= CLOSE * high:
-                    break
-                low = tau
-            else:
-                best, high = found, min(self.bottleneck_s(found), tau)
-        return best
+        return least(self.within, self.bottleneck_s, self.within(math.inf), self._least_s)
 
     @cached_property
     def _least_s(self) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
-from gpp.mechanisms.serving.edgepipe.typed_chain import CLOSE, Used
+from gpp.mechanisms.serving.edgepipe.typed_chain import Used, least
 from gpp.planners.chains.downsets import Budget, all_states
 
 ROUNDING = 1 + 1e-12
@@ -87,21 +87,8 @@ class TypedStages:
         Raises:
             TooMany: the searches have more states than they may.
         """
-        best = known or self._within(math.inf)
-        if best is None:
-            return None
-        low, high = least_s, self._forward.bottleneck_s(best)
         # The bound is a sum in another order.
-        while low * ROUNDING < high:
-            tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
-            found = self._within(tau)
-            if found is None:
-                if high - low <= CLOSE * high:
-                    break
-                low = tau
-            else:
-                best, high = found, min(self._forward.bottleneck_s(found), tau)
-        return best
+        return least(self._within, self._forward.bottleneck_s, known or self._within(math.inf), least_s, rounding=ROUNDING)
 
     def _within(self, tau: float) -> Assigned | None:
         """Stages whose bottleneck is at most tau, by ascending number of them."""
