@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +11,9 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+
+from gpp.mechanism import SHIPPED, packages
+from tests.mechanisms import touched
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -208,67 +210,60 @@ def test_imports_run_upwards() -> None:
     assert not wrong
 
 
-OF_MECHANISMS = re.compile(
-    r"weight_device|input_share|\bhelpers?\b|\bhelped\b|[Qq]uantis|edge_(bits|clip|auto)|(most|useful)_bits"
-    r"|split_backward|INPUT_GRADIENTS|WEIGHT_GRADIENTS|HALVES|split(s|ting)? (a |the |their )?backwards?\b"
-    r"|backwards?( that)? (is|are|be) split|hal(f|ves) of (a|the|its|their) backwards?"
-    r"|[Tt]ensor[ _-]parallel"
-    r"|[Rr]ound[ _-]?[Rr]obin|1F1B-RR|replicas( that)? take (turns|whole)"
-)
-"""Words of mechanisms that have left the core: their fields, and what their papers call things."""
-
-SEARCHED = {"planners/chains/piper.py", "planners/graphpipe/graphpipe.py"}
-"""Planners of the core that a setting lets search a mechanism."""
-OF_SERVING = re.compile(
-    r"\bserv(es|ed|ing)\b|Serving|Serve[A-Z]|\brequests\b|\bArrivals\b|arrival_rate|inference\"|=inference|EdgePipe"
-)
-"""Words of streams of requests."""
-# Files of the core that still have them: settings that users give the engine, and names in files. The set may only shrink.
-NAMING_SERVING = {
-    "app/experiment.py",
-    "app/vocabulary.py",
-    "cost/overheads.py",
-    "report/run/profile.py",
-    "runtime/engine.py",
-    "timeline.py",
+# Files of the core that have words of a mechanism (`tests.mechanisms.touched`). The sets may only shrink.
+NAMING: dict[str, set[str]] = {
+    # A profile's operators with ways to recompute; what a planner says of itself; fixes of errors, words of reports.
+    "marks": {
+        "capture/trace.py",
+        "cluster.py",
+        "cost/problem.py",
+        "cost/variants.py",
+        "formats/piper.py",
+        "graph/coarsen/groups.py",
+        "graph/op_graph.py",
+        "models/profile.py",
+        "planners/base.py",
+        "planners/chains/pipedream_2bw.py",
+        "planners/chains/piper.py",
+        "report/run/key_figures.py",
+        "report/run/stages.py",
+        "runtime/engines/emulate.py",
+        "schedules/refused.py",
+        "strategy.py",
+    },
+    # A setting of the engine that workers keep to, its words, what a model may not do.
+    "precision": {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py", "app/words.py"},
+    # Settings that users give the engine, and names in files.
+    "serving": {
+        "app/experiment.py",
+        "app/vocabulary.py",
+        "cost/overheads.py",
+        "report/run/profile.py",
+        "runtime/engine.py",
+        "timeline.py",
+    },
+    # A setting that users give the optimizer.
+    "shared_state": {"optimizers.py"},
+    # Planners that a setting lets search it.
+    "tensor_parallel": {"planners/chains/piper.py", "planners/graphpipe/graphpipe.py"},
+    # A list of strategies to compare, and the title of a group of options.
+    "weight_versions": {"app/cli.py", "app/vocabulary.py"},
 }
-
-OF_VERSIONS = re.compile(
-    r"\b_?stash|[Dd]ouble_?[Bb]uffer|[Ss]pec_?[Tt]rain|[Pp]ipe_?[Mm]are|[Pp]ipe_?[Oo]ptim|[Vv]ertical_?[Ss]ync|\b[Nn]aive\b"
-    r"|[Pp]redictor|[Pp]redict(s|ed|ing)? (the )?weights|weights?[/._]correction|\b[Cc]orrections?\b"
-)
-"""Words of policies under which a pipeline does not drain."""
-# A list of strategies to compare, and the title of a group of options. The set may only shrink.
-NAMING_VERSIONS = {"app/cli.py", "app/vocabulary.py"}
-
-OF_SHARED_STATE = re.compile(
-    r"ZeRO\b|optimizer\.shard|\bshard:|shares?_state|state_share|[Ss]hare[sd]? (the|their) (optimizer's )?state"
-)
-"""Words of optimizer's state that replicas share."""
-# Files of the core that still have them: a setting that users give the optimizer.
-NAMING_SHARED_STATE = {"optimizers.py"}
-
-OF_PRECISION = re.compile(r"[Aa]utocast|[Ll]oss[ _]?[Ss]cale|LossScale|overflowed")
-"""Words of passes in a type narrower than the model's own."""
-# Files of the core that still have them: a setting of the engine that workers keep to, its words, what a model may not do.
-NAMING_PRECISION = {"capture/draft.py", "runtime/engines/distributed.py", "runtime/job.py", "app/words.py"}
 
 
 def test_the_core_names_no_mechanism() -> None:
     # The package's own list of public names is where a user finds planners, wherever they lie.
     core = [path for path in SOURCES if path.relative_to(ROOT).parts[1] not in ("mechanisms", "__init__.py")]
     assert not [str(path) for path in core for module, _ in imports(path) if module.startswith("gpp.mechanisms.")]
-    texts = {str(path.relative_to(ROOT / "gpp")): path.read_text() for path in core}
-    pages = {name for name in texts if name.startswith("ui/")}  # a server of pages has requests of its own
-    for words, naming in (
-        (OF_MECHANISMS, SEARCHED),
-        (OF_SERVING, NAMING_SERVING),
-        (OF_VERSIONS, NAMING_VERSIONS),
-        (OF_SHARED_STATE, NAMING_SHARED_STATE),
-        (OF_PRECISION, NAMING_PRECISION),
-    ):
-        found = {name for name, text in texts.items() if words.search(text)}
-        assert found - (pages if words is OF_SERVING else set()) == naming
+    assert set(touched.WORDS) == {name.rpartition(".")[2] for name in packages() if name.startswith(SHIPPED)}
+    assert {name: files for name, files in touched.naming(touched.core()).items() if files} == NAMING
+
+
+def test_hooks_of_a_mechanism_are_counted_as_its_classes_have_them() -> None:
+    found = touched.hooks()
+    assert found["round_robin"]["AbstractSharing"] >= {"check", "chosen"}
+    assert found["tensor_parallel"]["AbstractSearch"] == {"plan"}
+    assert not any("AbstractPlanner" in bases for bases in found.values())
 
 
 @pytest.mark.parametrize("room", WINGS)

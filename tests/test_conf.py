@@ -81,6 +81,14 @@ def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
         _ = unknown.minibatch_size
 
 
+def test_a_wheel_names_no_model_of_a_checkout() -> None:
+    """It has gpp/ and conf/, and no sweeps/."""
+    apart = {path.stem for path in (ROOT / "sweeps" / "model").glob("*.yaml")} - {path.stem for path in (CONF / "model").glob("*")}
+    named = re.compile(rf"\bmodel[=:] ?({'|'.join(sorted(apart))})\b|sweeps\.networks")
+    files = [*(ROOT / "gpp").rglob("*.py"), *(ROOT / "gpp").rglob("*.txt"), *CONF.rglob("*.yaml")]
+    assert len(apart) > 20 and not [(path, found.group()) for path in files for found in named.finditer(path.read_text())]
+
+
 @pytest.mark.parametrize("group", ["strategy/planner", "strategy/schedule", "strategy/weights"])
 def test_one_word_four_places(group: str) -> None:
     package = {"strategy/planner": "planners", "strategy/schedule": "schedules", "strategy/weights": "weights"}[group]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ UNUSED = [
     "gpp.mechanisms.marks.fit",
     "gpp.mechanisms.tensor_parallel.searching",
     "gpp.planners.common.heterogeneous_chain",
-    "gpp.planners.graphpipe.unequal",
+    "gpp.planners.common.rebalance",
     "gpp.planners.graphpipe.vary",
     "gpp.report.compare.page",
     "gpp.report.explore.page",
@@ -173,6 +174,7 @@ UNUSED = [
 
 def test_a_plan_imports_what_it_needs(tmp_path: Path) -> None:
     words = ["mode=plan", "model=random", "cluster=summit_1x4", "logger=none", "explain_s=0"]
+    assert [name for name in UNUSED if name.startswith("gpp.") and find_spec(name) is None] == []
     assert imported([*words, f"hydra.run.dir={tmp_path / 'plan'}"], UNUSED) == []
     known = [*words, "graph.max_ops=8", "mode=compare", "strategies=[graphpipe,even]", f"hydra.run.dir={tmp_path / 'compare'}"]
     assert imported(known, ["gpp.report.compare.page", "gpp.report.explore.page"]) == ["gpp.report.compare.page"]

@@ -17,7 +17,7 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from gpp.mechanisms.serving.course import serving_of_job
 from gpp.mechanisms.serving.model import ANSWER
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import ANSWERS, ANSWERS_UNDER_WAY
+from gpp.runtime.transport.form import Form
 
 MARK = "answered."
 """In front of the name of the marks of an answer."""
@@ -56,24 +57,13 @@ _NAN = {
 """Bytes of a NaN."""
 
 
-class AnswerForm(NamedTuple):
-    """A kind of answers: sizes of one sample, and type."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def _header(forms: dict[str, AnswerForm], num_samples: int) -> tuple[bytes, dict[str, int]]:
+def _header(forms: dict[str, Form], num_samples: int) -> tuple[bytes, dict[str, int]]:
     """The bytes in front of the data, with room for the counts, and where each tensor begins behind them."""
-    marks = {f"{MARK}{name}": AnswerForm((), torch.bool) for name in forms}
+    marks = {f"{MARK}{name}": Form((), torch.bool) for name in forms}
     table: dict[str, object] = {"__metadata__": {"samples": str(num_samples), "answered": ""}}
     places, at = dict[str, int](), 0
     for name, form in (*sorted(forms.items()), *sorted(marks.items())):
-        places[name], end = at, at + num_samples * form.row_bytes
+        places[name], end = at, at + num_samples * form.num_bytes
         table[name] = {"dtype": _TYPES[form.dtype], "shape": [num_samples, *form.shape], "data_offsets": [at, end]}
         at = end
     return _packed(table, len(json.dumps(table)) + _ROOM + 8), places
@@ -94,12 +84,12 @@ class Answers:
         num_samples: of all requests.
     """
 
-    def __init__(self, path: Path, forms: dict[str, AnswerForm], num_samples: int) -> None:
+    def __init__(self, path: Path, forms: dict[str, Form], num_samples: int) -> None:
         self.forms = forms
         head, places = _header(forms, num_samples)
         self._at = {name: len(head) + place for name, place in places.items()}
         self._file = descriptor(path, os.O_RDWR)
-        size = len(head) + num_samples * sum(form.row_bytes + 1 for form in forms.values())
+        size = len(head) + num_samples * sum(form.num_bytes + 1 for form in forms.values())
         # All workers write the same bytes to the same place; those of a plan that follows find the answers of the one before.
         os.truncate(self._file, size)
         os.pwrite(self._file, head, 0)
@@ -108,7 +98,7 @@ class Answers:
         """Put answers of the samples from number `first` on where they belong: [samples, ...] of the form's type."""
         form = self.forms[name]
         raw = rows.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        os.pwrite(self._file, raw.numpy().data, self._at[name] + first * form.row_bytes)
+        os.pwrite(self._file, raw.numpy().data, self._at[name] + first * form.num_bytes)
         os.pwrite(self._file, b"\1" * len(rows), self._at[f"{MARK}{name}"] + first)
 
     def close(self) -> None:
@@ -170,13 +160,13 @@ def answers_of(job: Job, run_dir: Path) -> Answers:
     return Answers(run_dir / ANSWERS_UNDER_WAY, _forms(job), job.settings.steps * job.plan.minibatch_size)
 
 
-def _forms(job: Job) -> dict[str, AnswerForm]:
+def _forms(job: Job) -> dict[str, Form]:
     """The form of a sample's answers, by name."""
-    forms = dict[str, AnswerForm]()
+    forms = dict[str, Form]()
     for name, node in job.captured.results.items():
         made = job.captured.node_of[node]
         shape = tuple(int(extent) for i, extent in enumerate(made.shape or ()) if i != made.batch_dim)
-        forms[name.removeprefix(ANSWER)] = AnswerForm(shape, getattr(torch, made.dtype or "float32"))
+        forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, made.dtype or "float32"))
     return forms
 
 
@@ -189,7 +179,7 @@ def check_room(job: Job, folder: Path) -> None:
     if not serving_of_job(job).answers:
         return
     samples = job.settings.steps * job.plan.minibatch_size
-    num_bytes = float(samples * sum(form.row_bytes for form in _forms(job).values()))
+    num_bytes = float(samples * sum(form.num_bytes for form in _forms(job).values()))
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if num_bytes > free:

@@ -10,16 +10,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gpp.mechanisms.serving.answers import AnswerForm, Answers, finish
+from gpp.mechanisms.serving.answers import Answers, finish
 from gpp.runtime.run_dir import ANSWERS, ANSWERS_UNDER_WAY, RUN, RunDir
+from gpp.runtime.transport.form import Form
 
 FORMS = {
-    "logits": AnswerForm((3, 2), torch.float32),
-    "half": AnswerForm((), torch.bfloat16),
-    "small": AnswerForm((2,), torch.float16),
-    "wide": AnswerForm((1,), torch.float64),
-    "class_id": AnswerForm((), torch.int64),
-    "empty": AnswerForm((0,), torch.float32),
+    "logits": Form((3, 2), torch.float32),
+    "half": Form((), torch.bfloat16),
+    "small": Form((2,), torch.float16),
+    "wide": Form((1,), torch.float64),
+    "class_id": Form((), torch.int64),
+    "empty": Form((0,), torch.float32),
 }
 SAMPLES = 1000
 
@@ -83,7 +84,7 @@ def test_answers_of_an_earlier_run_are_set_aside_whole_or_not(tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_file_of_few_rows(tmp_path: Path, count: int) -> None:
-    answers = Answers(tmp_path / ANSWERS_UNDER_WAY, {"a": AnswerForm((2,), torch.float32)}, count)
+    answers = Answers(tmp_path / ANSWERS_UNDER_WAY, {"a": Form((2,), torch.float32)}, count)
     answers.close()
     assert finish(tmp_path) == {"samples": count, "answered": 0}
     assert load_file(tmp_path / ANSWERS)["a"].isnan().all()
