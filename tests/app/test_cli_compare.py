@@ -152,7 +152,6 @@ UNUSED = [
     "gpp.mechanisms.marks.fit",
     "gpp.mechanisms.tensor_parallel.searching",
     "gpp.planners.common.heterogeneous_chain",
-    "gpp.planners.common.rebalance",
     "gpp.planners.graphpipe.vary",
     "gpp.report.compare.page",
     "gpp.report.explore.page",
