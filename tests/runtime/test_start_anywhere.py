@@ -18,7 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import gpp
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller import attendant, board
 from gpp.runtime.controller.attendant import Attendant
@@ -26,8 +28,11 @@ from gpp.runtime.controller.board import Board, Inbox, Mail, open_store, send_fi
 from gpp.runtime.controller.follow import RankFiles
 from gpp.runtime.controller.leader import Leader
 from gpp.runtime.controller.place import LaunchPlace, hosts
+from gpp.runtime.engine import Progress
 from gpp.runtime.run_dir import RUN, RunDir
 from gpp.runtime.transport.network import client, serve
+from tests.app.test_pipeline import batches, decayed, model_of, plain_losses
+from tests.app.test_pipeline import started as pipeline_of
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
 from tests.support.long import thinned
@@ -253,6 +258,41 @@ def test_a_rank_0_that_is_gone_or_hands_nothing_out_ends_the_others(
     assert "gives no sign of life for" in said
 
 
+def takes(place: LaunchPlace, part: str = "") -> tuple[threading.Thread, list[Any]]:
+    """Another rank that is a worker itself, in a thread; what it got, or why it got nothing."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.extend(Attendant(place, interface="lo", words=[], limit_s=20.0, part=part).take())
+        except WorkerFailed as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread, found
+
+
+def test_a_rank_that_is_a_worker_itself_takes_the_job_or_hears_why_there_is_none(port: int, tmp_path: Path) -> None:
+    leader = Leader(place(0, port), interface="lo", words=[], limit_s=20.0)
+    thread, found = takes(place(1, port))
+    run = RunDir(tmp_path)
+    run.claim()
+    run.begin()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "plan.json").write_text("{}")
+    job: Any = SimpleNamespace(settings=SimpleNamespace(threads=1))
+    leader.give(job, tmp_path, Progress())
+    thread.join(timeout=20)
+    assert found == [tmp_path.resolve(), None] and not leader._board.open
+    # A further pipeline of the launch has a part of its own, in which the first one's job is not.
+    other = Leader(place(0, port), interface="lo", words=[], limit_s=20.0, part="second")
+    thread, found = takes(place(1, port), "second")
+    other.end(1, "no plan fits")
+    thread.join(timeout=20)
+    assert found == ["worker 0 failed: no plan fits"]
+
+
 def test_a_store_that_nobody_opens_is_waited_for_only_so_long() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -441,6 +481,35 @@ def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one
         assert (theirs / "job" / name).read_bytes() == (run_dir / "job" / name).read_bytes()
     assert not (theirs / "result.json").exists() and not (theirs / "report.html").exists()
     assert not (theirs / ".lock").exists()
+
+
+def train(folder: str) -> None:
+    """What each rank of one's own program does."""
+    rank, engine = int(os.environ["SLURM_PROCID"]), gpp.Distributed(launch="env", interface="gpp0")
+    settings = {"run": gpp.Run(engine=engine), "optimizer": gpp.ByFactory(factory=decayed, clip_norm=0.5)}
+    with pipeline_of(model_of(), Path(folder, "run"), **settings) as pipeline:
+        losses = [float(pipeline.step(inputs, targets)) for inputs, targets in batches(2)]
+    Path(folder, f"losses_{rank}.json").write_text(json.dumps(losses))
+
+
+@pytest.mark.long
+@pytest.mark.dist
+def test_ones_own_program_gets_the_job_on_machines_without_a_common_folder(pair: tuple[Machine, Machine], tmp_path: Path) -> None:
+    for name in ("shown", "other"):
+        (tmp_path / name).mkdir()
+    code = f"from tests.runtime.test_start_anywhere import train\nif __name__ == '__main__': train({str(tmp_path / 'shown')!r})"
+    slurm = {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "10.83.0.[1-2]"}
+    mounts = (None, (tmp_path / "other", tmp_path / "shown"))
+    processes = [started(pair[rank], ["-c", code], {**slurm, "SLURM_PROCID": str(rank)}, mount=mounts[rank]) for rank in range(2)]
+    said = ended(processes, 300.0)
+    assert [process.returncode for process in processes] == [0, 0], said
+    expected = plain_losses(model_of(), torch.nn.CrossEntropyLoss(), batches(2))
+    for folder, rank in (("shown", 0), ("other", 1)):
+        assert json.loads((tmp_path / folder / f"losses_{rank}.json").read_text()) == pytest.approx(expected, rel=1e-6)
+    names = [path.name for path in (tmp_path / "shown" / "run" / "job").iterdir()]
+    assert "weights.safetensors" in names
+    for name in names:
+        assert (tmp_path / "other" / "run" / "job" / name).read_bytes() == (tmp_path / "shown" / "run" / "job" / name).read_bytes()
 
 
 @pytest.mark.long
