@@ -148,7 +148,7 @@ class _Walks:
         best = self._best_sizes()
         for number in range(max(SHORT, len(sizes)), rounds if best else 0):
             b = best[(number - SHORT) % len(best)]
-            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1])
+            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1], deals=(number - SHORT) % 3 == 2)
         for seconds, b, state in sorted((seconds, b, state) for b, found in self.found.items() for seconds, state in found):
             if self.timers.exact and not self.incumbent.worth(seconds):
                 break
@@ -160,18 +160,19 @@ class _Walks:
         """The micro-batch sizes of the shortest steps so far."""
         return sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
 
-    def _round(self, b: int, seed: int, start: State, threshold: float, passes: int) -> None:
+    def _round(self, b: int, seed: int, start: State, threshold: float, passes: int, deals: bool = False) -> None:
         """One walk; the best plans that are known of the size are kept.
 
         Args:
             passes: for each operator, as `PASSES` has them.
+            deals: whether two stages may get any devices at once (`Climber.walk`).
         """
         if b not in self.walkers:
             self.walkers[b] = Climber(*self.timers.of(b))
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
         num_ops = len(start[0])
         most = max(passes * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
-        walked = self.walkers[b].walk(start, seed + 1, threshold, most, self.apart)
+        walked = self.walkers[b].walk(start, seed + 1, threshold, most, self.apart, deals)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
         kept = sorted((seconds, state) for state, seconds in every.items())[:KEPT]
         if kept:
