@@ -17,9 +17,10 @@ micro-batch size for all stages; weights that drain, since programs that go on o
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
 round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
 that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
-(`layouts`) and from data parallelism. What the rounds find is judged like any candidate. Nothing is searched where the best plan
-leaves no device idle. With `never`, where every device keeps to one stage as in the paper, the walks begin at the best plans and at
-data parallelism, and a stage that gets a device takes it from the stage that had it.
+(`layouts`) and from data parallelism. The last ones are long, from the best plans. What the rounds find is judged like any
+candidate. Nothing is searched where the best plan leaves no device idle. With `never`, where every device keeps to one stage as in
+the paper, the walks begin at the best plans and at data parallelism, and a stage that gets a device takes it from the stage that
+had it.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -50,17 +51,23 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-ROUNDS: Final = {"never": 24, "auto": 32, "always": 320}
-"""Rounds of a search."""
+ROUNDS: Final = {"never": 24, "auto": 35, "always": 95}
+"""Rounds of a search, short ones and long ones."""
 
-PASSES = 4_000
-"""Passes of all stages that a round times, for each operator of a model of `SMALL` operators or fewer."""
+SHORT = 32
+"""Rounds that are short. They find where a long one is worth its time: three long ones behind them took steps of 20 to 28
+operators on eight devices down by 3.8 %, those of 7 to 14 operators on four by 0.7 %, in 1.25 times the CPU seconds; long ones
+alone did as well on the first, and no better than short ones on the second. (32 random graphs that are not in the ledger, each
+with two seeds.)"""
+
+PASSES = 4_000, 20_000
+"""Passes of all stages that a short round times, and a long one, for each operator of a model of `SMALL` operators or fewer."""
 
 SMALL = 16
 """Operators beyond which a round times as many passes as their square asks for: each has more places where it could go."""
 
-THRESHOLDS = (0.03, 0.1)
-"""Share of a step by which a walk lets it become longer at first: of the first round of a size, and of the others."""
+THRESHOLDS = 0.03, 0.1, 0.05
+"""Share of a step by which a walk lets it become longer at first: the first round of a size, other short ones, long ones."""
 
 PLANS = 200
 """Plans that a round times at least, where these have many passes."""
@@ -118,23 +125,30 @@ class _Walks:
         self.timers = self.incumbent.timers(STAGES * self.incumbent.assessor.cluster.num_devices)
 
     def run(self, rounds: int) -> None:
-        """All rounds: first one for each promising size, then those of the best sizes by turns."""
+        """All rounds: first one for each promising size, then those of the best sizes by turns, short ones and long ones.
+
+        More rounds begin with the same ones, so that they are never worse.
+        """
         costs = self.incumbent.assessor.costs
         bound = self.incumbent.best_s * (1 - WORTH)
         sizes = [b for b in _promising(costs) if _always_busy_s(costs, b) < bound][:rounds]
         starts = {b: self._starts(b) for b in sizes}
         for number, b in enumerate(sizes):
             for start in starts[b]:
-                self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0)
+                self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0, PASSES[0])
                 if b in self.found:
                     break  # else the walk came to no plan that fits
-        best = sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
-        for number in range(rounds - len(sizes) if best else 0):
+        best = self._best_sizes()
+        for number in range(min(rounds, SHORT) - len(sizes) if best else 0):
             b = best[number % len(best)]
             turn = number // len(best)
             # Every other round goes on from the best of all rounds.
             start = starts[b][1 + (turn // 2) % (len(starts[b]) - 1)] if turn % 2 and len(starts[b]) > 1 else self.found[b][0][1]
-            self._round(b, len(sizes) + number, start, THRESHOLDS[1])
+            self._round(b, len(sizes) + number, start, THRESHOLDS[1], PASSES[0])
+        best = self._best_sizes()
+        for number in range(max(SHORT, len(sizes)), rounds if best else 0):
+            b = best[(number - SHORT) % len(best)]
+            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1], deals=(number - SHORT) % 3 == 2)
         for seconds, b, state in sorted((seconds, b, state) for b, found in self.found.items() for seconds, state in found):
             if self.timers.exact and not self.incumbent.worth(seconds):
                 break
@@ -142,14 +156,23 @@ class _Walks:
             if candidate is not None:
                 self.incumbent.simulate(candidate)
 
-    def _round(self, b: int, seed: int, start: State, threshold: float) -> None:
-        """One walk; the best plans that are known of the size are kept."""
+    def _best_sizes(self) -> list[int]:
+        """The micro-batch sizes of the shortest steps so far."""
+        return sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
+
+    def _round(self, b: int, seed: int, start: State, threshold: float, passes: int, deals: bool = False) -> None:
+        """One walk; the best plans that are known of the size are kept.
+
+        Args:
+            passes: for each operator, as `PASSES` has them.
+            deals: whether two stages may get any devices at once (`Climber.walk`).
+        """
         if b not in self.walkers:
             self.walkers[b] = Climber(*self.timers.of(b))
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
         num_ops = len(start[0])
-        passes = max(PASSES * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
-        walked = self.walkers[b].walk(start, seed + 1, threshold, passes, self.apart)
+        most = max(passes * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
+        walked = self.walkers[b].walk(start, seed + 1, threshold, most, self.apart, deals)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
         kept = sorted((seconds, state) for state, seconds in every.items())[:KEPT]
         if kept:

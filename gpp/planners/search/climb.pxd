@@ -18,12 +18,12 @@ cdef class Climber:
     cdef long long[::1] work, of, sets, old_of, old_sets, allowed, first_next, next
     cdef long long[::1] first_prior, prior, taken, stack
     cdef long long hot, size, n, num_devices, most, old_size
-    cdef bint scarce, apart
+    cdef bint scarce, apart, deals
     cdef double over
     cdef unsigned long long state
     cdef list kept
     @cython.locals(now=cython.double, took=cython.double, best=cython.double, limit=cython.double, left=cython.double, over=cython.double, strict=cython.double, first=cython.longlong, i=cython.Py_ssize_t, idle=cython.longlong)
-    cpdef list walk(self, plan, long long seed, double threshold, long long passes, bint apart=*)
+    cpdef list walk(self, plan, long long seed, double threshold, long long passes, bint apart=*, bint deals=*)
     @cython.locals(took=cython.double)
     cdef double _step_s(self, double below_s) except? -1
     @cython.locals(i=cython.Py_ssize_t)
@@ -60,5 +60,7 @@ cdef class Climber:
     cdef long long _own_devices(self, long long s) noexcept
     @cython.locals(s=cython.longlong, own=cython.longlong, less=cython.bint, d=cython.longlong, _=cython.longlong)
     cdef bint _resized(self) noexcept
+    @cython.locals(s=cython.longlong, own=cython.longlong, d=cython.longlong, _=cython.longlong)
+    cdef bint _dealt(self) noexcept
     @cython.locals(i=cython.Py_ssize_t, last=cython.longlong)
     cdef bint _tidy(self, long long s) noexcept

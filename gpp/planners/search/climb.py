@@ -45,7 +45,7 @@ class Climber:
         self.taken, self.stack = array("q", room.stage_of), array("q", room.stage_of)
         self.state, self.kept, self.over = 1, [], 0.0
 
-    def walk(self, plan, seed: int, threshold: float, passes: int, apart: bool = False):
+    def walk(self, plan, seed: int, threshold: float, passes: int, apart: bool = False, deals: bool = False):
         """The best plans of a walk that fit, where it begins among them, those with the shortest steps first.
 
         Each is (seconds, stage of each operator, devices of each stage). A plan that does not fit counts as a longer step, so the
@@ -57,8 +57,9 @@ class Climber:
             threshold: share of a step by which it may become longer at first.
             passes: that are timed until the walk ends.
             apart: whether every device keeps to one stage; the walk then begins at such a plan.
+            deals: whether two stages get any devices at once, in place of each other's: ways to share may lie behind worse ones.
         """
-        self.apart = apart
+        self.apart, self.deals = apart, deals
         idle = 0
         stage_of, devices = plan
         if len(devices) > self.most:
@@ -161,7 +162,7 @@ class Climber:
             return self._join()
         if what < 88:
             return self._resized() if self.apart else self._other_devices()
-        return self._exchange()
+        return self._dealt() if self.deals and not self.apart else self._exchange()
 
     def _shift(self) -> bool:
         """Some operators of a stage to another, or to a new one."""
@@ -343,6 +344,20 @@ class Climber:
         if self.sets[s] == self.sets[t]:
             return False
         self.sets[s], self.sets[t] = self.sets[t], self.sets[s]
+        return True
+
+    def _dealt(self) -> bool:
+        """Two stages on any devices, on few of them more often than on many."""
+        for _ in range(2):
+            s = self._draw(self.size)
+            d = self._draw(self.num_devices)
+            own = ONE << d
+            while self._draw(2):
+                d = self._draw(self.num_devices)
+                own |= ONE << d
+            if not self._may(own):
+                return False
+            self.sets[s] = own
         return True
 
     def _tidy(self, s: int) -> bool:
