@@ -7,7 +7,7 @@ core that it adds something to, and each such file has one name that the room as
     bill.py        BILL       seconds and bytes of a stage and of its messages (`gpp.cost.stage.AbstractBill`)
     kinds.py       KINDS      rows for the table of kinds (`gpp.program.kind.Kind`)
     lowering.py    LOWERING   a pass over the program, its messages, and their proof (`gpp.program.added.AbstractLowering`)
-    schedules/     EXPLORED   those of its orders that `mode=explore` offers by default, by name
+    schedules/     OFFERED    those of its orders that the page of a run offers, by name
     planning.py    PLANNING   plans and predictions of pipelines that train nothing (`gpp.simulate.added.AbstractPlanning`)
     prediction.py  PREDICTION the steady state of plans that no simulation is made for (`gpp.simulate.added.AbstractPrediction`)
     sharing.py     SHARING    what replicas do with micro-batches, under `strategy.replicas` (`gpp.plan.choice.AbstractSharing`)

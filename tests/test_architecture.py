@@ -103,7 +103,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"live"},
         {"engines"},
     ],
-    "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explore"}, {"explain"}],
+    "analysis": [{"comparison"}, {"gains", "max_batch", "one_stage"}, {"explain"}],
     "export": [
         {"modules", "actions", "ways"},
         {"layout"},
@@ -113,7 +113,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"deepspeed", "megatron", "torch", "torchtitan"},
         {"imports", "nearest", "page"},
     ],
-    "report": [{"draw"}, {"run"}, {"compare"}, {"explore"}, {"sweep"}],
+    "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "ui": [
         {"guard", "moved", "settings"},
         {"bench", "runs"},

@@ -27,8 +27,6 @@ from gpp.private import keep, masked
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
-EXPLORED_STRATEGIES = ("sequential", "graphpipe")
-"""Those of mode=explore: the best chain of stages, and the graph of them."""
 
 Story = Callable[[Any, Any], None]
 
@@ -40,6 +38,9 @@ def main(story: Story) -> None:
     steady_streams()
     try:
         check_words(sys.argv[1:])
+        if "mode=explore" in sys.argv[1:]:
+            rule = "is gone: a page that plans live has taken its place"
+            raise InvalidConfig("mode", "explore", rule, "make a run with mode=plan, and start gpp ui on its directory")
     except InvalidConfig as error:
         _stop(str(error))
     if "mode=new" in sys.argv[1:]:
@@ -162,7 +163,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
 
     names, known = cfg.strategies, Vocabulary(folders=folders()).options("strategy")
     if names is None:
-        names = [name for name in (EXPLORED_STRATEGIES if cfg.mode == "explore" else COMPARED) if name in known]
+        names = [name for name in COMPARED if name in known]
     if not OmegaConf.is_list(names) and not isinstance(names, str | list):
         names = _plain(names) if OmegaConf.is_config(names) else names
         raise InvalidConfig("strategies", names, "must be a list of strategies", "set strategies=[graphpipe,sequential]")

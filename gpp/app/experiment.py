@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from gpp.analysis.explore import Grid
 from gpp.app.capturing import captured_model, compared_model, makes_whole, must_compare, uneven_targets, weights_or_origin
 from gpp.app.given import check_engine, check_given, check_only_size
 from gpp.app.made import MadeOnce
@@ -62,10 +61,9 @@ class Experiment:
 
     Args:
         mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
-            `max_batch`: the largest micro-batch of several strategies; `explore`: a page of plans; `profile`: show measurements;
-            `export`: files for another engine.
-        strategies: strategies that `compare`, `max_batch` and `explore` plan with.
-        explore: the grid of `explore`.
+            `max_batch`: the largest micro-batch of several strategies; `profile`: show measurements; `export`: files for another
+            engine.
+        strategies: strategies that `compare` and `max_batch` plan with.
         optimized_metric: what a search over settings asks of the run: the dotted name of a number of result.json.
         export: the engine that `export` writes the plan for, and `plan` makes it for.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
@@ -101,7 +99,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "inference", "plan", "compare", "max_batch", "explore", "profile", "export"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "profile", "export"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -118,7 +116,6 @@ class Experiment:
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
-    explore: Grid = field(default_factory=Grid)
     baselines_s: NotNegative = 15.0
     confirm: bool = False
     optimized_metric: str | None = None

@@ -334,10 +334,6 @@ class Recorder:
 
 def page_of(run: RunRecord) -> str:
     """report.html of a run."""
-    if run.explored:
-        from gpp.report.explore.page import explore_report
-
-        return explore_report(run, run.explored)
     if run.attempts:
         from gpp.report.compare.page import compare_report
 

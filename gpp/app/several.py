@@ -8,7 +8,7 @@ from typing import Any, Final
 from gpp.errors import InvalidConfig
 from gpp.runtime.engine import AbstractEngine
 
-SEVERAL: Final = ("compare", "max_batch", "explore")
+SEVERAL: Final = ("compare", "max_batch")
 """Modes that plan with each of `strategies`."""
 
 

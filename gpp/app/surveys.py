@@ -1,4 +1,4 @@
-"""Modes that plan with several strategies and train none for its own sake: `compare`, `max_batch` and `explore`."""
+"""Modes that plan with several strategies and train none for its own sake: `compare` and `max_batch`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from gpp.analysis.comparison import beside, chain_beside, compare
-from gpp.analysis.explore import explore
 from gpp.analysis.gains import predicted_gains
 from gpp.analysis.max_batch import Confirmed, LargestMicrobatch, at_size, largest
 from gpp.app import judging
 from gpp.app.experiment import Experiment
 from gpp.app.recording import Recorder
-from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.plan.plan import Plan
-from gpp.replan import without
 from gpp.runtime.engine import Progress
 from gpp.strategy import Strategy
 from gpp.timeline import Outcome
@@ -68,18 +65,7 @@ def largest_batches(experiment: Experiment, captured: Captured, problem: Problem
     recorder.compared(tuple(boundary.best for boundary in found), tuple(found))
 
 
-def explore_settings(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
-    """Every strategy's plans over a grid of settings, for a page in which to change them; the fastest ones are its comparison."""
-
-    def first(count: int) -> Cluster:
-        return without(problem.cluster, range(count, problem.cluster.num_devices))[0]
-
-    found = explore(experiment.explore, experiment.strategies, problem, first, recorder.pass_by)
-    recorder.know(explored=found)
-    recorder.compared(found.fastest)
-
-
-SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": largest_batches, "explore": explore_settings}
+SURVEYS: Mapping[str, Survey] = {"compare": compare_strategies, "max_batch": largest_batches}
 """Mode -> what it does once the problem is posed."""
 
 

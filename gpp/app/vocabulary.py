@@ -44,7 +44,6 @@ MODES = {
     "plan": "plan and explain the plan; nothing runs",
     "compare": "plan with several strategies, side by side",
     "max_batch": "the largest micro-batch of several strategies",
-    "explore": "a page in which to change devices, micro-batches, memory and schedule",
     "inference": "answer requests through the pipeline",
     "profile": "what operators, stages, messages and actions take on this machine",
     "export": "write the plan for another engine: export=torch",
@@ -146,7 +145,7 @@ class Vocabulary:
         """The fix for a key that is none: the nearest group or setting with its value, or where to look.
 
         A group counts as nearer where the value is one of its options; so `modle=mmt` means `model`, not `mode`. A setting that is
-        a list counts as farther where the value is none; so `devices=3` means `cluster.num_devices`, not `explore.devices`.
+        a list counts as farther where the value is none; so `devices=3` means `cluster.num_devices`.
         """
         groups, single = self.groups, value is not None and not value.startswith("[")
         lists = {name for name in self.settings if single and isinstance(at(self.config(), name), list)}

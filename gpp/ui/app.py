@@ -21,11 +21,11 @@ from gpp.errors import GppError, counted
 from gpp.report.draw.packed import squeeze
 from gpp.report.draw.page import render
 from gpp.report.draw.stage_graph import hatch_definition
-from gpp.report.explore.page import Control
 from gpp.ui.compare import comparison
 from gpp.ui.guard import Guard
 from gpp.ui.kept import KeptRuns
 from gpp.ui.runs import RunFiles, found_runs, table
+from gpp.ui.views import Control
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 MOST_BYTES = 2**23
@@ -109,11 +109,11 @@ def _page(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
 
 
 def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
-    """The page of a run: explore.html with a planner behind it; without one, why."""
+    """The page of a run with a planner behind it; without one, why."""
     result, reason = run.result, page.get("reason", "")
     return _page(
         "live.html",
-        scripts=("live", "explore") if not reason else (),
+        scripts=("live", "settings") if not reason else (),
         title=f"{run.name} · gpp",
         model=result.get("model") or run.name,
         status="under way" if run.under_way else result["status"],
@@ -127,8 +127,6 @@ def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
         controls=[Control(**each) for each in page.get("controls", ())],
         exporters=page.get("exporters", ()),
         data=squeeze(json.dumps(page, separators=(",", ":")).encode()),
-        branch_swatches=(),
-        event_swatches=(),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any, Required, final
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from gpp import mechanism
 from gpp.analysis.comparison import Attempt, attempt, chain_beside
 from gpp.analysis.explain.changes import with_memory
-from gpp.analysis.explore import Grid
 from gpp.app.experiment import Experiment
 from gpp.app.exporting import export_plan
 from gpp.cost.problem import Problem
@@ -38,14 +38,15 @@ from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches
 from gpp.report.draw.svg import Swatch, escape
 from gpp.report.draw.timelines import event_swatches, rows_of
-from gpp.report.explore.page import Control, figures, plan_view, timeline_view
 from gpp.runtime.mode import mode_named
 from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, to_json
 from gpp.strategy import Strategy
 from gpp.ui.moved import BorderShift, OperatorMove, moved, moves, shifted
 from gpp.ui.settings import experiment_of
+from gpp.ui.views import Control, figures, meaning, plan_view, timeline_view
 
 AUTO = "auto"
 """The micro-batch that the planner chooses."""
@@ -109,9 +110,7 @@ class Bench:
         problem = experiment.problem(captured, graph)
         strategies = _strategies([experiment.strategy, *experiment.strategies])
         own = experiment.strategy.schedule
-        schedules = dict(Grid().schedules)
-        if own not in schedules.values():
-            schedules = {own.name: own, **schedules}
+        schedules = _schedules(own)
         made = tuple(_controls(problem, list(strategies), list(schedules)))
         starts = (
             str(problem.cluster.num_devices),
@@ -135,18 +134,19 @@ class Bench:
 
     def page(self) -> dict[str, Any]:
         """What the page of the run reads, but for its entries, which are planned when they are asked for."""
-        meanings, own = dict.fromkeys((*self.strategies, *self.schedules), ""), mode_named(self.experiment.mode)
+        own = mode_named(self.experiment.mode)
+        meanings = {name: meaning(each.planner) for name, each in self.strategies.items()}
+        meanings |= {name: meaning(each) for name, each in self.schedules.items()}
         return {
             "meanings": meanings,
             "controls": [each._asdict() for each in self.controls],
             "start": self.start,
             "near": self.near,
-            "entries": None,
             "exporters": [name for name, each in EXPORTERS.items() if each.mode == (own.name if own else "train")],
         }
 
     def answer(self, asked: PlanQuestion) -> dict[str, Any]:
-        """The entry of explore.js for a question, with the plan's text and the moves that it allows; or the words on an export.
+        """The entry of settings.js for a question, with the plan's text and the moves that it allows; or the words on an export.
 
         Raises:
             GppError: the question is none that the page can ask, or the engine cannot run the plan.
@@ -290,6 +290,14 @@ def _strategies(own: Sequence[Strategy]) -> dict[str, Strategy]:
     """The run's strategies, and beside them the best chain and the graph of stages, by name."""
     beside = [chain_beside(own[0]), Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())]
     return {each.name: each for each in [*(one for one in reversed(beside) if one), *reversed(own)]}
+
+
+def _schedules(own: AbstractSchedule) -> dict[str, AbstractSchedule]:
+    """The run's schedule, and the synchronous ones that any strategy may have, by name."""
+    offered: dict[str, AbstractSchedule] = {"1f1b": OneFOneB(), "gpipe": GPipe()}
+    for added in mechanism.found("schedules", "OFFERED", dict).values():
+        offered |= added
+    return offered if own in offered.values() else {own.name: own, **offered}
 
 
 def _controls(problem: Problem, strategies: Sequence[str], schedules: Sequence[str]) -> list[Control]:

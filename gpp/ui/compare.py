@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpp.errors import GppError, counted
+from gpp.errors import GppError, counted, written
 from gpp.formats.pipeedge.yaml import read_yaml
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
@@ -81,7 +81,7 @@ def _flat(run: RunFiles) -> dict[str, Any]:
 
 
 def _word(settings: Mapping[str, Any], name: str) -> str:
-    return text.shorten_end(str(settings[name]), 80) if name in settings else "–"
+    return text.shorten_end(written(settings[name]), 80) if name in settings else "–"
 
 
 def _plans(old: Plan, new: Plan, graph: OpGraph) -> PageTable:

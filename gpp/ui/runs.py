@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +25,10 @@ from gpp.serialization import read_json
 from gpp.ui.settings import CONFIG
 
 T = TypeVar("T")
-TIMED = re.compile(r"/\d{4}-\d\d-\d\d_[\d-]+$")
-"""The time in the name of a run directory; the table has it below the name."""
+SAID_BELOW = re.compile(r"/\d{4}-\d\d-\d\d_[\d-]+$|-[0-9a-f]{16}$")
+"""The end of a run directory's name that is its time, or the hash of its settings; the table has these in words below the name."""
+OWN_COLUMN = ("model=", "strategy=", "cluster=", "engine=", "hydra.")
+"""Words of a command that the table of runs has elsewhere."""
 MARKS = (RESULT, RUN)
 """Files by which a folder is a run's."""
 
@@ -131,13 +134,27 @@ def found_runs(folder: Path) -> dict[str, RunFiles]:
 def table(runs: Mapping[str, RunFiles]) -> PageTable:
     """A row for each run, with a box to choose it for a comparison."""
     source = source_of(run.result for run in runs.values())
-    words, figures = ("two", "run", "status", "model", "strategy", "cluster", "engine"), ("predicted", source, "memory", "loss")
-    rows = [_row(run) for run in runs.values()]
+    words, figures = ("", "run", "status", "model", "strategy", "cluster"), ("predicted", source, "memory", "loss")
+    rows = [_row(run, apart) for run, apart in zip(runs.values(), _words_apart(list(runs.values())), strict=True)]
     kinds = [Column(name=name) for name in words] + [Column(name=name, kind="n") for name in figures]
     return PageTable(columns=kinds, rows=rows)
 
 
-def _row(run: RunFiles) -> list[str | Cell]:
+def _words_apart(runs: Sequence[RunFiles]) -> list[str]:
+    """For each run the words of its command that not all runs beside it in their folder have."""
+    words, beside = {run.name: run.command.split() for run in runs}, defaultdict[Path, list[set[str]]](list)
+    for run in runs:
+        beside[run.path.parent].append(set(words[run.name]))
+    shared = {folder: set.intersection(*each) for folder, each in beside.items()}
+
+    def apart(run: RunFiles) -> str:
+        own = (word for word in words[run.name] if "=" in word and not word.startswith(OWN_COLUMN))
+        return text.shorten_end(" ".join(word for word in own if word not in shared[run.path.parent]), 60)
+
+    return [apart(run) for run in runs]
+
+
+def _row(run: RunFiles, apart: str) -> list[str | Cell]:
     result = run.result
     predicted, measured = result.get("predicted") or {}, result.get("measured") or {}
     peaks = [peak for peak in (predicted.get("peak_memory_bytes") or {}).values() if peak is not None]
@@ -145,12 +162,15 @@ def _row(run: RunFiles) -> list[str | Cell]:
     box = element("input", type="checkbox", name="run", value=run.name, aria_label=f"compare {run.name}")
     linked = run.link("run") if run.plans_again else run.link("report") if run.has_report else ""
     status = Cell(text="under way", look="line") if run.under_way else Cell(text=str(result["status"]), look="status")
-    named = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
+    model, strategy, cluster, engine = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
+    below = " · ".join(words for words in (run.started[:16].replace("T", " "), apart) if words)
     return [
         Drawing(box),
-        Cell(text=TIMED.sub("", run.name), link=linked, small=run.started[:16].replace("T", " ")),
+        Cell(text=SAID_BELOW.sub("", run.name), link=linked, small=below),
         status,
-        *named,
+        model,
+        strategy,
+        Cell(text=cluster, small=engine),
         text.seconds(predicted.get("iteration_s")),
         text.seconds(measured.get("iteration_s")),
         text.num_bytes(max(peaks, default=None)),

@@ -154,7 +154,6 @@ UNUSED = [
     "gpp.planners.common.heterogeneous_chain",
     "gpp.planners.graphpipe.vary",
     "gpp.report.compare.page",
-    "gpp.report.explore.page",
     "gpp.report.run.profile",
     "gpp.report.sweep.jobs",
     "gpp.runtime.engines.distributed",
@@ -176,7 +175,12 @@ def test_a_plan_imports_what_it_needs(tmp_path: Path) -> None:
     assert [name for name in UNUSED if name.startswith("gpp.") and find_spec(name) is None] == []
     assert imported([*words, f"hydra.run.dir={tmp_path / 'plan'}"], UNUSED) == []
     known = [*words, "graph.max_ops=8", "mode=compare", "strategies=[graphpipe,even]", f"hydra.run.dir={tmp_path / 'compare'}"]
-    assert imported(known, ["gpp.report.compare.page", "gpp.report.explore.page"]) == ["gpp.report.compare.page"]
+    assert imported(known, ["gpp.report.compare.page", "gpp.ui.views"]) == ["gpp.report.compare.page"]
+
+
+def test_a_mode_that_is_gone_names_what_took_its_place(tmp_path: Path) -> None:
+    done = run(tmp_path, "mode=explore", "model=random")
+    assert done.code == 2 and "error: mode=explore: is gone" in done.out and "start gpp ui on its directory" in done.out
 
 
 def test_a_plan_with_helpers_is_predicted_kept_and_not_emulated(tmp_path: Path) -> None:

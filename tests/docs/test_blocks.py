@@ -49,7 +49,7 @@ def test_the_collector_finds_what_the_pages_show() -> None:
     assert len(found) > 140
     assert any(text.startswith("gpp -cd conf") and "strategies=[graphpipe,sequential,halves]" in text for text in found)
     assert {"python run.py optimizer=adamw optimizer.lr=0.001", "python run.py logger=tensorboard", "make run"} <= found
-    assert "python run.py mode=explore model=mmt cluster=summit_8x4 minibatch_size=512" in found
+    assert "python run.py model=mmt cluster=summit_8x4 mode=compare minibatch_size=512" in found
     assert any("optimizer.learning_rate.warmup_steps=20" in text and "shape=cosine" in text for text in found)
     assert {page.name for page in PAGES} >= {block.where.partition(":")[0] for block in python_blocks()}
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 import subprocess
+import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,7 @@ def test_the_start_is_the_plan_of_the_run(bench: Bench, folder: Path) -> None:
     assert found["step_s"] == result["predicted"]["iteration_s"]
     assert not found["more"] and found["plan"]["drawing"].startswith("<svg")
     page = bench.page()
+    assert page["meanings"].keys() == {*bench.strategies, *bench.schedules} and all(page["meanings"].values())
     assert page["exporters"] == list(EXPORTERS) and json.loads(json.dumps(page)) is not None
 
 
@@ -62,6 +66,35 @@ def test_changed_settings_are_planned_by_the_real_planner(bench: Bench, folder: 
     chain = json.loads((folder / "towers" / "sequential" / "result.json").read_text())
     assert answer(bench, strategy="sequential")["step_s"] == chain["predicted"]["iteration_s"]
     assert bench.controls[1].values[0] == AUTO and list(bench.controls[0].values) == ["1", "2", "3", "4"]
+
+
+def test_the_timeline_that_is_drawn_has_the_bubble_that_is_said(bench: Bench) -> None:
+    for words in ({}, {"strategy": "sequential", "schedule": "zero_bubble_h1"}):
+        found = answer(bench, **words)
+        line = found["timeline"]
+        (panel,) = line["panels"]
+        numbers = list(_numbers(zlib.decompress(base64.b64decode(panel["packed"]), -15)))
+        busy, at = 0.0, 0
+        for _ in line["rows"]:
+            count = numbers[at]
+            lengths, codes = (numbers[at + 1 + count * n : at + 1 + count * (n + 1)] for n in (1, 2))
+            at += 1 + 4 * count
+            for length, code in zip(lengths, codes, strict=True):
+                kind = line["kinds"][panel["table"][code][1]]["text"]
+                busy += length * line["tick_s"] if kind in ("F", "B", "I", "W") else 0.0
+        assert at == len(numbers)
+        assert 1 - busy / (len(line["rows"]) * found["step_s"]) == pytest.approx(found["bubble"], abs=1e-4)
+
+
+def _numbers(stream: bytes) -> Iterator[int]:
+    """LEB128: seven bits a byte, the lowest first."""
+    value = shift = 0
+    for byte in stream:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield value
+            value = shift = 0
 
 
 def test_a_quick_answer_says_that_there_is_more(bench: Bench) -> None:

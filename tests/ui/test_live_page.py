@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 DEEDS = """(async () => {
-  const page = await gpp.explored, found = [];
+  const page = await gpp.planned, found = [];
   const until = async (holds) => { while (!holds()) await new Promise((done) => setTimeout(done, 10)); };
   const said = () => document.getElementById("changed").textContent;
   const devices = document.querySelector("[name=devices]");

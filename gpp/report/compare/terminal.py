@@ -57,5 +57,3 @@ def show_comparison(console: Console, run: RunRecord) -> None:
     for kind, line in best_lines(strategy_lines(run.attempts, run.judged.bound)):
         words = [text.seconds(line.attempt.iteration_s), certificate(line.attempt.plan, line.metrics, line.bound)]
         console.print(Text.assemble(f"{kind}: ", (line.attempt.strategy, "bold green"), *(f", {each}" for each in words if each)))
-    if run.explored is not None:
-        console.print("Open the report: it has the plans for all other devices, micro-batches, memories and schedules, too.")

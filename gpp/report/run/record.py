@@ -15,7 +15,6 @@ from gpp.timeline import Metrics, Outcome, Timeline
 
 if TYPE_CHECKING:
     from gpp.analysis.explain.explanation import Explanation
-    from gpp.analysis.explore import Explored
     from gpp.analysis.gains import Gains
     from gpp.analysis.max_batch import LargestMicrobatch
     from gpp.analysis.one_stage import OneStage
@@ -100,12 +99,10 @@ class Surveyed:
     Args:
         attempts: what each strategy found.
         boundaries: the largest micro-batch of each of them; None where it was not looked for.
-        explored: what was found over a grid of settings; `attempts` then has the fastest of each strategy.
     """
 
     attempts: tuple[Attempt, ...] = ()
     boundaries: tuple[LargestMicrobatch, ...] | None = None
-    explored: Explored | None = None
 
 
 class Resumed(NamedTuple):
@@ -182,11 +179,6 @@ class RunRecord:
     def boundaries(self) -> tuple[LargestMicrobatch, ...]:
         """The largest micro-batch of each strategy; empty where it was not looked for."""
         return (self.survey.boundaries or ()) if self.survey else ()
-
-    @property
-    def explored(self) -> Explored | None:
-        """The findings over a grid of settings."""
-        return self.survey.explored if self.survey else None
 
     @property
     def strategy(self) -> str:

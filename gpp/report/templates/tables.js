@@ -31,6 +31,7 @@ function sortTable(table, column) {
 function startTables() {
   for (const table of document.querySelectorAll("table[data-sortable]")) {
     [...table.tHead.rows[0].cells].forEach((heading, column) => {
+      if (!heading.textContent) return; // boxes to tick
       const button = Object.assign(document.createElement("button"), { type: "button", className: "sort" });
       button.append(...heading.childNodes);
       heading.append(button);

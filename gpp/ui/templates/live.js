@@ -1,5 +1,5 @@
-// The page of a run whose planner answers: the entries of explore.js come from the server, operators go over borders, and plans are
-// taken along. It stands before explore.js.
+// The page of a run whose planner answers: the entries of settings.js come from the server, operators go over borders, and plans are
+// taken along. It stands before settings.js.
 
 gpp.page = Math.random().toString(36).slice(2); // which page asks: a question ends the one that it asked before
 {
@@ -54,10 +54,10 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
   };
 
   const edit = async (op, to) => {
-    const { now, go } = await gpp.explored;
+    const { now, go } = await gpp.planned;
     undo.push(now.entry);
     await go(now.state, { plan: now.entry.json, move: [op, to] });
-    if (now.entry === (await gpp.explored).now.entry) undo.pop(); // another question came between
+    if (now.entry === (await gpp.planned).now.entry) undo.pop(); // another question came between
   };
 
   // Where a drag goes: the stage beside this one in whose direction the pointer is, and how many operators go along: as great a share
@@ -74,23 +74,36 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     return count ? [from, found.to, count] : null;
   };
 
+  // Why a drag that has gone some way takes nothing along.
+  const refusal = (entry, from) => {
+    if (entry.operators[from] === 1) return `s${from} has one operator, and a stage must keep one.`;
+    const ways = [...new Set(entry.moves.filter(([, source]) => source === from).map(([, , to]) => `s${to}`))];
+    if (ways.length) return `Operators of s${from} can go to ${ways.join(" or ")}: drag it there.`;
+    return `No operator of s${from} can go to a stage beside it: one that reads it would come before it, or one that it reads after it.`;
+  };
+  const SOME_WAY = 24; // pixels: less may be a click
+
   // A stage that is dragged in the drawing. What it began from is kept: after each answer the drawing is another one.
   const drawing = at("drawing");
   let drag = null;
 
   const follow = async (mine) => {
-    const page = await gpp.explored, { entry, state } = mine.base;
+    const page = await gpp.planned, { entry, state } = mine.base;
     if (mine.busy) return;
     mine.busy = true;
     const done = () => String(mine.wanted) === String(mine.shown);
     while (!done() || (mine.dropped && mine.shown && page.now.entry.status !== "ok")) {
-      if (done()) mine.wanted = null; // it was let go where the plan cannot run
+      if (done()) { // it was let go where the plan cannot run
+        mine.wanted = null;
+        mine.refused = page.now.entry.reason;
+      }
       const shift = (mine.shown = mine.wanted);
       await page.go(state, shift ? { plan: entry.json, shift, before: mine.base } : { entry: { ...entry, more: false } });
     }
     mine.busy = false;
     if (!mine.dropped || mine.ended) return;
     mine.ended = true;
+    if (mine.refused) at("refused").textContent = `Taken back: ${mine.refused}`;
     if (mine.shown) undo.push(entry);
     at("back").disabled = !undo.length;
   };
@@ -109,18 +122,21 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
     const from = number(event.target.closest("[data-stage]"));
     if (event.button || from === null) return;
     event.preventDefault(); // of a selection of text
+    at("refused").textContent = "";
     const middles = new Map();
     for (const each of drawing.querySelectorAll("[data-stage]")) {
       const box = each.getBoundingClientRect();
       if (number(each) !== null) middles.set(number(each), { x: box.x + box.width / 2, y: box.y + box.height / 2 });
     }
     document.documentElement.setPointerCapture(event.pointerId); // what was grabbed is drawn anew meanwhile
-    drag = { from, x: event.clientX, y: event.clientY, middles, base: (await gpp.explored).now, wanted: null, shown: null };
+    drag = { from, x: event.clientX, y: event.clientY, middles, base: (await gpp.planned).now, wanted: null, shown: null };
   });
 
   document.addEventListener("pointermove", (event) => {
     if (!drag) return;
-    drag.wanted = gpp.dragged(drag.base.entry, drag.middles, drag.from, { x: event.clientX - drag.x, y: event.clientY - drag.y });
+    const by = { x: event.clientX - drag.x, y: event.clientY - drag.y };
+    drag.wanted = gpp.dragged(drag.base.entry, drag.middles, drag.from, by);
+    at("refused").textContent = drag.wanted || Math.hypot(by.x, by.y) < SOME_WAY ? "" : refusal(drag.base.entry, drag.from);
     follow(drag);
   });
   document.addEventListener("pointerup", () => drop(true));
@@ -139,12 +155,12 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
   };
 
   at("back").addEventListener("click", async () => {
-    const { now, go } = await gpp.explored, entry = undo.pop();
+    const { now, go } = await gpp.planned, entry = undo.pop();
     go(now.state, undo.length || entry.change ? { entry: { ...entry, more: false } } : { entry: { ...entry, more: false, change: undefined } });
   });
 
   at("save").addEventListener("click", async () => {
-    const { now } = await gpp.explored;
+    const { now } = await gpp.planned;
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([now.entry.json], { type: "application/json" }));
     link.download = "plan.json";
@@ -154,7 +170,7 @@ gpp.page = Math.random().toString(36).slice(2); // which page asks: a question e
 
   for (const button of document.querySelectorAll("[data-export]")) {
     button.addEventListener("click", async () => {
-      const { now } = await gpp.explored;
+      const { now } = await gpp.planned;
       at("exported").replaceChildren(paragraph("Writing ...", "sub"));
       const found = await ask({ state: now.state, plan: now.entry.json, export: button.dataset.export, nearest: at("nearest").checked });
       if (!found) return;

@@ -1,23 +1,17 @@
-// A page in which settings are changed: the reader's choice in, words and drawings out. What it reads is made by
-// gpp/report/explore/page.py; it stands behind the scripts of every page, and uses their `timeline`, `inflate` and `adoptTitles`.
-// A file has an entry for every state of its controls. A page with a planner behind it has `gpp.look(data)` in their place: a function
-// that gives, for a state or a plan that was edited, a promise of the entry, or of null where the reader has asked anew meanwhile.
+// The settings of a run's page: the reader's choice in, words and drawings out. It stands behind the scripts of every page, whose
+// `timeline`, `inflate` and `adoptTitles` it uses, and behind live.js: `gpp.look(data)` is a function that gives, for a state or a plan
+// that was edited, a promise of the entry, or of null where the reader has asked anew meanwhile; `gpp.shown` hears what is shown.
 // What is shown is compared with what was shown before it, or with `edited.before`.
 
-async function explore() {
+async function settings() {
   const at = (id) => document.getElementById(id);
-  const data = JSON.parse(new TextDecoder().decode(await inflate(at("explored").textContent)));
+  const data = JSON.parse(new TextDecoder().decode(await inflate(at("page-data").textContent)));
   const controls = data.controls;
   const form = at("controls");
   let now = null;
   let before = null;
 
-  // The entries, each with its plan and its timeline. Controls count as the digits of a number, the last one fastest.
-  const entries = (data.entries ?? []).map((entry) => (
-    entry.status === "ok" ? { ...entry, plan: data.plans[entry.plan], timeline: data.timelines[entry.timeline] } : entry
-  ));
-  const entryAt = (state) => entries[data.points[state.reduce((sum, digit, i) => sum * controls[i].values.length + digit, 0)]];
-  const look = gpp.look?.(data) ?? (async (state) => entryAt(state));
+  const look = gpp.look(data);
 
   // The state that the address names; a word that is none of a control's values leaves that control as it is.
   const named = (fallback) => {
@@ -62,7 +56,7 @@ async function explore() {
     if (entry.change) changes.push(entry.change);
     const last = changes.pop();
     const lead = last ? `With ${changes.length ? `${changes.join(", ")} and ${last}` : last},` : "With these settings,";
-    if (entry.status === "infeasible") return [`${lead} ${entry.reason}`, ...(entries.length ? [fitting(state)] : [])];
+    if (entry.status === "infeasible") return [`${lead} ${entry.reason}`];
     if (entry.status !== "ok") return [`${lead} planning fails: ${entry.reason}`];
     const searching = entry.more ? ["The search goes on for a faster plan."] : [];
     const old = before && last && before.entry.status === "ok" ? before.entry : null;
@@ -84,13 +78,6 @@ async function explore() {
     else if (plan.stages !== was.stages) said.push(`The plan has ${plan.stages} ${plan.stages === 1 ? "stage" : "stages"} in place of ${was.stages}.`);
     else said.push("The plan is another one.");
     return said.concat(searching);
-  };
-
-  // The first value of the memory limit with which there is a plan; the limits are ascending.
-  const fitting = (state) => {
-    const memory = controls.findIndex((control) => control.key === "memory");
-    const enough = controls[memory].values.findIndex((_, digit) => entryAt(state.map((own, i) => (i === memory ? digit : own))).status === "ok");
-    return enough < 0 ? "None of the memory limits here is enough." : `Of the memory limits here, ${controls[memory].new[enough]} is enough.`;
   };
 
   const element = (tag, words, name) => {
@@ -149,11 +136,11 @@ async function explore() {
     at("words").append(...entry.plan.words.map((words) => element("li", words)));
   };
 
-  // Shows the state that was asked for; a page with a planner hears of it, and may put a better entry in place of a quick one.
+  // Shows the state that was asked for; live.js hears of it, and may put a better entry in place of a quick one.
   const shown = () => {
     const mine = now;
     show();
-    gpp.shown?.(mine, (entry) => {
+    gpp.shown(mine, (entry) => {
       if (mine !== now) return;
       now = { ...mine, entry: { ...entry, change: mine.entry.change } };
       shown();
@@ -176,27 +163,9 @@ async function explore() {
   form.addEventListener("input", (event) => (event.target.id === "beside" ? show() : go(readInputs())));
   form.addEventListener("submit", (event) => event.preventDefault());
   window.addEventListener("hashchange", () => go(named(now.state)));
-  at("fastest")?.addEventListener("click", () => {
-    const fixed = ["devices", "memory"];
-    let best = null;
-    const visit = (state) => {
-      const i = state.length;
-      if (i === controls.length) {
-        const entry = entryAt(state);
-        if (entry.status === "ok" && (!best || entry.step_s < best.entry.step_s)) best = { state, entry };
-        return;
-      }
-      const digits = fixed.includes(controls[i].key) ? [now.state[i]] : controls[i].values.keys();
-      for (const digit of digits) visit([...state, digit]);
-    };
-    visit([]);
-    const [devices, memory] = fixed.map((key) => controls.findIndex((control) => control.key === key));
-    if (best) go(best.state);
-    else at("changed").textContent = `No setting has a plan on ${controls[devices].new[now.state[devices]]} of ${controls[memory].new[now.state[memory]]}.`;
-  });
 
   await go(named(data.start));
   return { data, go, get now() { return now; } };
 }
 
-gpp.explored = explore();
+gpp.planned = settings();
