@@ -115,7 +115,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "ui": [
-        {"guard", "moved", "settings"},
+        {"guard", "moved", "settings", "views"},
         {"bench", "runs"},
         {"compare", "keeper", "kept"},
         {"app"},

@@ -163,7 +163,7 @@ def _row(run: RunFiles, apart: str) -> list[str | Cell]:
     linked = run.link("run") if run.plans_again else run.link("report") if run.has_report else ""
     status = Cell(text="under way", look="line") if run.under_way else Cell(text=str(result["status"]), look="status")
     model, strategy, cluster, engine = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
-    below = " · ".join(words for words in (run.started[:16].replace("T", " "), apart) if words)
+    below = ", ".join(words for words in (run.started[:16].replace("T", " "), apart) if words)
     return [
         Drawing(box),
         Cell(text=SAID_BELOW.sub("", run.name), link=linked, small=below),
