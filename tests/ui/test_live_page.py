@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.browser import Browser, executable
+from tests.support.browser import FRAMES, Browser, executable
 
 pytestmark = [
     pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: pages are tested in a browser"),
@@ -40,7 +41,22 @@ DEEDS = """(async () => {
 })()"""
 
 
-@pytest.fixture
+MIDDLE = """(stage => {
+  const box = document.querySelector(`#drawing [data-stage="${stage}"]`).getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + box.height / 2];
+})(%d)"""
+ANSWERED = """(async () => {
+  const page = await gpp.planned;
+  await new Promise((done) => setTimeout(done, 50));
+  while (page.now.entry.more || document.querySelector("#controls[aria-busy]")) await new Promise((done) => setTimeout(done, 10));
+  const { entry } = page.now, said = (id) => document.getElementById(id).textContent;
+  const undone = document.getElementById("back").disabled;
+  const { step_s, operators, moves } = entry;
+  return { step_s, operators, moves, changed: said("changed"), refused: said("refused"), undone };
+})()"""
+
+
+@pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     server = subprocess.Popen([sys.executable, "-m", "gpp.ui", str(folder)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -50,13 +66,63 @@ def address(folder: Path) -> Iterator[str]:
     server.stdout.close()
 
 
-def test_settings_moves_and_exports_follow_the_reader(address: str) -> None:
-    with Browser() as browser:
-        browser.visit(address)
-        browser.visit(f"http://{urlsplit(address).netloc}/run?run=towers/graphpipe")
-        hurried, where, moved, drawn, exported, undone = browser.run(DEEDS)
-        assert hurried.startswith("With 2 devices in place of") and where.startswith("#devices=2&microbatch=auto&memory=1&")
-        assert " in stage " in moved and drawn == 1 and undone
-        assert "export=torchtitan" in exported
-        hosts = {urlsplit(each).netloc for each in browser.requests if not each.startswith("about:")}
-        assert hosts == {urlsplit(address).netloc}
+@pytest.fixture(scope="module")
+def browser(address: str) -> Iterator[Browser]:
+    with Browser() as found:
+        found.call("Emulation.setDeviceMetricsOverride", width=1440, height=1000, deviceScaleFactor=1, mobile=False)
+        found.visit(address)
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Browser:
+    browser.visit("about:blank")
+    browser.visit(f"http://{urlsplit(address).netloc}/run?run=towers/graphpipe")
+    return browser
+
+
+def test_settings_moves_and_exports_follow_the_reader(page: Browser, address: str) -> None:
+    hurried, where, moved, drawn, exported, undone = page.run(DEEDS)
+    assert hurried.startswith("With 2 devices in place of") and where.startswith("#devices=2&microbatch=auto&memory=1&")
+    assert " in stage " in moved and drawn == 1 and undone
+    assert "export=torchtitan" in exported
+    hosts = {urlsplit(each).netloc for each in page.requests if not each.startswith("about:")}
+    assert hosts == {urlsplit(address).netloc}
+
+
+def test_a_stage_that_is_dragged_moves_the_prediction_and_comes_back(page: Browser) -> None:
+    start = page.run(ANSWERED)
+    page.run("document.getElementById('drawing').scrollIntoView({ block: 'center' })")
+    _, source, to, _ = next(move for move in start["moves"])
+    (x, y), (to_x, to_y) = page.run(MIDDLE % source), page.run(MIDDLE % to)
+
+    def drag(by_x: float, by_y: float) -> dict[str, Any]:
+        page.point(x, y)
+        page.point(x, y, "mousePressed", button="left", buttons=1, clickCount=1)
+        page.run(FRAMES)
+        for part in (0.3, 0.7, 1.0):
+            page.point(x + part * by_x, y + part * by_y, button="left", buttons=1)
+        return page.run(ANSWERED)
+
+    def drop(by_x: float, by_y: float) -> dict[str, Any]:
+        page.point(x + by_x, y + by_y, "mouseReleased", button="left", clickCount=1)
+        return page.run(ANSWERED)
+
+    held = drag(to_x - x, to_y - y)
+    went = start["operators"][source] - held["operators"][source]
+    assert went == held["operators"][to] - start["operators"][to] == start["operators"][source] - 1
+    assert held["step_s"] != start["step_s"] and f"in stage {to} in place of stage {source}" in held["changed"]
+    page.press("Escape", 27)
+    escaped = page.run(ANSWERED)
+    assert (escaped["step_s"], escaped["operators"], escaped["undone"]) == (start["step_s"], start["operators"], True)
+    drop(to_x - x, to_y - y)
+    drag(to_x - x, to_y - y)
+    kept = drop(to_x - x, to_y - y)
+    assert kept["step_s"] == held["step_s"] and not kept["undone"]
+    x, y = page.run(MIDDLE % source)  # one operator is left there
+    refused = drag(to_x - x, to_y - y)
+    assert refused["refused"] == f"s{source} has one operator, and a stage must keep one." and refused["step_s"] == held["step_s"]
+    drop(to_x - x, to_y - y)
+    page.run("document.getElementById('back').click()")
+    back = page.run(ANSWERED)
+    assert (back["step_s"], back["operators"], back["undone"]) == (start["step_s"], start["operators"], True)
