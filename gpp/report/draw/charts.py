@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpp.report.draw import text
-from gpp.report.draw.palette import INK, LIMIT, MUTED, RULE, text_on
+from gpp.report.draw.palette import INK, LIMIT, MUTED, PAGE, RULE, text_on
 from gpp.report.draw.svg import Drawing, element, label, line, number, picture, rect, tick_label, ticks
 
 Value = float | None
@@ -111,7 +111,9 @@ def _bars(
             # Above the bar; inside it where the limit's line would cross the number.
             inside = limit is not None and tall > 16 and abs(limit * frame.scale - tall - 8) < 9
             ink, y = (text_on(fill), 12) if inside else (INK, -4)
-            out.append(label(x + frame.bar / 2, frame.base - tall + y, words, 10, ink, "middle"))
+            # A line of the grid does not go through the number.
+            around = {} if inside else {"stroke": PAGE, "stroke_width": 3.0, "paint_order": "stroke"}
+            out.append(label(x + frame.bar / 2, frame.base - tall + y, words, 10, ink, "middle", **around))
     return out
 
 

@@ -25,7 +25,9 @@ FILES = (
     ("result.json", "figures"),
     ("trace.json", "open in ui.perfetto.dev"),
     ("timeline.json", "events"),
-    ("metrics.jsonl", "one line per step"),
+)
+STEP_FILES = (("metrics.jsonl", "one line per step"),)
+PLAN_FILES = (
     ("job/plan.json", "the plan: run it again with plan=PATH"),
     ("job/program.txt", "actions of every device"),
 )
@@ -44,7 +46,7 @@ def run_report(run: RunRecord) -> str:
         title=f"{result.get('model')} · {result.get('strategy')} · {result.get('cluster')}",
         facts=_facts(run),
         reason=str(result.get("reason") or ""),
-        files=FILES,
+        files=[*FILES, *(STEP_FILES if run.measured else ()), *(PLAN_FILES if run.plan else ())],
         cards=_cards(run),
         certificate=f"By the prediction, {proof}." if proof else "",
         emulation=emulation_words(run),
