@@ -17,8 +17,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 COMPILED = runpy.run_path(str(ROOT / "gpp" / "compiled.py"))
 LINUX = sys.platform == "linux"
-# No symbols, no tables for a debugger, one segment: a wheel carries what runs. Without the limit gcc repeats Cython's helpers wherever
-# they are called: a sixth of the code, and planning is no faster for it.
+# No symbols, no tables for a debugger, one segment: a wheel carries what runs. Without the limit gcc repeats Cython's helpers
+# wherever they are called: a sixth of the code, and planning is no faster for it.
 SMALL = ["-g0", "-fvisibility=hidden", *(["-fno-asynchronous-unwind-tables", "-finline-limit=40"] if LINUX else [])]
 LINKED = ["-s", "-Wl,--build-id=none", "-Wl,-z,noseparate-code"] if LINUX else []
 
