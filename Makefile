@@ -8,10 +8,12 @@ VENV := .venv$(if $(TORCH),-torch$(TORCH))$(if $(filter-out python3,$(notdir $(P
 BIN := $(VENV)/bin
 ARGS ?=
 
+COMPILED := $(shell find gpp -name '*.pxd')
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 # What is installed is compiled by all cores at once; pip would compile one file after the other, tests included.
+# Of the models of transformers, a fifth of all, few are ever imported.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/' $(VENV)/lib || true
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/|/transformers/models/' $(VENV)/lib || true
 
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,23 +45,15 @@ docs: $(VENV)/.docs
 figures: $(VENV)/.test
 	$(BIN)/python -m sweeps.figures $(ARGS)
 
-# One install for the program, a second one on top of it for tests and lint; each again when its inputs change.
-$(VENV)/.run: pyproject.toml constraints.txt setup.py $(wildcard gpp/planners/search/*.p*)
+# Each is one install, the tests' too, which holds the program's; again when its inputs change.
+$(VENV)/.test: EXTRAS := [test,dev]
+$(VENV)/.docs: EXTRAS := [docs]
+$(VENV)/.run $(VENV)/.test $(VENV)/.docs: pyproject.toml constraints.txt setup.py $(COMPILED) $(COMPILED:.pxd=.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS))
-	$(PIP) -e .
+	$(PIP) -e ".$(EXTRAS)"
 	@$(COMPILE)
-	touch $@
-
-$(VENV)/.test: $(VENV)/.run
-	$(PIP) -e ".[test,dev]"
-	@$(COMPILE)
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.run
-	$(PIP) -e ".[docs]"
-	@$(COMPILE)
-	touch $@
+	touch $(VENV)/.run $@
 
 # Every package of a user's installation with its hashes, from pyproject.toml and constraints.txt; needs uv.
 lock:

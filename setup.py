@@ -4,6 +4,7 @@ A wheel carries conf/ and run.py inside the package, where the `gpp` command fin
 """
 
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -61,7 +62,11 @@ class WithSettings(build_py):
 
 
 class WithDigests(build_ext):
-    """Writes down which sources were compiled: `gpp.compiled` leaves aside what no longer is what its source says."""
+    """Compiles several files at once and writes down which: `gpp.compiled` leaves aside what no longer is what its source says."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
         super().run()

@@ -51,8 +51,8 @@ def writes(path: Path) -> set[str]:
         name = function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
         if name in ours and isinstance(function, ast.Name):
             continue
-        words = [ast.unparse(word) for word in (*call.args, *(keyword.value for keyword in call.keywords))]
         if name in ("open", "fdopen"):
+            words = [ast.unparse(word) for word in (*call.args, *(keyword.value for keyword in call.keywords))]
             modes = [word for word in words if word[:1] in "'\"" and set(word.strip("'\"")) <= set("rwaxbt+U")]
             creates = any("O_CREAT" in word or "O_WRONLY" in word or "O_RDWR" in word for word in words)
             if creates or any(set(mode) & set("wax+") for mode in modes):

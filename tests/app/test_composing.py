@@ -12,6 +12,7 @@ import hydra._internal.hydra
 import omegaconf._utils
 import pytest
 import yaml
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
@@ -25,13 +26,14 @@ from gpp.app.vocabulary import CONF, ROOT
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    loader, impl = omegaconf._utils.get_yaml_loader, hydra._internal.hydra.ConfigLoaderImpl  # pyright: ignore[reportPrivateImportUsage]
     # Another test of this process may have made Hydra quicker already.
-    omegaconf._utils.get_yaml_loader, hydra._internal.hydra.ConfigLoaderImpl = composing._python_loader, ConfigLoaderImpl  # pyright: ignore[reportPrivateImportUsage]
-    GlobalHydra.instance().clear()
-    yield
-    GlobalHydra.instance().clear()
-    omegaconf._utils.get_yaml_loader, hydra._internal.hydra.ConfigLoaderImpl = loader, impl  # pyright: ignore[reportPrivateImportUsage]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(omegaconf._utils, "get_yaml_loader", composing._python_loader)
+        patch.setattr(hydra._internal.hydra, "ConfigLoaderImpl", ConfigLoaderImpl)
+        patch.setattr(defaults_list, "_create_interpolation_map", composing._all_choices)
+        GlobalHydra.instance().clear()
+        yield
+        GlobalHydra.instance().clear()
 
 
 def test_both_parsers_read_the_same() -> None:
@@ -99,6 +101,22 @@ def test_a_run_that_cannot_be_composed_says_so(monkeypatch: pytest.MonkeyPatch) 
         errors.append((type(caught.value), str(caught.value)))
         composing.quicken()
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("named", ["/strategy/schedule@own: ${strategy}", "/strategy/${strategy}/one"])
+def test_interpolated_defaults_are_chosen_as_before(named: str, tmp_path: Path) -> None:
+    for folder in ("strategy/schedule", "strategy/gpipe"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "strategy" / "gpipe.yaml").write_text("a: 1\n")
+    (tmp_path / "strategy" / "gpipe" / "one.yaml").write_text("chosen: 1\n")
+    (tmp_path / "strategy" / "schedule" / "gpipe.yaml").write_text("chosen: 2\n")
+    (tmp_path / "config.yaml").write_text(f"defaults:\n- strategy: gpipe\n- {named}\n- _self_\n")
+    found = []
+    for _ in range(2):
+        with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+            found.append(OmegaConf.to_container(hydra.compose("config")))
+        composing.quicken()
+    assert found[0] == found[1] and "chosen" in str(found[0])
 
 
 def test_options_alone_are_what_they_are_in_a_configuration() -> None:

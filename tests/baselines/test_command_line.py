@@ -64,10 +64,11 @@ def test_one_command_runs_them_all(tmp_path: Path) -> None:
     assert (tmp_path / "summary.json").is_file() and (tmp_path / "report.html").is_file()
 
 
-def test_they_are_simulated_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engines", [("deepspeed", "torch_pipelining"), pytest.param(tuple(ENGINES), marks=pytest.mark.long)])
+def test_they_are_simulated_too(engines: tuple[str, ...], tmp_path: Path) -> None:
     words = [
         "-m",
-        f"strategy={','.join(ENGINES)}",
+        f"strategy={','.join(engines)}",
         "engine=simulate",
         "model=mlp",
         "model.num_blocks=2",
@@ -76,8 +77,10 @@ def test_they_are_simulated_too(tmp_path: Path) -> None:
     ]
     done = run(tmp_path, *words, "logger=none")
     assert done.code == 0, done.out
-    results = results_of(tmp_path)
-    assert [result["plan"]["num_devices"] for result in results] == [2, 2, 1, 2]
-    assert all(result["measured"] is None for result in results)
+    results = dict(zip(engines, results_of(tmp_path), strict=True))
+    assert {engine: result["plan"]["num_devices"] for engine, result in results.items()} == {
+        engine: 1 if engine == "single" else 2 for engine in engines
+    }
+    assert all(result["measured"] is None for result in results.values())
     # A chain is a chain, whoever runs it.
-    assert results[1]["predicted"] == results[3]["predicted"]
+    assert results["deepspeed"]["predicted"] == results["torch_pipelining"]["predicted"]

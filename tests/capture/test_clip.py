@@ -42,4 +42,4 @@ def test_towers_are_independent_and_cut_exactly(clip):
     # masks and positions are computed where they are needed, so layers are joined by activations only
     assert all(tensor.differentiable for tensor in graph.tensors)
     assert "logit_scale" in captured.warnings[0]
-    assert_cuts_exactly(captured, clip, batch_of, contrastive, batches=(1, 3), seeds=(0, 1))
+    assert_cuts_exactly(captured, clip, batch_of, contrastive, batches=(1, 3), seeds=(0,))

@@ -338,15 +338,20 @@ def _at(memory_bytes: float, minibatch_size: int) -> ToExport:
     return e.having(replace(e.plan, minibatch_size=minibatch_size), problem)
 
 
-def test_the_nearest_plan_uses_the_devices_as_its_engine_can() -> None:
-    """Replicas where there is memory, equally many for each stage; stages that fit where there is little."""
+@pytest.mark.parametrize(
+    "exporter", [TorchTitan(), *(pytest.param(one, marks=pytest.mark.long) for one in (Megatron(), DeepSpeed()))]
+)
+def test_the_nearest_plan_has_equally_many_replicas_of_each_stage(exporter: AbstractExporter) -> None:
+    roomy = _at(1e12, 64)
+    found = nearest(roomy, exporter)
+    assert found is not None
+    plan = exporter.exported(found).ran.plan
+    assert len({len(stage.devices) for stage in plan.stages}) == 1 and len(plan.stages[0].devices) > 1
+    assert found.step_s() < roomy.step_s()
+
+
+def test_the_nearest_plan_has_no_replicas_where_nobody_wants_them_and_fits_where_there_is_little_memory() -> None:
     roomy, narrow = _at(1e12, 64), _at(6e6, 64)
-    for exporter in (TorchTitan(), Megatron(), DeepSpeed()):
-        found = nearest(roomy, exporter)
-        assert found is not None
-        plan = exporter.exported(found).ran.plan
-        assert len({len(stage.devices) for stage in plan.stages}) == 1 and len(plan.stages[0].devices) > 1
-        assert found.step_s() < roomy.step_s()
     chain = replace(STRATEGY, planner=Sequential(replication=False))
     without = nearest(replace(roomy, strategy=chain), TorchTitan())  # as the user has asked
     assert without is not None and {len(stage.devices) for stage in without.plan.stages} == {1}

@@ -36,7 +36,7 @@ def test_losses_and_weights_of_one_processor(
 
 @pytest.mark.dist
 @pytest.mark.parametrize("place", [CPU], indirect=True)
-@pytest.mark.parametrize(("name", "workers", "words"), CASES[:1])
+@pytest.mark.parametrize(("name", "workers", "words"), [("digits", 2, inprocess.few_layers("digits"))])
 def test_the_same_without_a_card(
     place: Place, name: str, workers: int, words: tuple[str, ...], tmp_path: Path, figure: Callable[..., None]
 ) -> None:

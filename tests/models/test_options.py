@@ -120,7 +120,9 @@ def test_paper_sizes(name, total):
         ("flava", 241e6, 0.02),  # flava-full without the codebook, which also has three poolers
         ("gpt", 1557.6e6 + 50257 * 1600, 0.001),  # GPT-2 XL, and a head of its own
         ("llama", 8.030e9, 0.001),  # Llama 3 8B, and 70B
-        ("llama model.num_layers=80 model.hidden=8192 model.num_heads=64 model.ffn=28672", 70.55e9, 0.001),
+        pytest.param(
+            "llama model.num_layers=80 model.hidden=8192 model.num_heads=64 model.ffn=28672", 70.55e9, 0.001, marks=pytest.mark.long
+        ),
         ("llava", 7.063e9, 0.001),  # Llama-7B's 6,738M, the tower's 303M, the MLP's 21M
         ("unet", 859.5e6, 0.001),  # Stable Diffusion 1's
         ("inception", 23.83e6, 0.001),  # torchvision's without the auxiliary head's 3.3M
@@ -131,10 +133,10 @@ def test_paper_sizes(name, total):
         ("googlenet", 6_624_904, 0),  # without auxiliary heads
         ("translator", 44.1e6 + 3 * 37000 * 512, 0.002),  # the base model's 63M with three matrices in place of one
         ("amoebanet model.num_filters=208", 81.5e6, 0.0005),  # torchgpipe's benchmarks, as are the next four
-        ("amoebanet model.num_filters=416", 319.0e6, 0.0005),
-        ("amoebanet model.num_cells=72 model.num_filters=512", 1.84e9, 0.005),
+        pytest.param("amoebanet model.num_filters=416", 319.0e6, 0.0005, marks=pytest.mark.long),
+        pytest.param("amoebanet model.num_cells=72 model.num_filters=512", 1.84e9, 0.005, marks=pytest.mark.long),
         ("segmentation_unet model.num_convs=6 model.channels=72", 362.2e6, 0.0005),
-        ("segmentation_unet model.num_convs=24 model.channels=160", 7.80e9, 0.005),
+        pytest.param("segmentation_unet model.num_convs=24 model.channels=160", 7.80e9, 0.005, marks=pytest.mark.long),
         ("case_study", 8 * 12.6e6, 0.005),
         ("transformer", 403e6, 0.005),
     ],

@@ -87,14 +87,14 @@ def test_the_order_of_gloo_hangs_on_cards() -> None:
 
 def test_what_is_proved_runs_on_all_paths() -> None:
     checked = 0
-    for seed in SEEDS:
+    for seed in SEEDS[::2]:  # `tests.checks.cards` draws more
         one, ordered = found(seed)
         moved = perturbed(one, ordered, random.Random(seed))
         for program in filter(None, (one.program, moved)):
             if not hangs(one, program):
                 checked += 1
                 assert all(runs(one, program, path) for path in PATHS if path.startswith("overlapped, ")), seed
-    assert checked > 12
+    assert checked > 6
 
 
 def test_steps_and_evaluations_follow_each_other() -> None:
@@ -106,7 +106,7 @@ def test_steps_and_evaluations_follow_each_other() -> None:
 
 
 def test_a_stretch_of_any_length_has_the_order() -> None:
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:8]:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:4]:
         one, ordered = found(seed)
         known = ordered.minibatches
         for count in (1, 2, 3, known - 1, known + 1, known + 3):
@@ -142,7 +142,7 @@ def test_a_shorter_stretch_leaves_sums_where_they_are() -> None:
 
 def test_whatever_passes_take_the_program_repeats_itself() -> None:
     """Also where one stage is a million times slower than another, and receives are far ahead."""
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:8]:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:4]:
         one, rng = case(seed), random.Random(seed)
         seconds = [took * 10 ** rng.uniform(-3, 3) for took in Costs.of(one.program, one.plan, one.problem).seconds]
         ordered = in_global_order(one.program, one.plan, seconds)

@@ -1,13 +1,12 @@
 """Many short jobs on one set of real processes: four workers that start once and join one process group.
 
-`python -m tests.support.crew FOLDER` reads the jobs FOLDER/*/job, forks, and runs one after the other, each through the worker's
-own `run`: evaluations, logs and final weights are those of a run by itself.
+As a script, in a fork of the warm process, it reads the jobs FOLDER/*/job, forks, and runs one after the other, each through the
+worker's own `run`: evaluations, logs and final weights are those of a run by itself.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
@@ -28,10 +27,11 @@ from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
+from tests.support.cli import environment
+from tests.support.warm import warm
 
 WORLD = 4
 TIMEOUT_S = 60.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def train_all(jobs: dict[str, tuple[Job, dict[str, Tensor]]], folder: Path) -> d
     """Run jobs of four devices each, given with their initial weights; keys are names of folders."""
     for name, (job, weights) in jobs.items():
         job.save(folder / name, weights)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "tests.support.crew", str(folder)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    out = folder / "out.txt"
+    code = warm().run([str(folder)], environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"), out, script=__file__)
+    assert code == 0, out.read_text()
     return {name: _read(job, folder / name) for name, (job, _) in jobs.items()}
 
 

@@ -91,7 +91,7 @@ def _rotated(names: Iterable[str], others: Iterable[str]) -> list[tuple[str, str
 
 
 # One in three: the others differ in what the two beside them have, too.
-@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), thinned(_rotated(equality.CASES, SCHEDULES), 3))
+@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), thinned(_rotated(equality.CASES, SCHEDULES), 5))
 def test_pipelines_that_drain_equal_one_device(name: str, schedule: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
     check_drained(name, schedule, Machine(rule=rule, policy=policy), tmp_path)
 
