@@ -1,4 +1,4 @@
-"""What a set of operators adds up to, from its members and the tensors and parameters that these touch: compiled (`gpp.compiled`)."""
+"""The totals of a set of operators, from its members and the tensors and parameters that they touch: compiled (`gpp.compiled`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ from typing import Final
 from gpp.compiled import integers, reals
 
 TOTALS: Final = (
-    "trainable",
-    "frozen",
-    "rows",
-    "saved",
-    "late",
-    "incoming",
-    "incoming_back",
-    "outgoing",
-    "outgoing_back",
-    "unsaved",
-    "num_tensors",
-    "slope",
-    "first",
+    *("trainable", "frozen", "rows", "saved", "late", "incoming", "incoming_back"),
+    *("outgoing", "outgoing_back", "unsaved", "num_tensors", "slope", "first"),
 )
 """What is added up, in order; `unsaved` are bytes of what goes out and is not saved, the last two are of a `TransientLine`."""
 
@@ -35,13 +24,8 @@ class SetTotals:
     def __init__(self, graph, totals) -> None:
         self.n, self.totals, self.any_transient, self.ask = graph.num_ops, totals, graph.any_transient, 0
         self.saved, self.late, self.again, self.own, self.fixed = graph.saved, graph.late, graph.again, graph.own, graph.fixed
-        self.after, self.producer, self.size, self.back, self.unsaved = (
-            graph.after,
-            graph.producer,
-            graph.size,
-            graph.back,
-            graph.unsaved,
-        )
+        self.after, self.producer, self.size = graph.after, graph.producer, graph.size
+        self.back, self.unsaved = graph.back, graph.unsaved
         self.withheld, self.trainable, self.frozen, self.row_bytes = graph.withheld, graph.trainable, graph.frozen, graph.row_bytes
         self.first_made, self.made = graph.made
         self.first_read, self.read = graph.read
@@ -108,10 +92,10 @@ class SetTotals:
 
     def _leaves(self, t: int) -> bool:
         """Whether an operator outside the set reads a tensor."""
+        outside = 0
         for k in range(self.first_reader[t], self.first_reader[t + 1]):
-            if not self.inside[self.reader[k]]:
-                return True
-        return False
+            outside += 1 - self.inside[self.reader[k]]
+        return outside > 0
 
     def _transients(self, count: int) -> None:
         """Find the steepest line and the largest value at one sample (`gpp.graph.transients`)."""

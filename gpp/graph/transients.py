@@ -42,7 +42,7 @@ class TransientLine(NamedTuple):
     @property
     def fixed(self) -> Any:
         """Bytes at any number of samples; no less than zero for want of a digit."""
-        return np.maximum(self.first - self.slope, 0.0)
+        return _larger(self.first - self.slope, 0.0)
 
     def within(self, incoming: Any, outgoing: Any) -> TransientLine:
         """Those of a stage: gradients of what goes out are there during the whole backward, those of what came in at its end.
@@ -50,7 +50,12 @@ class TransientLine(NamedTuple):
         Args:
             incoming, outgoing: gradients at the boundary, bytes per sample.
         """
-        return TransientLine(outgoing + np.maximum(self.slope, incoming), outgoing + np.maximum(self.first, incoming))
+        return TransientLine(outgoing + _larger(self.slope, incoming), outgoing + _larger(self.first, incoming))
+
+
+def _larger(one: Any, other: Any) -> Any:
+    """The larger of two numbers, or of arrays one by one."""
+    return max(one, other) if isinstance(one, float) else np.maximum(one, other)
 
 
 class Transients:
@@ -76,7 +81,7 @@ class Transients:
         self._tensors = tensors
 
     def arrays(self) -> dict[str, array[float]]:
-        """The arrays that `gpp.graph.totals` reads: what each operator takes, and, by pairs of operators, what one frees before another."""
+        """The arrays that `gpp.graph.totals` reads: what each operator takes, and by pairs what one frees before another."""
         after = self._after if self.any else np.zeros(0)
         named = {"own": self._own, "fixed": self._fixed, "again": self._again, "after": after}
         return {name: array("d", values.astype(float).tobytes()) for name, values in named.items()}
