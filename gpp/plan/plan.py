@@ -219,10 +219,8 @@ class Plan:
 
         By the samples in flight, so that stages of other micro-batch sizes, and of other strides, hold as much.
         """
-        if not holds.levels:
-            return 0
         own = self.stages[stage]
-        return (max(other.in_flight for other in self.stages) - own.in_flight) // own.unit
+        return (max(other.in_flight for other in self.stages) - own.in_flight) // own.unit if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage's backward makes gradients of weights. Without any, nothing is left for later."""
