@@ -70,7 +70,7 @@ SAME_LEVEL = {
 WINGS: dict[str, list[set[str]]] = {
     "graph": [
         {"op_graph", "order"},
-        {"transients"},
+        {"totals", "transients"},
         {"captured", "random_graphs", "series_parallel", "sums"},
         {"forward_only"},
         {"coarsen"},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpp import compiled, cost, simulate
+from gpp import compiled, cost, graph, simulate
 from gpp.planners import search
 from gpp.simulate import longest_path
 from tests.support.long import thinned
@@ -47,7 +47,9 @@ def test_a_step_beyond_the_slots_is_refused() -> None:
 
 def test_what_is_compiled_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has changed since, and a build without a compiler, leave the plain Python."""
-    names = [f"{package.__name__}.{part}" for package in (cost, search, simulate) for part in compiled.parts(package.__name__)]
+    names = [
+        f"{package.__name__}.{part}" for package in (cost, graph, search, simulate) for part in compiled.parts(package.__name__)
+    ]
     for name in names:
         for kind in ("py", "pxd"):
             path = Path(*name.split(".")).with_suffix(f".{kind}")

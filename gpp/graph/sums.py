@@ -1,15 +1,19 @@
-"""Sums over sets of operators as array operations: the parameters, activations and messages of a set, from its mask.
+"""Sums over sets of operators: the parameters, activations and messages of a set, from its mask.
 
-Planners need these sums for thousands of sets; a Python loop over operators and tensors would take most of their time.
+Planners need these sums for a hundred thousand sets, so `gpp.graph.totals`, which adds them up, is compiled.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
 
+from gpp.compiled import reals
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.totals import TOTALS, SetTotals
 from gpp.graph.transients import TransientLine, Transients
 
 
@@ -44,82 +48,71 @@ class SetSums(NamedTuple):
     late: float
 
 
+@final
+class GraphNumbers:
+    """The arrays of one graph that `gpp.graph.totals` reads; `made` and the like are lists, one for each operator or tensor."""
+
+    def __init__(self, graph: OpGraph, transients: Transients) -> None:
+        ops, tensors = graph.ops, [tensor for tensor in graph.tensors if tensor.consumers]
+        params = [(param, graph.readers[param.name]) for param in graph.params if graph.readers[param.name]]
+        self.num_ops, self.any_transient, of = len(ops), transients.any, transients.arrays()
+        self.saved, self.late = (array("d", [getattr(op, name) for op in ops]) for name in ("saved_bytes", "late_bytes"))
+        self.own, self.fixed, self.again, self.after = of["own"], of["fixed"], of["again"], of["after"]
+        self.producer = array("q", [tensor.producer for tensor in tensors])
+        self.size = array("d", [tensor.bytes_per_sample for tensor in tensors])
+        self.back = array("d", [tensor.bytes_per_sample * tensor.differentiable for tensor in tensors])
+        self.unsaved = array("d", [tensor.bytes_per_sample * (not tensor.saved) for tensor in tensors])
+        self.withheld = array("d", [back * (not tensor.saved) for back, tensor in zip(self.back, tensors, strict=True)])
+        self.trainable = array("d", [param.num_bytes * param.trainable for param, _ in params])
+        self.frozen = array("d", [param.num_bytes * (not param.trainable) for param, _ in params])
+        self.row_bytes = array("d", [size for size, _ in graph.rows])
+        self.readers = listed([tensor.consumers for tensor in tensors])
+        self.made = listed(_turned([(tensor.producer,) for tensor in tensors], len(ops)))
+        self.read = listed(_turned([tensor.consumers for tensor in tensors], len(ops)))
+        self.params = listed(_turned([bits(readers) for _, readers in params], len(ops)))
+        self.rows = listed(_turned([bits(readers) for _, readers in graph.rows], len(ops)))
+
+
+@final
 class OpSums:
-    """The arrays of one graph."""
+    """The sums over sets of operators of one graph."""
 
     def __init__(self, graph: OpGraph) -> None:
-        self._num_bytes = (graph.num_ops + 7) // 8
-        self._num_ops = graph.num_ops
-        self._saved = np.array([op.saved_bytes for op in graph.ops])
-        self._late = np.array([op.late_bytes for op in graph.ops])
+        self._num_bytes, self._num_ops = (graph.num_ops + 7) // 8, graph.num_ops
         self._transients = Transients(graph)
-        tensors = [t for t in graph.tensors if t.consumers]
-        self._producer = np.array([t.producer for t in tensors], int)
-        self._consumers, self._first = _rows([t.consumers for t in tensors])
-        self._size = np.array([t.bytes_per_sample for t in tensors], float)
-        self._unsaved = np.array([0.0 if t.saved else t.bytes_per_sample for t in tensors])
-        self._back = np.array([t.bytes_per_sample * t.differentiable for t in tensors], float)
-        read = [(p.num_bytes, p.trainable, readers) for p in graph.params if (readers := tuple(bits(graph.readers[p.name])))]
-        self._readers, self._first_reader = _rows([readers for *_, readers in read])
-        self._trainable = np.array([size * trains for size, trains, _ in read], float)
-        self._frozen = np.array([size * (not trains) for size, trains, _ in read], float)
-        self._row_bytes = np.array([size for size, _ in graph.rows], float)
-        self._row_readers, self._first_row = _rows([tuple(bits(mask)) for _, mask in graph.rows])
-
-    def members(self, mask: int) -> np.ndarray:
-        """The membership of each operator in a set: bool, shape [num_ops]."""
-        packed = np.frombuffer(mask.to_bytes(self._num_bytes, "little"), np.uint8)
-        return np.unpackbits(packed, count=self._num_ops, bitorder="little").view(bool)
-
-    def params(self, members: np.ndarray) -> tuple[float, float]:
-        """Bytes of trainable and of frozen parameters that a set reads."""
-        if not len(self._readers):
-            return 0.0, 0.0
-        reads = np.logical_or.reduceat(members[self._readers], self._first_reader)
-        return float(self._trainable[reads].sum()), float(self._frozen[reads].sum())
-
-    def rows(self, members: np.ndarray) -> float:
-        """Bytes per sample of the user inputs that a set reads."""
-        if not len(self._row_readers):
-            return 0.0
-        return float(self._row_bytes[np.logical_or.reduceat(members[self._row_readers], self._first_row)].sum())
+        self._found = reals(len(TOTALS))
+        self._totals = SetTotals(GraphNumbers(graph, self._transients), self._found)
 
     def of(self, mask: int) -> SetSums:
         """The sums of one set."""
-        members = self.members(mask)
-        trainable, frozen = self.params(members)
-        rows, saved, late = self.rows(members), float(self._saved[members].sum()), float(self._late[members].sum())
-        inside = TransientLine(*(float(values[0]) for values in self._transients.of(members[None])))
-        if not len(self._producer):
-            return SetSums(trainable, frozen, rows, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0, late)
-        made, reads = members[self._producer], members[self._consumers]
-        into = ~made & np.logical_or.reduceat(reads, self._first)
-        out = made & ~np.logical_and.reduceat(reads, self._first)
-        incoming, incoming_back = float(self._size[into].sum()), float(self._back[into].sum())
-        outgoing, outgoing_back = float(self._size[out].sum()), float(self._back[out].sum())
-        transient = inside.within(incoming_back, outgoing_back)
+        self._totals.add_up(mask.to_bytes(self._num_bytes, "little"))
+        trainable, frozen, rows, saved, late, into, into_back, out, out_back, unsaved, count, slope, first = self._found
+        transient = TransientLine(slope, first).within(into_back, out_back)
+        fixed, kept = transient.fixed, into + unsaved
         return SetSums(
-            trainable,
-            frozen,
-            rows,
-            saved,
-            incoming + float(self._unsaved[out].sum()),
-            float(transient.slope),
-            float(transient.fixed),
-            incoming,
-            outgoing,
-            incoming_back,
-            outgoing_back,
-            int(into.sum() + out.sum()),
-            late,
+            trainable, frozen, rows, saved, kept, transient.slope, fixed, into, out, into_back, out_back, int(count), late
         )
 
     def transient(self, mask: int, samples: int) -> float:
         """Bytes that the operators of a set take beyond what it keeps, with so many samples, gradients at its boundary aside."""
-        return self._transients.most(self.members(mask), samples)
+        members = np.zeros(self._num_ops, bool)
+        members[list(bits(mask))] = True
+        return self._transients.most(members, samples)
 
 
-def _rows(lists: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists one after the other, none of them empty, and the position at which each begins."""
-    starts = np.cumsum([0, *(len(items) for items in lists)])[:-1]
-    return np.array([item for items in lists for item in items], int), starts
+def listed(groups: Iterable[Iterable[int]]) -> tuple[array[int], array[int]]:
+    """Groups of numbers one after the other: where each begins, and all of them."""
+    first, out = [0], list[int]()
+    for group in groups:
+        out += group
+        first.append(len(out))
+    return array("q", first), array("q", out)
+
+
+def _turned(groups: Sequence[Iterable[int]], count: int) -> list[list[int]]:
+    """For each of `count` numbers the groups in which it is."""
+    out: list[list[int]] = [[] for _ in range(count)]
+    for i, group in enumerate(groups):
+        for number in group:
+            out[number].append(i)
+    return out

@@ -19,6 +19,7 @@ number of samples is known, `Transients.most` says what they take.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class TransientLine(NamedTuple):
     @property
     def fixed(self) -> Any:
         """Bytes at any number of samples; no less than zero for want of a digit."""
-        return np.maximum(self.first - self.slope, 0.0)
+        return _larger(self.first - self.slope, 0.0)
 
     def within(self, incoming: Any, outgoing: Any) -> TransientLine:
         """Those of a stage: gradients of what goes out are there during the whole backward, those of what came in at its end.
@@ -49,7 +50,12 @@ class TransientLine(NamedTuple):
         Args:
             incoming, outgoing: gradients at the boundary, bytes per sample.
         """
-        return TransientLine(outgoing + np.maximum(self.slope, incoming), outgoing + np.maximum(self.first, incoming))
+        return TransientLine(outgoing + _larger(self.slope, incoming), outgoing + _larger(self.first, incoming))
+
+
+def _larger(one: Any, other: Any) -> Any:
+    """The larger of two numbers, or of arrays one by one."""
+    return max(one, other) if isinstance(one, float) else np.maximum(one, other)
 
 
 class Transients:
@@ -59,7 +65,9 @@ class Transients:
         rows = np.array([(op.transient_bytes, op.fixed_bytes) for op in graph.ops], dtype=float).reshape(-1, 2)
         self._own, self._fixed = rows[:, 0], rows[:, 1]
         self._again = np.array([op.again_bytes for op in graph.ops])
-        self._any = bool(rows.any() or self._again.any())
+        self.any = bool(rows.any() or self._again.any())
+        if not self.any:
+            return
         n, tensors = graph.num_ops, [t for t in graph.tensors if t.consumers and t.differentiable and not t.saved]
         self._after = np.zeros((n, n))  # [w, v]: what w frees before v, in a backward
         for v in range(n):
@@ -72,13 +80,19 @@ class Transients:
         self._num_readers = np.array([len(t.consumers) for t in tensors])
         self._tensors = tensors
 
+    def arrays(self) -> dict[str, array[float]]:
+        """The arrays that `gpp.graph.totals` reads: what each operator takes, and by pairs what one frees before another."""
+        after = self._after if self.any else np.zeros(0)
+        named = {"own": self._own, "fixed": self._fixed, "again": self._again, "after": after}
+        return {name: array("d", values.astype(float).tobytes()) for name, values in named.items()}
+
     def of(self, members: np.ndarray) -> TransientLine:
         """Lines of many sets.
 
         Args:
             members: [sets, num_ops] bool.
         """
-        if not self._any:
+        if not self.any:
             return TransientLine(np.zeros(len(members)), np.zeros(len(members)))
         inside = members.astype(float)
         slopes, again = self._slopes(members), inside @ self._again
@@ -92,7 +106,7 @@ class Transients:
         Args:
             members: [num_ops] bool.
         """
-        if not self._any:
+        if not self.any:
             return 0.0
         slopes, inside = self._slopes(members[None])[0], members.astype(float)
         return float((slopes * samples + inside * self._fixed).max(initial=0.0) + inside @ self._again * samples)
@@ -107,7 +121,7 @@ class Transients:
         """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""
         n = len(order)
         slope, first = np.zeros((2, n + 1, n + 1))
-        if not self._any:
+        if not self.any:
             return TransientLine(slope, first)
         ids = list(order)
         at = {op: i for i, op in enumerate(order)}

@@ -220,8 +220,7 @@ class Plan:
         By the samples in flight, so that stages of other micro-batch sizes, and of other strides, hold as much.
         """
         own = self.stages[stage]
-        most = max(other.in_flight for other in self.stages)
-        return (most - own.in_flight) // own.unit if holds.levels else 0
+        return (max(other.in_flight for other in self.stages) - own.in_flight) // own.unit if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage's backward makes gradients of weights. Without any, nothing is left for later."""

@@ -15,6 +15,7 @@ from gpp import compiled
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import mask_of
+from gpp.graph.sums import OpSums
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -162,7 +163,8 @@ class Question:
 def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     """Asks compiled and plain code the same of a random problem.
 
-    `program`: the longest path of a lowered program, all its times; `prediction`: that of the strategy, by rounds where it can;
+    `sums`: what random sets of operators add up to; `program`: the longest path of a lowered program, all its times;
+    `prediction`: that of the strategy, by rounds where it can;
     `step`: the timed step of a plan; `walk`: a walk of the search, half of them with little memory, and what it draws.
 
     Args:
@@ -171,7 +173,7 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     Raises:
         AssertionError: they differ.
     """
-    one, out = Question.of(seed), {part: Compared() for part in ("program", "prediction", "step", "walk")}
+    one, out = Question.of(seed), {part: Compared() for part in ("sums", "program", "prediction", "step", "walk")}
     every = list(one.plans(count))
     programs = [one.strategy.lower(plan, one.problem) for plan, _, _ in every]
     costs = [Costs.of(made, plan, one.assessor.problem) for made, (plan, _, _) in zip(programs, every, strict=True)]
@@ -180,6 +182,10 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
 
     def asked(part: str) -> list[Callable[[], object]]:
         """What is asked, ready to be timed."""
+        if part == "sums":
+            sums, rng = OpSums(one.problem.graph), random.Random(seed)
+            masks = [rng.randrange(1, one.problem.graph.all_mask + 1) for _ in range(count)]
+            return [lambda mask=mask: sums.of(mask) for mask in masks]
         if part == "program":
             paths = [(made.waits, own.seconds, own.late) for made, own in zip(programs, costs, strict=True)]
             return [lambda given=given: LongestPath.of(*given).period() for given in paths]

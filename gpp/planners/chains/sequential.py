@@ -33,6 +33,7 @@ devices (`rebalance`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, final
@@ -74,9 +75,8 @@ class Sequential(AbstractPlanner):
         >>> [stage.devices for stage in Sequential().plan(problem, predict).stages]
         [(0,), (1,)]
         """
-        climbed = best_chains(
-            problem, predict, "sequential", replication=self.replication, patience=in_vain(problem, self.patience)
-        )
+        assessor = Assessor(StageCosts(problem, replication=self.replication))
+        climbed = best_chains(assessor, predict, "sequential", in_vain(problem, self.patience))
         incumbent = min((own for own, _ in climbed), key=lambda one: one.best_s)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
@@ -92,9 +92,7 @@ class Sequential(AbstractPlanner):
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
 
 
-def best_chains(
-    problem: Problem, predict: Predict, planner: str, *, replication: bool, patience: int
-) -> list[tuple[Incumbent, list[Candidate]]]:
+def best_chains(assessor: Assessor, predict: Predict, planner: str, patience: int) -> list[tuple[Incumbent, list[Candidate]]]:
     """All that is searched for chains: each search with what it has found, and the dynamic program's candidates.
 
     With replicas, if they are allowed, and without: each climb ends on a hill of its own, and the better of two is never worse
@@ -104,10 +102,18 @@ def best_chains(
         planner: whose plans they will be.
     """
     searches = []
-    for allowed in (True, False) if replication else (False,):
-        own = Incumbent(Assessor(StageCosts(problem, replication=allowed)), planner, predict)
+    for judge in (assessor, _without_replicas(assessor)) if assessor.costs.replication else (assessor,):
+        own = Incumbent(judge, planner, predict)
         searches.append((own, climb_chains(own, patience)))
     return searches
+
+
+def _without_replicas(assessor: Assessor) -> Assessor:
+    """The same judge, with all that it knows, for a search whose stages have one device each."""
+    other = copy(assessor)
+    other.costs = StageCosts(assessor.problem, replication=False)
+    other.posed = other.posed._replace(replicas=other.costs.replicas)
+    return other
 
 
 def climb_chains(incumbent: Incumbent, patience: int) -> list[Candidate]:

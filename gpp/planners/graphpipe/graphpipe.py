@@ -161,7 +161,7 @@ class GraphPipe(AbstractPlanner):
         """The best chains by several objectives, as they are and with the data's edges only."""
         problem, predict, chains = incumbent.assessor.problem, incumbent.predict, list[Candidate]()
         patience = in_vain(problem, self.patience)
-        for own, candidates in best_chains(problem, predict, "graphpipe", replication=self.replication, patience=patience):
+        for own, candidates in best_chains(incumbent.assessor, predict, "graphpipe", patience):
             incumbent.absorb(own)
             chains += candidates
         if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:

@@ -24,8 +24,7 @@ cdef class Climber:
     cdef list kept
     @cython.locals(now=cython.double, took=cython.double, best=cython.double, limit=cython.double, left=cython.double, over=cython.double, strict=cython.double, first=cython.longlong, i=cython.Py_ssize_t, idle=cython.longlong)
     cpdef list walk(self, plan, long long seed, double threshold, long long passes, bint apart=*, bint deals=*)
-    @cython.locals(took=cython.double)
-    cdef double _step_s(self, double below_s) except? -1
+    cdef double _step_s(self, double below_s, double strict) except? -1
     @cython.locals(i=cython.Py_ssize_t)
     cdef void _keep(self, double took) except *
     @cython.locals(i=cython.Py_ssize_t)

@@ -71,7 +71,7 @@ class Climber:
             self.sets[i] = devices[i]
         self.state, self.kept = (seed * 2654435761 + 12345) & STATES, []
         first = self.work[0]
-        now = self._step_s(INF)
+        now = self._step_s(INF, 0.0)
         if now == INF:
             return []
         over = self.over
@@ -91,7 +91,7 @@ class Climber:
             # A plan that is as good goes on, so that the walk gets over plateaus.
             strict = 1.0 + STRICT * (1.0 - left)
             limit = now * (1.0 + strict * over) * (1.0 + threshold * left * left * self._share()) * (1.0 + 1e-12)
-            took = self._step_s(limit)
+            took = self._step_s(limit, strict)
             if took * (1.0 + strict * self.over) >= limit:
                 self._back()
                 continue
@@ -105,11 +105,23 @@ class Climber:
                     best = self.kept[KEPT - 1][0]
         return self.kept
 
-    def _step_s(self, below_s: float) -> float:
-        """Seconds of a step; infinity if there is none or it takes `below_s` or more. `over` gets the memory that is missing."""
-        took = self.timer.step_s(self.size, below_s)
-        self.over = self.missing.excess(self.size) if self.scarce and took < INF else 0.0
-        return took
+    def _step_s(self, below_s: float, strict: float) -> float:
+        """Seconds of a step; infinity if there is none or it counts as `below_s` or more. `over` gets the memory that is missing.
+
+        Where memory is scarce it is asked first: most plans that lack some count as too long before any pass is timed.
+        """
+        self.over = 0.0
+        if not self.scarce:
+            return self.timer.step_s(self.size, below_s)
+        if not self.timer.prepare(self.size, below_s, False):
+            return INF
+        self.over = self.missing.excess(self.size)
+        if self.over > 0.0:
+            below_s = below_s / (1.0 + strict * self.over) * (1.0 + 1e-12)
+            if self.timer.shape.load[self.timer.shape.busiest()] >= below_s:
+                self.work[0] += self.timer.passes()  # as if they had been timed: a walk ends by them
+                return INF
+        return self.timer.timed_s(below_s)
 
     def _keep(self, took: float) -> None:
         found = (took, tuple([self.of[i] for i in range(self.n)]), tuple([self.sets[i] for i in range(self.size)]))

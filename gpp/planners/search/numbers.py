@@ -9,7 +9,8 @@ from typing import NamedTuple, final
 from gpp.compiled import integers, reals
 from gpp.cost.holding import Held
 from gpp.cost.problem import Problem
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.op_graph import bits
+from gpp.graph.sums import listed
 from gpp.memory import fits_whole
 from gpp.program.program import NORM_BYTES
 
@@ -57,7 +58,8 @@ class ProblemNumbers:
         self.count = problem.minibatch_size // microbatch_size
         self.most_units = most_stages * 4 + 4 * self.num_devices
         self.most_pairs = 8 * self.most_units
-        self.producer, self.first_reader, self.reader = _tensors(graph)
+        self.producer = array("q", [tensor.producer for tensor in graph.tensors])
+        self.first_reader, self.reader = listed(tensor.consumers for tensor in graph.tensors)
         self.ahead_bytes = array("d", [problem.sent_bytes(tensor) for tensor in graph.tensors])
         self.back_bytes = array("d", [tensor.bytes_per_sample if tensor.differentiable else -1.0 for tensor in graph.tensors])
         every = range(self.num_devices)
@@ -98,7 +100,7 @@ class ProblemNumbers:
             if param.trainable and (readers := graph.readers[param.name]):
                 trained[readers] = trained.get(readers, 0) + param.num_bytes
         self.param_bytes = array("d", trained.values())
-        self.first_trained, self.trained = _lists(list(trained))
+        self.first_trained, self.trained = listed(map(bits, trained))
         update = problem.cost.update_s
         lines = [_line(update(1e3, device), update(1e9, device)) for device in cluster.devices]
         self.update_fixed, self.update_each = (array("d", values) for values in zip(*lines, strict=True))
@@ -109,7 +111,7 @@ class ProblemNumbers:
         self.bit_of = array("q", [0] * 67)
         for d in range(66):
             self.bit_of[(1 << d) % 67] = d
-        self.neighbours = (*_lists(graph.successors), *_lists(graph.predecessors))
+        self.neighbours = (*listed(map(bits, graph.successors)), *listed(map(bits, graph.predecessors)))
 
     def needs(self, mask: int, count: int, distance: int, deepest: int) -> tuple[float, float]:
         """`Posed.needs` at this micro-batch size."""
@@ -130,24 +132,6 @@ def _line(few: float, many: float) -> tuple[float, float]:
     """Fixed seconds, and those for each byte, from the seconds for 1e3 and for 1e9 bytes."""
     each = (many - few) / (1e9 - 1e3)
     return few - each * 1e3, each
-
-
-def _tensors(graph: OpGraph) -> tuple[array[int], array[int], array[int]]:
-    """Of each tensor the operator that makes it; where its readers begin in a list of all readers, and that list."""
-    first, readers = [0], list[int]()
-    for tensor in graph.tensors:
-        readers += tensor.consumers
-        first.append(len(readers))
-    return array("q", [tensor.producer for tensor in graph.tensors]), array("q", first), array("q", readers)
-
-
-def _lists(masks: Sequence[int]) -> tuple[array[int], array[int]]:
-    """The members of sets one after the other: where those of each begin, and all of them."""
-    first, out = [0], list[int]()
-    for mask in masks:
-        out += bits(mask)
-        first.append(len(out))
-    return array("q", first), array("q", out)
 
 
 @final

@@ -22,8 +22,12 @@ cdef class StepTimer:
     cdef Py_ssize_t num_nodes, num_listed
     cdef double[::1] wakes_s, pass_s, free, start, began, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
-    @cython.locals(took=cython.double)
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
+    cdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
+    @cython.locals(took=cython.double)
+    cdef double timed_s(self, double below_s) except? -1
+    @cython.locals(total=cython.longlong, i=cython.Py_ssize_t, ways=cython.longlong)
+    cdef long long passes(self) noexcept
     @cython.locals(at=cython.Py_ssize_t)
     cdef void _push(self, double when, long long device) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)

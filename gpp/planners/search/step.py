@@ -66,11 +66,19 @@ class StepTimer:
         Args:
             chain: whether each stage also waits for the one before it, by number.
         """
+        return self.timed_s(below_s) if self.prepare(num_stages, below_s, chain) else INF
+
+    def prepare(self, num_stages: int, below_s: float, chain: bool) -> bool:
+        """Find the shape of the plan that the room holds; False if it is none, or surely takes `below_s` or more."""
         self.work[0] += AT_LEAST
         if not self.shape.prepare(num_stages, below_s, chain):
-            return INF
+            return False
         self.num_stages, self.num_units, self.num_pairs, self.num_sums = num_stages, self.sizes[0], self.sizes[1], self.sizes[2]
-        if self.known.find(num_stages):
+        return True
+
+    def timed_s(self, below_s: float) -> float:
+        """Seconds of a step of the plan that was prepared; infinity if it cannot run, or takes `below_s` or more."""
+        if self.known.find(self.num_stages):
             took = self.known.step_s(below_s)
             if took >= 0.0:
                 self.work[0] += self.known.passes[self.known.row]
@@ -82,6 +90,14 @@ class StepTimer:
         took = self._walk(below_s)
         self.known.keep(self.num_nodes, took, self.reach)
         return INF if took >= below_s else took
+
+    def passes(self) -> int:
+        """The passes of the plan that was prepared."""
+        total = 0
+        for i in range(self.num_stages):
+            ways = 2 if self.pass_s[2 * i + 1] >= 0.0 else 1
+            total += ways * self.count * (self.first_unit[i + 1] - self.first_unit[i])
+        return total
 
     def _push(self, when: float, device: int) -> None:
         """Line a device up by when it wakes: nearly always behind most of the others."""
