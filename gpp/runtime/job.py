@@ -4,6 +4,7 @@ RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, b
             model.json      the captured model      graph.json   its (coarsened) operator graph
             cluster.json    plan.json               program.txt  evaluation.txt
             costs.json              times and bytes of each stage by the cost model
+            overheads.json          fixed costs of the runtime's actions, where they were measured
             weights.safetensors     initial weights, by full parameter name; where workers make their own, `origin.json` says how
 """
 
@@ -20,6 +21,7 @@ from pydantic import Field
 
 from gpp import mechanism
 from gpp.cluster import Cluster
+from gpp.cost.overheads import NOTHING, Overheads
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.cost.uneven import UnevenSamples
@@ -40,7 +42,7 @@ from gpp.program.program import Program, ReduceGroup, check_program, reduce_grou
 from gpp.runtime.job_asked import asked, with_asked
 from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
-from gpp.serialization import from_json, read_text, write_value
+from gpp.serialization import from_json, read_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
 
@@ -163,6 +165,8 @@ class Job:
 
     Args:
         costs: times and bytes of each stage, by the cost model that planned.
+        overheads: fixed costs of the runtime's actions that the plan was predicted with. No worker reads them; a page that plans
+            the run again does.
     """
 
     settings: Settings
@@ -173,6 +177,7 @@ class Job:
     program: Program
     costs: tuple[StageCost, ...] = ()
     evaluation: Program | None = None
+    overheads: Overheads = NOTHING
 
     @property
     def streams(self) -> bool:
@@ -202,7 +207,10 @@ class Job:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
         else:  # a run that goes on here may have had one before
             (folder / "evaluation.txt").unlink(missing_ok=True)
-        (folder / "origin.json").unlink(missing_ok=True)
+        for absent in (OVERHEADS, "origin.json"):  # which an earlier run here may have had
+            (folder / absent).unlink(missing_ok=True)
+        if self.overheads != NOTHING:
+            write_value(folder / OVERHEADS, self.overheads, Overheads)
         if weights is not None and not isinstance(weights, Mapping):
             weights.save(folder)
         elif weights is not None:
@@ -234,6 +242,7 @@ class Job:
         job = cls(
             **values,
             program=_checked(folder / "program.txt", groups, cards),
+            overheads=overheads_of(run_dir),
             evaluation=_checked(evaluation, groups, cards) if evaluation.exists() else None,
         )
         _check_fit(job, folder)
@@ -242,6 +251,12 @@ class Job:
 
             import_homes(job.captured)
         return job
+
+
+def overheads_of(run_dir: Path) -> Overheads:
+    """The overheads that the plan of a run directory was predicted with."""
+    path = run_dir / "job" / OVERHEADS
+    return read_json(Overheads, path, fix=AGAIN) if path.exists() else NOTHING
 
 
 class AbstractJobPart:
@@ -380,6 +395,7 @@ def assemble(
         captured=captured,
         graph=problem.graph,
         cluster=problem.cluster,
+        overheads=problem.overheads,
         plan=plan,
         program=strategy.lower(plan, with_asked(problem, optimizer, settings), cards=cards),
         costs=plan.bills(strategy.posed(problem)),
@@ -401,3 +417,4 @@ _TYPES: dict[str, Any] = {
 """The types of the values that have files, the settings first: they name the mechanisms whose values the plan has."""
 
 FILES = {name: "model.json" if name == "captured" else f"{name}.json" for name in _TYPES}
+OVERHEADS = "overheads.json"

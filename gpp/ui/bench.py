@@ -38,6 +38,7 @@ from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches
 from gpp.report.draw.svg import Swatch, escape
 from gpp.report.draw.timelines import event_swatches, rows_of
+from gpp.runtime.job import overheads_of
 from gpp.runtime.mode import mode_named
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -107,7 +108,7 @@ class Bench:
         kept = (job / "graph.json").exists()
         captured = read_json(Captured, job / "model.json") if kept else experiment.captured()
         graph = read_json(OpGraph, job / "graph.json") if kept else experiment.op_graph(captured)
-        problem = experiment.problem(captured, graph)
+        problem = replace(experiment.problem(captured, graph), overheads=overheads_of(run_dir))
         strategies = _strategies([experiment.strategy, *experiment.strategies])
         own = experiment.strategy.schedule
         schedules = _schedules(own)

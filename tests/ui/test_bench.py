@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from gpp.cost.overheads import NOTHING, Overheads
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.runtime.job import Job
 from gpp.serialization import from_json, read_json, to_json
 from gpp.ui import moved
 from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question
@@ -49,6 +51,21 @@ def test_the_start_is_the_plan_of_the_run(bench: Bench, folder: Path) -> None:
     page = bench.page()
     assert page["meanings"].keys() == {*bench.strategies, *bench.schedules} and all(page["meanings"].values())
     assert page["exporters"] == list(EXPORTERS) and json.loads(json.dumps(page)) is not None
+
+
+def test_fixed_costs_of_actions_are_those_of_the_run(bench: Bench, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "towers" / "graphpipe", tmp_path / "run")
+    job = Job.load(tmp_path / "run")
+    assert job.overheads == bench.problem.overheads == NOTHING
+    measured = replace(job, overheads=Overheads(forward_s=1e-3, step_s=2e-3))
+    measured.save(tmp_path / "run", {})
+    assert Job.load(tmp_path / "run") == measured
+    again = Bench.of(tmp_path / "run")
+    assert again.problem.overheads == measured.overheads
+    known = [one.experiment.strategy.predict(job.plan, one.problem).metrics.iteration_s for one in (bench, again)]
+    assert known[1] > known[0] + 2e-3
+    job.save(tmp_path / "run", {})
+    assert Job.load(tmp_path / "run") == job
 
 
 def test_changed_settings_are_planned_by_the_real_planner(bench: Bench, folder: Path) -> None:
