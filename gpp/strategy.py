@@ -25,7 +25,7 @@ from gpp.plan.choice import SPLIT, AbstractChoice, sharing
 from gpp.plan.copies import best_copies
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, Predict, continuous
+from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, Predict, continuous, made_by
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
@@ -199,7 +199,7 @@ class Strategy:
         predict: Predict = partial(self._judge, problem=problem, asked=asked, judged=judged)
         if self._predicts_plain(problem) and not judged.first:
             predict = PlainPrediction(predict, lambda plan: judged.can_run(problem.refuses(plan)))
-        plan = self.memory.fastest(self._as_run(planner.plan(asked, predict), problem), problem, self._step_s)
+        plan = self.memory.fastest(self._as_run(made_by(planner, asked, predict), problem), problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
         if not judged.can_run(problem.refuses(plan)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ class Attempt:
 
     Args:
         error: why there is no plan.
+        place: file and line at which an error came up that is none of the package's own; empty without one.
         search_s: seconds that the search took, with or without a plan.
         drains: whether its pipeline is empty between two mini-batches.
         bounded: whether the lower bound holds for its schedule.
@@ -34,6 +36,7 @@ class Attempt:
     strategy: str
     status: Status
     error: Exception | None = None
+    place: str = ""
     plan: Plan | None = None
     predicted: Timeline | None = None
     search_s: float = 0.0
@@ -46,7 +49,7 @@ class Attempt:
         """Why there is no plan. To say why nothing fits takes some planners many searches, made when this is first read."""
         if self.error is None or isinstance(self.error, GppError):
             return self.error and str(self.error)
-        return f"{type(self.error).__name__}: {self.error}"
+        return f"{type(self.error).__name__}: {self.error} (at {self.place}; mode=plan shows the traceback)"
 
     @property
     def iteration_s(self) -> float:
@@ -76,8 +79,9 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, first:
         # A bug of one planner must not lose the others' results.
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
         took = time.perf_counter() - start
+        last = traceback.extract_tb(error.__traceback__)[-1]
         # The frames of a traceback would keep all that the search had found.
-        return made(status=status, error=error.with_traceback(None), search_s=took)
+        return made(status=status, error=error.with_traceback(None), place=f"{last.filename}:{last.lineno}", search_s=took)
     return made(status="ok", plan=plan, predicted=predicted, search_s=plan.search_s)
 
 

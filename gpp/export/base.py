@@ -7,10 +7,12 @@ engine through the file `export.py` of their package, `EXPORT` in it (`AbstractE
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.layout import GivenLayout
@@ -225,6 +227,19 @@ def told(engine: str, plan: Plan) -> Told:
 
 NEAREST = "export.nearest=true"
 """What writes a plan that the engine can run."""
+
+
+def torchrun(cluster: Cluster, plan: Plan) -> str:
+    """The launcher of a plan's ranks, one for each device: on every node of it, where it has several.
+
+    >>> torchrun(problem.cluster, plan)
+    'torchrun --nproc-per-node 2'
+    """
+    on_node = Counter(cluster.nodes[device] for device in plan.stages_of_device)
+    each = f"--nproc-per-node {max(on_node.values())}"
+    if len(on_node) == 1:
+        return f"torchrun {each}"
+    return f"torchrun --nnodes {len(on_node)} {each} --rdzv-backend c10d --rdzv-endpoint $FIRST_NODE:29500"
 
 
 def refuse_unequal(plan: Plan, engine: str) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, final
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export import mimo
-from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, torchrun
 from gpp.export.degrees import ModuleChain, by_schedule, losses
 from gpp.export.layout import CLOSING, LAYER, OPENING, GivenLayout, LayoutPart
 from gpp.schedules.base import AbstractSchedule
@@ -63,7 +63,7 @@ class Megatron(AbstractExporter):
         text = "\n".join(f"{name} {value}" for name, value in flags.items()) + ("\n--use-distributed-optimizer" if shares else "")
         script = "#!/bin/bash\n# MEGATRON: a checkout of Megatron-LM; further arguments of the model and its data follow.\n"
         words = text.replace("\n", " \\\n    ")
-        script += f'torchrun --nproc-per-node {chain.world} "$MEGATRON/pretrain_gpt.py" \\\n    {words} "$@"\n'
+        script += f'{torchrun(e.problem.cluster, e.plan)} "$MEGATRON/pretrain_gpt.py" \\\n    {words} "$@"\n'
         return Exported(
             files={"layout.txt": f"{written}\n", "arguments.txt": f"{text}\n", "run.sh": script},
             command="MEGATRON=... bash run.sh (further arguments of the model)",

@@ -16,7 +16,7 @@ from string import Template
 from typing import Final
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import NEAREST, Exported, Lost, ToExport, told
+from gpp.export.base import NEAREST, Exported, Lost, ToExport, told, torchrun
 from gpp.plan.chain import refuse_early_loss, refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.report.draw.stage_graph import module_names
@@ -165,7 +165,7 @@ def exported(e: ToExport, engine: str) -> Exported:
                 count=count,
             )
         },
-        command=f"torchrun --nproc-per-node {world} YOUR_SCRIPT.py (which imports planned_mimo)",
+        command=f"{torchrun(e.problem.cluster, e.plan)} YOUR_SCRIPT.py (which imports planned_mimo)",
         ran=ran,
         lost=(*lost, *(Lost(what=what) for what in said.lost)),
         notes=(

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.actions import passes, table, with_messages, word
-from gpp.export.base import NEAREST, AbstractExporter, Exported, Lost, ToExport, refuse_unequal
+from gpp.export.base import NEAREST, AbstractExporter, Exported, Lost, ToExport, refuse_unequal, torchrun
 from gpp.export.layout import GivenLayout
 from gpp.graph.captured import is_loss
 from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_early_loss, refuse_replicas
@@ -87,7 +87,7 @@ class Torch(AbstractExporter):
                 "schedule_messages.csv": table(with_messages(rows, chain, predicted)),
                 "layout.json": json.dumps(layout, indent=1) + "\n",
             },
-            command=f"torchrun --nproc-per-node {len(chain.devices)} train.py",
+            command=f"{torchrun(e.problem.cluster, plan)} train.py",
             ran=ran,
             lost=(*_carrying(e, ran), *_clipping(e)),
             job=True,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.actions import passes, table, word
-from gpp.export.base import AbstractExporter, Exported, Lost, ToExport
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, torchrun
 from gpp.export.degrees import ModuleChain, losses
 from gpp.export.layout import GivenLayout, LayoutPart
 from gpp.export.modules import Modules
@@ -31,7 +31,7 @@ FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights
 REGISTRY = "torchtitan.models.{}.config_registry"
 """Where a model of it has its configurations."""
 
-COMMAND = "PYTHONPATH=.:$PYTHONPATH torchrun --nproc-per-node {} -m torchtitan.train --module planned --config planned"
+COMMAND = "PYTHONPATH=.:$PYTHONPATH {} -m torchtitan.train --module planned --config planned"
 
 CONFIG = '''"""{title}
 
@@ -102,11 +102,13 @@ class TorchTitan(AbstractExporter):
             **told,
         }
         full = chain.settings.get("activation_checkpoint") == "full"
-        local, whole = chain.samples * chain.count, e.plan.minibatch_size
+        # Without a pipeline it knows no micro-batches: it sums gradients over rounds of the local batch.
+        local, whole = chain.samples * (chain.count if chain.ranks > 1 else 1), e.plan.minibatch_size
+        command = COMMAND.format(torchrun(e.problem.cluster, e.plan))
         source, _, config = (self.config if "." in self.config else f"{REGISTRY.format(self.module)}.{self.config}").rpartition(".")
         module = CONFIG.format(
             title=f"{e.model} as planned by {e.plan.planner}: {len(stages)} stages on {chain.world} devices.",
-            command=COMMAND.format(chain.world),
+            command=command,
             source=source,
             config=config,
             stages="\n".join(f"    {json.dumps(names)}," for names in stages),
@@ -122,7 +124,7 @@ class TorchTitan(AbstractExporter):
                 "torchtitan.toml": _toml(stages, parallelism, local, whole, full),
                 "schedule.csv": table([[word(task) for task in row] for row in rows]),
             },
-            command=COMMAND.format(chain.world),
+            command=command,
             ran=chain.ran,
             lost=(*losses(e, chain), *([FSDP] if shards else [])),
             notes=(

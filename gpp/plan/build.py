@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
-from gpp.graph.op_graph import bits
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.order import kahn
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
@@ -39,7 +40,8 @@ def make_plan(
         placement: devices of each part, if `ordered`.
 
     Raises:
-        InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
+        InvalidPlan: the parts are no partition of the operators, or have sizes that are no numbers of samples; the stage graph has
+            a cycle, or `ordered` parts are in no topological order.
 
     >>> print(make_plan(problem, "mine", [(0b01, 1), (0b10, 1)], microbatch_size=1))
     mine: depth 2, mini-batch 4
@@ -50,6 +52,7 @@ def make_plan(
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
     ks = [k] * len(parts) if isinstance(k, int) else list(k)
+    _check_parts(graph, parts, sizes)
     values = list(sharing) if isinstance(sharing, Sequence) else [sharing] * len(parts)
     owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
     succ: list[set[int]] = [set() for _ in parts]
@@ -89,6 +92,26 @@ def make_plan(
         graph_fingerprint=graph.fingerprint,
         explanation=explanation,
     )
+
+
+def _check_parts(graph: OpGraph, parts: Sequence[tuple[int, int]], sizes: Sequence[int]) -> None:
+    """Refuse what makes no plan, with the operator or the number in question."""
+    seen = 0
+
+    def names(mask: int) -> str:
+        return ", ".join(f"{op} ({graph.ops[op].name})" if op < graph.num_ops else str(op) for op in bits(mask))
+
+    for mask, _ in parts:
+        if mask & seen:
+            raise InvalidPlan(f"operator {names(mask & seen)} is in two stages: each operator is in one")
+        seen |= mask
+    if seen != graph.all_mask:
+        wrong, rule = (
+            (left, "is in no stage") if (left := graph.all_mask & ~seen) else (seen & ~graph.all_mask, "is none of the graph")
+        )
+        raise InvalidPlan(f"operator {names(wrong)} {rule}: the stages hold operators 0 to {graph.num_ops - 1}")
+    if odd := [b for b in sizes if not isinstance(b, Integral) or b < 1]:
+        raise InvalidPlan(f"a micro-batch of {odd[0]!r} samples: write a whole number above 0")
 
 
 def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:

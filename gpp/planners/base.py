@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
-from gpp.errors import GppError, InvalidConfig
+from gpp.errors import GppError, InvalidConfig, InvalidPlan
 from gpp.memory import AbstractMemory
 from gpp.plan.plan import Plan
 from gpp.settings import file_word
@@ -137,6 +137,19 @@ class AbstractReleased(ABC, Generic[P]):
         Args:
             planner: whose settings it follows.
         """
+
+
+def made_by(planner: AbstractPlanner, problem: Problem, predict: Predict) -> Plan:
+    """What a planner returns, which may be one of the user's own.
+
+    Raises:
+        InvalidPlan: it is no plan.
+    """
+    found = planner.plan(problem, predict)
+    if not isinstance(found, Plan):
+        rule = "a planner returns a plan (gpp.plan.build.make_plan makes one), or raises Infeasible"
+        raise InvalidPlan(f"{type(planner).__name__}.plan returned {found!r}: {rule}")
+    return found
 
 
 class AbstractSearch(ABC):

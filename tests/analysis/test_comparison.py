@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
 
 from gpp.analysis.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
+from gpp.errors import InvalidPlan
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
@@ -28,6 +30,12 @@ class Broken(AbstractPlanner):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silent(AbstractPlanner):
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        return None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Told(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         own = Objective(value_s=0.0125, scope="a micro-batch for the slowest stage")
@@ -44,13 +52,32 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     found = compare(strategies(Broken(), Even(), GraphPipe(), Told()), given, begun.append)
     assert begun == ["broken", "even", "graphpipe", "told"] == [a.strategy for a in found]
     assert [a.status for a in found] == ["failed", "ok", "ok", "ok"]
-    assert found[0].reason == "ZeroDivisionError: a bug" and found[0].plan is None
+    line = Broken.plan.__code__.co_firstlineno + 1
+    words = f"ZeroDivisionError: a bug (at {__file__}:{line}; mode=plan shows the traceback)"
+    assert found[0].reason == words and found[0].plan is None
     best = best_of(found).own
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
     told = compared_dicts(found, None, None)
     assert (told[3]["objective"], told[3]["objective_s"]) == ("0.0125 s a micro-batch for the slowest stage", 0.0125)
     assert told[1]["objective"] is None and told[1]["objective_s"] is None
     assert [line.cells()["own objective"] for line in strategy_lines(found, None)] == ["–", "–", "–", "12.5 ms"]
+
+
+def test_what_is_no_plan_says_what_is_wrong() -> None:
+    given = problem(two_towers(3), 4, 8)
+    (found,) = compare(strategies(Silent()), given)
+    assert found.reason == (
+        "Silent.plan returned None: a planner returns a plan (gpp.plan.build.make_plan makes one), or raises Infeasible"
+    )
+    every, first = given.graph.all_mask, given.graph.ops[0].name
+    for parts, b, words in (
+        ([(every & ~1, 1)], 1, f"operator 0 ({first}) is in no stage"),
+        ([(every, 1), (1, 1)], 1, f"operator 0 ({first}) is in two stages"),
+        ([(every | 1 << 99, 1)], 1, "operator 99 is none of the graph"),
+        ([(every, 1)], [2.0], "a micro-batch of 2.0 samples"),
+    ):
+        with pytest.raises(InvalidPlan, match=re.escape(words)):
+            make_plan(given, "mine", parts, b)  # type: ignore[arg-type]
 
 
 def test_no_bound_speaks_of_a_pipeline_that_does_not_drain() -> None:

@@ -16,7 +16,7 @@ from gpp.analysis.explain.single import changes, least_s, single_changes
 from gpp.app.exporting import settled
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.export.base import AbstractExporter, ToExport
+from gpp.export.base import AbstractExporter, ToExport, torchrun
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.imports import layout_of, shipped
 from gpp.export.megatron import Megatron
@@ -95,6 +95,24 @@ def test_torchtitan_gets_its_own_names() -> None:
     compile(source, "planned.py", "exec")
     exec(source[source.index("STAGES") : source.index("def planned")], scope)
     assert scope["STAGES"] == stages
+
+
+def test_without_a_pipeline_torchtitan_takes_one_micro_batch_at_a_time() -> None:
+    """It has micro-batches in a pipeline alone: all that one has is its local batch."""
+    e = laid_out("EttttttttL")
+    made = TorchTitan().exported(e)
+    batch = tomllib.loads(made.files["torchtitan.toml"])["training"]
+    assert batch == {"local_batch_size": e.plan.stages[0].microbatch_size, "global_batch_size": 32} and e.plan.num_devices == 1
+    assert batch["local_batch_size"] < 32
+    chain = TorchTitan().exported(laid_out())
+    assert tomllib.loads(chain.files["torchtitan.toml"])["training"]["local_batch_size"] == 32
+
+
+def test_ranks_are_launched_on_the_nodes_of_their_devices() -> None:
+    e = laid_out()
+    assert torchrun(e.problem.cluster, e.plan) == "torchrun --nproc-per-node 4"
+    two = replace(e.problem.cluster, nodes=(0, 0, 1, 1))
+    assert torchrun(two, e.plan) == "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint $FIRST_NODE:29500"
 
 
 def test_deepspeed_gets_the_boundaries() -> None:
