@@ -43,11 +43,12 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The best plan, its predicted seconds, and how many plans were predicted."""
+    """The best plan, its predicted seconds, how many plans were predicted, and how many of them in less time than they surely take."""
 
     plan: Plan
     seconds: float
     predicted: int
+    too_short: int
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class RandomSearch:
     busy: dict[tuple[Part, int], float] = field(default_factory=dict)
     best: tuple[float, Layout, Plan] | None = None
     predicted: int = 0
+    too_short: int = 0
 
     def run(self, cpu_s: float) -> Found:
         """The best plan that is found in so many seconds of the processor."""
@@ -72,7 +74,7 @@ class RandomSearch:
         while time.process_time() < end:
             self._climb(self._start(), end)
         assert self.best is not None, "nothing fits"
-        return Found(self.best[2], self.best[0], self.predicted)
+        return Found(self.best[2], self.best[0], self.predicted, self.too_short)
 
     def _climb(self, layout: Layout, end: float) -> None:
         seconds, in_vain = self._seconds(layout, float("inf")), 0
@@ -228,7 +230,8 @@ class RandomSearch:
             seconds = self.strategy.predict(plan, self.problem, record=False).metrics.iteration_s
         except (Infeasible, InvalidPlan, MalformedProgram):
             seconds = float("inf")
-        assert seconds >= least_s * (1 - 1e-9), f"{plan} takes {seconds} s, and no plan like it less than {least_s} s"
+        if seconds < least_s * (1 - 1e-9):
+            self.too_short, seconds = self.too_short + 1, least_s
         self.predicted += 1
         self.seen[layout] = seconds
         if seconds < (self.best[0] if self.best else float("inf")):
