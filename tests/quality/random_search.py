@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The best plan, its predicted seconds, how many plans were predicted, and how many of them in less time than they surely take."""
+    """The best plan, its predicted seconds, how many plans were predicted, and how many of them below what they surely take."""
 
     plan: Plan
     seconds: float
