@@ -131,7 +131,7 @@ def section(headline: Headline, found: dict[str, Any] | None, where: str) -> str
     lines = [f"## {headline.question}", "", *(f"    {command}" for command in headline.commands), ""]
     lines += [*textwrap.wrap(headline.beside, 120), ""]
     if found is None:
-        return "\n".join([*lines, "Not yet measured by this command.", ""])
+        return "\n".join([*lines, "Not yet measured.", ""])
     lines += [line(Number(**number)) for number in found["numbers"]]
     machine = found["machine"].removeprefix(where).removeprefix(", ")
     return "\n".join([*lines, "", f"{found['date']}, {found['commit']}, {found['seconds']:,} s, {machine}.", ""])

@@ -70,7 +70,7 @@ def test_a_headline_is_run_where_nobody_else_writes() -> None:
 
 def test_what_was_not_run_has_no_number() -> None:
     text = section(HEADLINES[0], None, "")
-    assert "Not yet measured by this command." in text and "*" not in text
+    assert "Not yet measured." in text and "*" not in text
 
 
 def test_a_section_has_numbers_yardsticks_and_their_origin(monkeypatch: pytest.MonkeyPatch) -> None:
