@@ -26,7 +26,7 @@ class Attempt:
 
     Args:
         error: why there is no plan.
-        place: file and line at which an error came up that is none of the package's own; empty without one.
+        place: file and line at which the error came up; empty without one.
         search_s: seconds that the search took, with or without a plan.
         drains: whether its pipeline is empty between two mini-batches.
         bounded: whether the lower bound holds for its schedule.

@@ -232,11 +232,14 @@ NEAREST = "export.nearest=true"
 def torchrun(cluster: Cluster, plan: Plan) -> str:
     """The launcher of a plan's ranks, one for each device: on every node of it, where it has several.
 
+    `$FIRST_NODE` stands for the host of the first node, and `$RANKS_HERE` for a node's number of ranks where nodes differ in it.
+
     >>> torchrun(problem.cluster, plan)
     'torchrun --nproc-per-node 2'
     """
     on_node = Counter(cluster.nodes[device] for device in plan.stages_of_device)
-    each = f"--nproc-per-node {max(on_node.values())}"
+    counts = sorted(set(on_node.values()))
+    each = f"--nproc-per-node {counts[0] if len(counts) == 1 else '$RANKS_HERE'}"
     if len(on_node) == 1:
         return f"torchrun {each}"
     return f"torchrun --nnodes {len(on_node)} {each} --rdzv-backend c10d --rdzv-endpoint $FIRST_NODE:29500"

@@ -61,7 +61,8 @@ class Megatron(AbstractExporter):
             **chain.settings,
         }
         text = "\n".join(f"{name} {value}" for name, value in flags.items()) + ("\n--use-distributed-optimizer" if shares else "")
-        script = "#!/bin/bash\n# MEGATRON: a checkout of Megatron-LM; further arguments of the model and its data follow.\n"
+        script = "#!/bin/bash\n# MEGATRON: a checkout of Megatron-LM; FIRST_NODE: the first of several nodes.\n"
+        script += "# Further arguments of the model and its data follow.\n"
         words = text.replace("\n", " \\\n    ")
         script += f'{torchrun(e.problem.cluster, e.plan)} "$MEGATRON/pretrain_gpt.py" \\\n    {words} "$@"\n'
         return Exported(

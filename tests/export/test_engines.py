@@ -113,6 +113,8 @@ def test_ranks_are_launched_on_the_nodes_of_their_devices() -> None:
     assert torchrun(e.problem.cluster, e.plan) == "torchrun --nproc-per-node 4"
     two = replace(e.problem.cluster, nodes=(0, 0, 1, 1))
     assert torchrun(two, e.plan) == "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint $FIRST_NODE:29500"
+    uneven = replace(e.problem.cluster, nodes=(0, 0, 0, 1))
+    assert torchrun(uneven, e.plan).startswith("torchrun --nnodes 2 --nproc-per-node $RANKS_HERE ")
 
 
 def test_deepspeed_gets_the_boundaries() -> None:

@@ -51,8 +51,8 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-ROUNDS: Final = {"never": 24, "auto": 35, "always": 95}
-"""Rounds of a search, short ones and long ones."""
+ROUNDS: Final = {"never": 24, "auto": 35, "always": 120}
+"""Rounds of a search, short ones and long ones; `always` has ten times the passes of `auto`."""
 
 SHORT = 32
 """Rounds that are short. They find where a long one is worth its time: three long ones behind them took steps of 20 to 28
