@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, final
 
 from gpp.compiled import reals
 from gpp.program.waits import MEET, OCCUPY, Waits
-from gpp.simulate.period import Period, spans
+from gpp.simulate.period import Period
 from gpp.simulate.walk import Walk
 
 MEETING = -1
@@ -70,7 +70,7 @@ def repeated(step: Callable[[Sequence[float]], Times], start: Sequence[float]) -
     period = Period()
     while True:
         times = step(start)
-        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s, default=0.0)))
+        found = period.after(start, times.first_s, times.free_s)
         if found is not None:
             return times, found
         start = times.free_s

@@ -10,8 +10,10 @@ When the resources (devices and channels) are free after a step is a max-plus li
 * If every resource is first used at f, free at x, and was free at s <= f, then the limit lies between the least x - s of those
   with f = s, which their start held back, and the largest x - f of all. Where both are equal they are the limit. In a chain that
   is so in the very first step: it begins and ends on its first device.
-* Else the next step follows from the state that this one left, until the end grows by the same twice in a row, or, after `MOST`
-  steps, on average over the last half of them.
+* Else the next step follows from the state that this one left. No resource's growth can exceed the largest growth of the step
+  before, so the largest one bounds the limit from above at every step. It is the limit once the end grows by the same twice in
+  a row. An end alone does not say so: a device that has more to do falls behind for many steps before the end is its own.
+* After `MOST` steps the period is the largest mean growth over the last half of them: at least what any resource has to do.
 
 Two stages before a common one, one micro-batch, two steps. A step alone takes 8 seconds, and the period is 6:
 
@@ -25,8 +27,9 @@ The first step says 6 to 8: d0 and d1 were both free at 0. Before the second, d1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, final
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import final
 
 MOST = 8
 """The number of steps after which the mean growth is the period."""
@@ -35,57 +38,49 @@ SAME = 1e-9
 """Relative difference up to which two periods are equal, because of rounding."""
 
 
-class Spans(NamedTuple):
-    """Bounds on the period, from one step.
-
-    Args:
-        low, high: bounds on it.
-        end_s: when the last action of the step has ended, from the beginning of the first step.
-    """
-
-    low: float
-    high: float
-    end_s: float
-
-
-def spans(start: Iterable[float], first: Iterable[float], free: Iterable[float], end_s: float) -> Spans:
-    """The spans of a step.
-
-    Args:
-        start, first, free: for each resource, when it is free before the step, first used (infinity: never), and free after it.
-
-    >>> spans(start=[0, 0, 0], first=[0, 0, 3], free=[6, 8, 5], end_s=8)
-    Spans(low=6, high=8, end_s=8)
-    """
-    low, high = float("inf"), 0.0
-    for s, f, x in zip(start, first, free, strict=True):
-        if f < float("inf"):
-            if x - f > high:
-                high = x - f
-            if f <= s and x - s < low:
-                low = x - s
-    return Spans(low, high, end_s)
-
-
 @final
 class Period:
     """Finds the period from successive steps.
 
+    Args:
+        agree: gives each of several processes, which have some of the resources each, the largest value of all at each place.
+
     >>> period = Period()
-    >>> period.after(Spans(low=6, high=8, end_s=8)), period.after(Spans(low=6, high=6, end_s=14))
+    >>> first = period.after(start=[0, 0, 0], first=[0, 0, 3], free=[6, 8, 5])
+    >>> first, period.after(start=[6, 8, 5], first=[6, 8, 9], free=[12, 14, 11])
     (None, 6)
     """
 
-    def __init__(self) -> None:
-        self.ends: list[float] = []
+    def __init__(self, agree: Callable[[list[float]], list[float]] = list) -> None:
+        self.agree, self.steps, self.end, self.grew = agree, 0, 0.0, 0.0
+        self.middle: list[float] = []
+        """When each resource was free in the middle of the steps."""
 
-    def after(self, step: Spans) -> float | None:
-        """The period, or None if it takes another step to know."""
-        self.ends.append(step.end_s)
-        ends, count = self.ends, len(self.ends)
-        if abs(step.high - step.low) <= SAME * step.high:
-            return step.high
-        if count > 2 and abs((ends[-1] - ends[-2]) - (ends[-2] - ends[-3])) <= SAME * (ends[-1] - ends[-2]):
-            return ends[-1] - ends[-2]
-        half = count // 2
-        return (ends[-1] - ends[-1 - half]) / half if count >= MOST else None
+    def after(self, start: Iterable[float], first: Iterable[float], free: Iterable[float]) -> float | None:
+        """The period, or None if it takes another step to know.
+
+        Args:
+            start, first, free: for each resource, when it is free before the step, first used (infinity: never), and free after
+                it.
+        """
+        low, high, most, end, mean = inf, 0.0, 0.0, 0.0, 0.0
+        free = [*free]
+        for s, f, x in zip(start, first, free, strict=True):
+            if f < inf:
+                end, most, high = max(end, x), max(most, x - s), max(high, x - f)
+                if f <= s and x - s < low:
+                    low = x - s
+        self.steps += 1
+        half = MOST // 2
+        if self.steps == half:
+            self.middle = free
+        elif self.steps == MOST:
+            mean = max((x - m for m, x in zip(self.middle, free, strict=True)), default=0.0) / half
+        held, high, most, end, mean = self.agree([-low, high, most, end, mean])
+        if abs(high + held) <= SAME * high:
+            return high
+        grew, before = end - self.end, self.grew
+        self.end, self.grew = end, grew
+        if self.steps > 2 and abs(grew - before) <= SAME * grew and most - grew <= SAME * grew:
+            return grew
+        return mean if self.steps == MOST else None

@@ -20,7 +20,7 @@ cdef class StepTimer:
     cdef double reach
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
     cdef Py_ssize_t num_nodes, num_listed
-    cdef double[::1] wakes_s, pass_s, free, start, began, arrived, pair_ahead_s, pair_late
+    cdef double[::1] wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
     cdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
@@ -43,7 +43,7 @@ cdef class StepTimer:
     cdef void _wake(self, Py_ssize_t d) noexcept
     @cython.locals(u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t)
     cdef void _ended(self, long long what) noexcept
-    @cython.locals(i=cython.Py_ssize_t, turn=cython.Py_ssize_t, resources=cython.Py_ssize_t, low=cython.double, high=cython.double, end=cython.double, before=cython.double, earlier=cython.double, middle=cython.double)
+    @cython.locals(i=cython.Py_ssize_t, turn=cython.Py_ssize_t, resources=cython.Py_ssize_t, low=cython.double, high=cython.double, end=cython.double, before=cython.double, earlier=cython.double, most=cython.double, grew=cython.double)
     cdef double _walk(self, double below_s) noexcept
     @cython.locals(m=cython.longlong, c=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, u=cython.Py_ssize_t, way=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, d=cython.Py_ssize_t, b=cython.Py_ssize_t, now=cython.double, when=cython.double)
     cdef void _step(self) noexcept

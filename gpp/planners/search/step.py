@@ -52,7 +52,7 @@ class StepTimer:
         self.sequence = integers(passes)
         self.sequence_mb, self.num_nodes, self.pair_dst = integers(passes), 0, room.pair_dst
         self.in_pair, self.pair_src, self.free, self.start = room.in_pair, room.pair_src, reals(resources), reals(resources)
-        self.began, self.arrived = reals(resources), reals(2 * facts.most_pairs * facts.count)
+        self.began, self.middle, self.arrived = reals(resources), reals(resources), reals(2 * facts.most_pairs * facts.count)
         self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
         self.sum_set, self.sum_s, self.last = room.sum_set, room.sum_s, integers(facts.most_stages)
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
@@ -230,9 +230,7 @@ class StepTimer:
     def _walk(self, below_s: float) -> float:
         """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
         resources = self.num_devices + 2 * self.num_pairs
-        before = 0.0
-        earlier = 0.0
-        middle = 0.0
+        before, grew = 0.0, 0.0
         for i in range(resources):
             self.free[i] = 0.0
         for turn in range(1, MOST + 1):
@@ -240,10 +238,11 @@ class StepTimer:
                 self.start[i] = self.free[i]
                 self.began[i] = INF
             self._step()
-            low, high, end = INF, 0.0, 0.0
+            low, high, most, end = INF, 0.0, 0.0, 0.0
             for i in range(resources):
-                end = max(end, self.free[i])
                 if self.began[i] < INF:
+                    end = max(end, self.free[i])
+                    most = max(most, self.free[i] - self.start[i])
                     high = max(high, self.free[i] - self.began[i])
                     if self.began[i] <= self.start[i]:
                         low = min(low, self.free[i] - self.start[i])
@@ -254,12 +253,16 @@ class StepTimer:
                 return INF
             if low < INF:
                 self.reach = max(self.reach, low * (1.0 - SAME))
-            if turn > 2 and abs((end - before) - (before - earlier)) <= SAME * (end - before):
-                return end - before
+            earlier, grew, before = grew, end - before, end
+            if turn > 2 and abs(grew - earlier) <= SAME * grew and most - grew <= SAME * grew:
+                return grew
             if turn == MOST // 2:
-                middle = end
-            earlier, before = before, end
-        return (before - middle) / (MOST // 2)
+                for i in range(resources):
+                    self.middle[i] = self.free[i]
+        most = 0.0
+        for i in range(resources):
+            most = max(most, self.free[i] - self.middle[i])
+        return most / (MOST // 2)
 
     def _step(self) -> None:
         """Walk the passes once, from when each resource is free."""

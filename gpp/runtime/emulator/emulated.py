@@ -169,8 +169,6 @@ _LONG_AGO: When = (0.0, 0.0)
 class EmulatedHost:
     """A device's channels to its host and back, which all its stages use.
 
-    They say nothing of the period that the device does not: a pass stands before the first copy of a step and behind the last.
-
     Args:
         costs: what copies take.
     """
@@ -178,16 +176,25 @@ class EmulatedHost:
     def __init__(self, costs: CopyCosts, clock: Clock) -> None:
         self.costs, self.clock = costs, clock
         self._free: dict[Resource, When] = {}
+        self._opened: dict[Resource, tuple[float, float]] = {}
 
     def begin(self, *, anew: bool) -> None:
         """Start to follow the clock; `anew`: no copy is under way."""
         self._free = {} if anew else {way: (free, self.clock.real_s(free)) for way, (free, _) in self._free.items()}
+        self._opened.clear()
+
+    def channels(self) -> list[tuple[float, float, float]]:
+        """As those of `EmulatedMailbox`."""
+        out = [(*opened, self._free[way][0]) for way, opened in self._opened.items()]
+        self._opened.clear()
+        return out
 
     def copy(self, way: Resource, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
         """When a copy is over that begins now, or later; and when it runs, by this machine's clock."""
         seconds, _ = self.costs[way, stage].of(last=last)
         free, scale = self._free.get(way, _LONG_AGO), self.clock.time_scale
         begin_s = max(self.clock.virtual_s, free[0], after[0])
+        self._opened.setdefault(way, (free[0], begin_s))
         real_s = max(time.perf_counter(), free[1], after[1])
         over = self._free[way] = begin_s + seconds, real_s + seconds * scale
         return over, (real_s, over[1])

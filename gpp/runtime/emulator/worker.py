@@ -44,7 +44,7 @@ from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, o
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span
 from gpp.simulate.messages import message_rates
-from gpp.simulate.period import Period, Spans, spans
+from gpp.simulate.period import Period
 
 Agree = Callable[[list[float]], list[float]]
 """Function that gives every worker the largest value at each place over all workers."""
@@ -159,7 +159,7 @@ class EmulatedWorker:
         """Steps that wait for no clock, until the period shows; the record of the last, and the period
         (`gpp.simulate.period`).
         """
-        period = Period()
+        period = Period(self.agree)
         while True:
             self.begin(0.0)
             before = self.clock.virtual_s
@@ -167,12 +167,10 @@ class EmulatedWorker:
             opened = float("inf") if self.clock.opened_s is None else self.clock.opened_s
             own = [
                 (before, opened, self.clock.virtual_s),
+                *self.host.channels(),
                 *(c for runner in self.runners.values() for c in runner.mailbox.channels()),
             ]
-            free, first, after = zip(*own, strict=True)
-            found = spans(free, first, after, self.clock.virtual_s)
-            low, high, end = self.agree([-found.low, found.high, found.end_s])
-            seconds = period.after(Spans(-low, high, end))
+            seconds = period.after(*zip(*own, strict=True))
             if seconds is not None:
                 return done, seconds
 
