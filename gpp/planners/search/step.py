@@ -57,7 +57,8 @@ class StepTimer:
         self.sum_set, self.sum_s, self.last = room.sum_set, room.sum_s, integers(facts.most_stages)
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
         self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
-        self.ready, self.listed, self.num_listed = integers(facts.most_units), integers(facts.num_devices), 0
+        self.ready, self.missing, self.listed = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
+        self.num_listed, self.left, self.begins = 0, reals(facts.num_devices), integers(facts.num_devices)
         self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
@@ -83,10 +84,10 @@ class StepTimer:
             if took >= 0.0:
                 self.work[0] += self.known.passes[self.known.row]
                 return INF if took >= below_s else took
-        if not self._order():
-            self.known.keep(self.num_nodes, INF, INF)
-            return INF
         self.reach = 0.0
+        if not self._order(below_s):
+            self.known.keep(self.num_nodes, INF, self.reach)
+            return INF
         took = self._walk(below_s)
         self.known.keep(self.num_nodes, took, self.reach)
         return INF if took >= below_s else took
@@ -126,9 +127,13 @@ class StepTimer:
         at -= m - ahead
         return 2 * at + 1 if at < m else -1
 
-    def _order(self) -> bool:
-        """Find an order in which all passes can run: they are listed as they begin; False if there is none."""
-        done = 0
+    def _order(self, below_s: float) -> bool:
+        """Find an order in which all passes can run: they are listed as they begin; False if there is none.
+
+        Also False as soon as every device that begins at once is known to end too late, whatever messages take: no period is
+        shorter than the first of these ends (`gpp.simulate.period`). `reach` tells the one from the other.
+        """
+        done, early = 0, 0
         now = 0.0
         total = self._begin()
         while True:
@@ -140,11 +145,25 @@ class StepTimer:
                     what = self.ready[u]
                     way = what & 1
                     self.head[u] += 1
-                    self.ready[u] = self._node_at(u, self.head[u])
+                    self._ask(u)
                     self.running[d] = self.sequence[done] = 2 * u + way
                     self.sequence_mb[done] = what >> 1
                     done += 1
-                    self._push(now + self.pass_s[2 * self.unit_stage[u] + way], d)
+                    took = self.pass_s[2 * self.unit_stage[u] + way]
+                    self._push(now + took, d)
+                    if now == 0.0:
+                        early += 1 - self.begins[d]
+                        self.begins[d] = 1
+                        if took == 0.0:
+                            below_s = INF  # its message begins at once too
+                    elif self.begins[d] == 1 and (now + self.left[d]) * (1.0 - 2.0 * SAME) >= below_s:
+                        self.begins[d] = 2
+                        early -= 1
+                        if early == 0:
+                            self.reach, self.num_nodes = below_s, total
+                            self.work[0] += total  # as if they had been timed: a walk ends by them
+                            return False
+                    self.left[d] -= took
             self.num_listed = 0
             if self.num_popped == self.num_pushed:
                 break
@@ -158,6 +177,8 @@ class StepTimer:
                 self._ended(node)
         self.num_nodes = done
         self.work[0] += done
+        if done < total:
+            self.reach = INF
         return done == total
 
     def _begin(self) -> int:
@@ -167,7 +188,8 @@ class StepTimer:
         self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = -1
-            self.awake[d] = 0
+            self.awake[d] = self.begins[d] = 0
+            self.left[d] = self.over[5]
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
@@ -176,9 +198,15 @@ class StepTimer:
             self.depth[u] = self.distance[self.order[i]]
             self.ahead[u] = self.held[self.depth[u]] if self.pass_s[2 * i + 1] >= 0.0 else -1
             self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
-            self.ready[u] = self._node_at(u, 0)
             total += 2 * m if self.ahead[u] >= 0 else m
+            self.left[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0)) + self.update_s[i]
             self._wake(d)
+        for s in range(self.num_sums):
+            for d in range(self.num_devices):
+                if self.sum_set[s] >> d & 1:
+                    self.left[d] += self.sum_s[s]
+        for u in range(self.num_units):
+            self._ask(u)
         return total
 
     def _next(self, d: int) -> int:
@@ -186,26 +214,29 @@ class StepTimer:
         chosen, best = -1, 0
         u = self.of_device[d]
         while u >= 0:
-            what = self.ready[u]
-            if what >= 0 and self._may_run(u, what):
-                urgency = self.depth[u] + (0 if what & 1 else self.most + 1)
+            if self.missing[u] == 0:
+                urgency = self.depth[u] + (0 if self.ready[u] & 1 else self.most + 1)
                 if chosen < 0 or urgency < best:
                     chosen, best = u, urgency
             u = self.next_unit[u]
         return chosen
 
-    def _may_run(self, u: int, what: int) -> bool:
-        """Whether all that a replica's pass waits for on other replicas is over."""
+    def _ask(self, u: int) -> None:
+        """Find a replica's next pass, and how many passes of others it still waits for; one more than there are at its end."""
+        what = self._node_at(u, self.head[u])
         b = what >> 1
-        if what & 1:
+        missing = 0
+        if what < 0:
+            missing = self.num_pairs + 1
+        elif what & 1:
             for k in range(self.first_out[u], self.first_out[u + 1]):
                 if self.pair_back[k] and self.over_by[2 * self.pair_dst[k] + 1] <= b:
-                    return False
+                    missing += 1
         else:
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 if self.over_by[2 * self.pair_src[self.in_pair[k]]] <= b:
-                    return False
-        return True
+                    missing += 1
+        self.ready[u], self.missing[u] = what, missing
 
     def _wake(self, d: int) -> None:
         """Let an idle device look for its next pass."""
@@ -215,17 +246,26 @@ class StepTimer:
             self.num_listed += 1
 
     def _ended(self, what: int) -> None:
-        """Count a pass of a replica and direction as over, and wake those that may wait for it."""
+        """Count a pass of a replica and direction as over, and wake those that waited for it alone."""
         u = what >> 1
+        way = what & 1
+        waited = 2 * self.over_by[what] + way
         self.over_by[what] += 1
-        if what & 1:
+        if way:
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 p = self.in_pair[k]
                 if self.pair_back[p]:
-                    self._wake(self.unit_device[self.pair_src[p]])
+                    self._one_less(self.pair_src[p], waited)
         else:
             for k in range(self.first_out[u], self.first_out[u + 1]):
-                self._wake(self.unit_device[self.pair_dst[k]])
+                self._one_less(self.pair_dst[k], waited)
+
+    def _one_less(self, u: int, what: int) -> None:
+        """Let a replica wait for one pass less if `what` is its next one's."""
+        if self.ready[u] == what:
+            self.missing[u] -= 1
+            if self.missing[u] == 0:
+                self._wake(self.unit_device[u])
 
     def _walk(self, below_s: float) -> float:
         """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
