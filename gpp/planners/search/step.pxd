@@ -17,10 +17,10 @@ cdef class StepTimer:
     cdef long long[::1] sequence, sequence_mb, pair_dst, in_pair, pair_src, sum_set, last, first_unit
     cdef StageShapes shape
     cdef KnownSteps known
-    cdef double reach
+    cdef double reach, below
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
-    cdef Py_ssize_t num_nodes, num_listed
-    cdef double[::1] left, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
+    cdef Py_ssize_t num_nodes, num_listed, early
+    cdef double[::1] left, load, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
     cdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
@@ -32,7 +32,7 @@ cdef class StepTimer:
     cdef void _push(self, double when, long long device) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)
     cdef long long _node_at(self, Py_ssize_t u, long long at) noexcept
-    @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, took=cython.double, done=cython.Py_ssize_t, early=cython.Py_ssize_t)
+    @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, took=cython.double, done=cython.Py_ssize_t)
     cdef bint _order(self, double below_s) noexcept
     @cython.locals(i=cython.Py_ssize_t, u=cython.Py_ssize_t, d=cython.Py_ssize_t, m=cython.longlong, total=cython.Py_ssize_t, s=cython.Py_ssize_t)
     cdef Py_ssize_t _begin(self) noexcept
@@ -40,14 +40,17 @@ cdef class StepTimer:
     cdef Py_ssize_t _next(self, Py_ssize_t d) noexcept
     @cython.locals(k=cython.Py_ssize_t, b=cython.longlong, what=cython.longlong, missing=cython.longlong)
     cdef void _ask(self, Py_ssize_t u) noexcept
+    @cython.locals(d=cython.Py_ssize_t)
+    cdef void _watch(self, double below_s) noexcept
+    cdef inline bint _late(self, Py_ssize_t d, double now, double took) noexcept
     cdef void _wake(self, Py_ssize_t d) noexcept
     @cython.locals(u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, way=cython.longlong, waited=cython.longlong)
     cdef void _ended(self, long long what) noexcept
     cdef void _one_less(self, Py_ssize_t u, long long what) noexcept
     @cython.locals(i=cython.Py_ssize_t, turn=cython.Py_ssize_t, resources=cython.Py_ssize_t, low=cython.double, high=cython.double, end=cython.double, before=cython.double, earlier=cython.double, most=cython.double, grew=cython.double)
     cdef double _walk(self, double below_s) noexcept
-    @cython.locals(m=cython.longlong, c=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, u=cython.Py_ssize_t, way=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, d=cython.Py_ssize_t, b=cython.Py_ssize_t, now=cython.double, when=cython.double)
-    cdef void _step(self) noexcept
+    @cython.locals(m=cython.longlong, c=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, u=cython.Py_ssize_t, way=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, d=cython.Py_ssize_t, b=cython.Py_ssize_t, now=cython.double, when=cython.double, took=cython.double)
+    cdef bint _step(self) noexcept
     cdef double _sent(self, Py_ssize_t channel, double now, double took) noexcept
     @cython.locals(i=cython.Py_ssize_t, u=cython.Py_ssize_t, s=cython.Py_ssize_t, d=cython.Py_ssize_t, now=cython.double, took=cython.double)
     cdef void _finish(self) noexcept

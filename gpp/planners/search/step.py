@@ -58,7 +58,8 @@ class StepTimer:
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
         self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
         self.ready, self.missing, self.listed = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
-        self.num_listed, self.left, self.begins = 0, reals(facts.num_devices), integers(facts.num_devices)
+        self.num_listed, self.begins = 0, integers(facts.num_devices)
+        self.left, self.load, self.early, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
         self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
@@ -133,9 +134,10 @@ class StepTimer:
         Also False as soon as every device that begins at once is known to end too late, whatever messages take: no period is
         shorter than the first of these ends (`gpp.simulate.period`). `reach` tells the one from the other.
         """
-        done, early = 0, 0
+        done = 0
         now = 0.0
         total = self._begin()
+        self._watch(below_s)
         while True:
             for at in range(self.num_listed):
                 d = self.listed[at]
@@ -151,19 +153,9 @@ class StepTimer:
                     done += 1
                     took = self.pass_s[2 * self.unit_stage[u] + way]
                     self._push(now + took, d)
-                    if now == 0.0:
-                        early += 1 - self.begins[d]
-                        self.begins[d] = 1
-                        if took == 0.0:
-                            below_s = INF  # its message begins at once too
-                    elif self.begins[d] == 1 and (now + self.left[d]) * (1.0 - 2.0 * SAME) >= below_s:
-                        self.begins[d] = 2
-                        early -= 1
-                        if early == 0:
-                            self.reach, self.num_nodes = below_s, total
-                            self.work[0] += total  # as if they had been timed: a walk ends by them
-                            return False
-                    self.left[d] -= took
+                    if self._late(d, now, took):
+                        self.work[0] += total  # as if they had been timed: a walk ends by them
+                        return False
             self.num_listed = 0
             if self.num_popped == self.num_pushed:
                 break
@@ -181,6 +173,29 @@ class StepTimer:
             self.reach = INF
         return done == total
 
+    def _watch(self, below_s: float) -> None:
+        """Begin to look whether a step surely takes `below_s` or more."""
+        self.early, self.below = 0, below_s
+        for d in range(self.num_devices):
+            self.left[d], self.begins[d] = self.load[d], 0
+
+    def _late(self, d: int, now: float, took: float) -> bool:
+        """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too."""
+        if now == 0.0:
+            if self.begins[d] == 0:
+                self.begins[d] = 1
+                self.early += 1
+            if took == 0.0:
+                self.below = INF  # its message begins at once too
+        elif self.begins[d] == 1 and (now + self.left[d]) * (1.0 - 2.0 * SAME) >= self.below:
+            self.begins[d] = 2
+            self.early -= 1
+            if self.early == 0:
+                self.reach = self.below
+                return True
+        self.left[d] -= took
+        return False
+
     def _begin(self) -> int:
         """Put all devices at their start; returns how many passes there are."""
         total = 0
@@ -188,8 +203,8 @@ class StepTimer:
         self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = -1
-            self.awake[d] = self.begins[d] = 0
-            self.left[d] = self.over[5]
+            self.awake[d] = 0
+            self.load[d] = self.over[5]
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
@@ -199,12 +214,12 @@ class StepTimer:
             self.ahead[u] = self.held[self.depth[u]] if self.pass_s[2 * i + 1] >= 0.0 else -1
             self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
             total += 2 * m if self.ahead[u] >= 0 else m
-            self.left[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0)) + self.update_s[i]
+            self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0)) + self.update_s[i]
             self._wake(d)
         for s in range(self.num_sums):
             for d in range(self.num_devices):
                 if self.sum_set[s] >> d & 1:
-                    self.left[d] += self.sum_s[s]
+                    self.load[d] += self.sum_s[s]
         for u in range(self.num_units):
             self._ask(u)
         return total
@@ -277,7 +292,9 @@ class StepTimer:
             for i in range(resources):
                 self.start[i] = self.free[i]
                 self.began[i] = INF
-            self._step()
+            self._watch(below_s if turn == 1 else INF)
+            if not self._step():
+                return INF
             low, high, most, end = INF, 0.0, 0.0, 0.0
             for i in range(resources):
                 if self.began[i] < INF:
@@ -304,8 +321,8 @@ class StepTimer:
             most = max(most, self.free[i] - self.middle[i])
         return most / (MOST // 2)
 
-    def _step(self) -> None:
-        """Walk the passes once, from when each resource is free."""
+    def _step(self) -> bool:
+        """Walk the passes once, from when each resource is free; False if that surely takes too long."""
         m = self.count
         for at in range(self.num_nodes):
             node, b = self.sequence[at], self.sequence_mb[at]
@@ -324,7 +341,10 @@ class StepTimer:
                         now = when
             if self.began[d] == INF:
                 self.began[d] = now
-            now += self.pass_s[2 * self.unit_stage[u] + way]
+            took = self.pass_s[2 * self.unit_stage[u] + way]
+            if self.below < INF and self._late(d, now, took):
+                return False
+            now += took
             self.free[d] = now
             if way == 0:
                 for k in range(self.first_out[u], self.first_out[u + 1]):
@@ -337,6 +357,7 @@ class StepTimer:
                         c = self.num_devices + 2 * p + 1
                         self.arrived[(2 * p + 1) * m + b] = self._sent(c, now, self.pair_back_s[p]) + self.pair_late[p]
         self._finish()
+        return True
 
     def _sent(self, channel: int, now: float, took: float) -> float:
         """When a message has left its channel."""
