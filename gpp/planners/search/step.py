@@ -154,7 +154,8 @@ class StepTimer:
                     took = self.pass_s[2 * self.unit_stage[u] + way]
                     self._push(now + took, d)
                     if self._late(d, now, took):
-                        self.work[0] += total  # as if they had been timed: a walk ends by them
+                        self.num_nodes = total  # as if they had been timed: a walk ends by them
+                        self.work[0] += total
                         return False
             self.num_listed = 0
             if self.num_popped == self.num_pushed:
