@@ -61,12 +61,7 @@ alone did as well on the first, and no better than short ones on the second. (32
 with two seeds.)"""
 
 PASSES = 4_000, 20_000
-"""Passes of all stages that a short round times, and a long one, for each operator of a model of `FEW` to `SMALL` operators."""
-
-FEW = 12
-"""Operators below which a round times as many passes as for so many, and all long rounds deal: a model of 3 to 5 operators got so
-few that 3 of 292 were more than 2 % from the best of all plans, for a twentieth of the CPU seconds (`python -m tests.quality
-oracle`)."""
+"""Passes of all stages that a short round times, and a long one, for each operator of a model of `SMALL` operators or fewer."""
 
 SMALL = 16
 """Operators beyond which a round times as many passes as their square asks for: each has more places where it could go."""
@@ -153,8 +148,7 @@ class _Walks:
         best = self._best_sizes()
         for number in range(max(SHORT, len(sizes)), rounds if best else 0):
             b = best[(number - SHORT) % len(best)]
-            deals = (number - SHORT) % 3 == 2 or costs.graph.num_ops < FEW
-            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1], deals)
+            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1], deals=(number - SHORT) % 3 == 2)
         for seconds, b, state in sorted((seconds, b, state) for b, found in self.found.items() for seconds, state in found):
             if self.timers.exact and not self.incumbent.worth(seconds):
                 break
@@ -176,7 +170,7 @@ class _Walks:
         if b not in self.walkers:
             self.walkers[b] = Climber(*self.timers.of(b))
         stages = self.incumbent.assessor.problem.minibatch_size // b * 2 * sum(own.bit_count() for own in start[1])
-        num_ops = max(len(start[0]), FEW)
+        num_ops = len(start[0])
         most = max(passes * num_ops * max(num_ops, SMALL) // SMALL, PLANS * stages)
         walked = self.walkers[b].walk(start, seed + 1, threshold, most, self.apart, deals)
         every = {state: seconds for seconds, state in self.found.get(b, [])} | {(of, own): s for s, of, own in walked}
