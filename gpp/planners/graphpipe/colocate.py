@@ -17,10 +17,10 @@ micro-batch size for all stages; weights that drain, since programs that go on o
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
 round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
 that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
-(`layouts`) and from data parallelism. The last ones are long, from the best plans, and more of them for few operators. What the rounds find is judged like any
-candidate. Nothing is searched where the best plan leaves no device idle. With `never`, where every device keeps to one stage as in
-the paper, the walks begin at the best plans and at data parallelism, and a stage that gets a device takes it from the stage that
-had it.
+(`layouts`) and from data parallelism. The last ones are long, from the best plans, and models of few operators get more of them.
+What the rounds find is judged like any candidate. Nothing is searched where the best plan leaves no device idle. With `never`,
+where every device keeps to one stage as in the paper, the walks begin at the best plans and at data parallelism, and a stage that
+gets a device takes it from the stage that had it.
 
 Source: none for the search; the GraphPipe paper gives every stage devices of its own. Layouts: Narayanan et al., SC '21
 (interleaved); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR '24 (V).
@@ -63,9 +63,9 @@ with two seeds.)"""
 PASSES = 4_000, 20_000
 """Passes of all stages that a short round times, and a long one, for each operator of a model of `SMALL` operators or fewer."""
 
-FEW, MORE = 12, 6
+FEW, MORE = 12, 9
 """Models of fewer operators get so many more long rounds, each with passes as for `FEW`, in which two stages get any devices at
-once: by turns for `MORE_SIZES` micro-batch sizes, from the best plan and from a layout. Without them 4 of 292 models of 3 to 5
+once: by turns for `MORE_SIZES` micro-batch sizes, from the best plan and from layouts. Without them 4 of 292 models of 3 to 5
 operators were more than 2 % from the best of all plans, by up to 7 %; with them none is. (`python -m tests.quality oracle`)"""
 
 MORE_SIZES = 3
@@ -169,7 +169,8 @@ class _Walks:
         num_ops, best = self.incumbent.assessor.costs.graph.num_ops, self._best_sizes(MORE_SIZES)
         for number in range(MORE if best and num_ops < FEW and rounds > SHORT else 0):
             b = best[number % len(best)]
-            start = starts[b][-1] if number // len(best) % 2 else self.found[b][0][1]
+            places = [self.found[b][0][1], *starts[b][1:]]
+            start = places[number // len(best) % len(places)]
             self._round(b, rounds + number, start, THRESHOLDS[1], PASSES[1] * FEW // num_ops, deals=True)
 
     def _best_sizes(self, count: int = SIZES) -> list[int]:
