@@ -166,12 +166,21 @@ class _Walks:
 
     def _more(self, rounds: int, starts: Mapping[int, Sequence[State]]) -> None:
         """The long rounds that only models of few operators get, behind all others."""
-        num_ops, best = self.incumbent.assessor.costs.graph.num_ops, self._best_sizes(MORE_SIZES)
-        for number in range(MORE if best and num_ops < FEW and rounds > SHORT else 0):
+        num_ops = self.incumbent.assessor.costs.graph.num_ops
+        if num_ops >= FEW or rounds <= SHORT:
+            return
+        passes = PASSES[1] * FEW // num_ops
+        for b in [size for size in starts if size not in self.found]:
+            for start in starts[b]:
+                self._round(b, rounds, start, THRESHOLDS[1], passes, deals=True)
+                if b in self.found:
+                    break
+        best = self._best_sizes(MORE_SIZES)
+        for number in range(MORE if best else 0):
             b = best[number % len(best)]
             places = [self.found[b][0][1], *starts[b][1:]]
             start = places[number // len(best) % len(places)]
-            self._round(b, rounds + number, start, THRESHOLDS[1], PASSES[1] * FEW // num_ops, deals=True)
+            self._round(b, rounds + number, start, THRESHOLDS[1], passes, deals=True)
 
     def _best_sizes(self, count: int = SIZES) -> list[int]:
         """The micro-batch sizes of the shortest steps so far."""
