@@ -27,7 +27,7 @@ class NodeRoom:
         Raises:
             ValueError: they are more than all devices.
         """
-        if sum(counts) > sum(len(devices) for devices in self.nodes):
+        if sum(counts) > sum([len(devices) for devices in self.nodes]):
             raise ValueError(f"{sum(counts)} devices are asked for, and there are fewer")
         for free in range(self.size + 1):
             self.having[free] = 0
