@@ -145,9 +145,10 @@ class PartitionSearch:
         """
         k = len(chain.bounds) - 1
         out: np.ndarray | None = None
-        for group in dict.fromkeys(self._together(chain, b) for b in dict.fromkeys(lanes.sizes.tolist())):
+        small = k <= SMALL_CHAIN
+        for group in [self.costs.microbatch_sizes] if small else [(b,) for b in dict.fromkeys(lanes.sizes.tolist())]:
             seconds, depth = self._stages(chain, group, r)
-            mine = np.flatnonzero(np.isin(lanes.sizes, group)) if len(group) == 1 else np.arange(len(lanes))
+            mine = np.arange(len(lanes)) if small else np.flatnonzero(lanes.sizes == group)
             which = np.searchsorted(group, lanes.sizes[mine])
             within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
             ends, deep = _last(within, k), np.zeros(0, int)
@@ -211,6 +212,9 @@ class PartitionSearch:
                     before = ends[n - 1][i] if n else i
                     at = np.flatnonzero((end != i) & (end != before)) if np.ndim(before) < 2 else rows
                     found = devices[end[at], at, :-1] + r
+                    if not n:
+                        best[at, 1:] = np.minimum(found, NONE)
+                        continue
                 else:
                     at, found = rows, np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
                 better = found < best[at, 1:]
@@ -225,7 +229,9 @@ class PartitionSearch:
                     found, better = opened[i].devices, opened[i].devices < best[large]
                     best[large] = np.where(better, found, best[large])
                     chosen[large] = np.where(better, len(replicas), chosen[large])
-            np.minimum.accumulate(best, axis=1, out=best)
+            if i in chain.blocks or any(far.ndim > 2 for far in ends):
+                # Deeper layouts of these may take more devices; others are as good as what follows.
+                np.minimum.accumulate(best, axis=1, out=best)
         return Solved(self, chain, replicas, ends, devices, choice, opened)
 
 
