@@ -300,7 +300,8 @@ class _ChainSearch:
         estimate, stages = best_chain(i, j, *of, len(places) - 1, self.num_devices)
         if estimate > worth_s or not stages:
             return []
-        return [(estimate, [(self.intervals.mask(rows.i[row], rows.j[row]), int(rows.replicas[row])) for row in stages])]
+        at = [(int(rows.i[row]), int(rows.j[row]), int(rows.replicas[row])) for row in stages]
+        return [(estimate, [(self.intervals.mask(first, end), r) for first, end, r in at])]
 
     def _tables(self, rows: _StageRows) -> list[np.ndarray]:
         """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""

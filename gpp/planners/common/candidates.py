@@ -20,7 +20,7 @@ from gpp.graph.sums import listed
 from gpp.planners.common.placement import DeviceTypes, Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.search.numbers import Posed
-from gpp.planners.search.ways import DeviceGroup, Route, StageWays
+from gpp.planners.search.ways import DeviceGroup, MessageRoute, StageWays
 
 Part = tuple[int, int]
 """A stage: operator mask and number of devices."""
@@ -64,7 +64,7 @@ class Assessor:
         self._ways: dict[int, StageWays] = {}
         self._read = listed(map(bits, costs.graph.predecessors))
         self._groups: dict[tuple[int, ...], DeviceGroup] = {}
-        self._routes: dict[tuple[float, tuple[tuple[float, float], ...]], Route] = {}
+        self._routes: dict[tuple[float, tuple[tuple[float, float], ...]], MessageRoute] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._states: dict[tuple[int, int, int], tuple[Held, ...]] = {}
         self._needs: dict[tuple[int, int, int, int, int], tuple[float, float]] = {}
@@ -287,7 +287,7 @@ class Assessor:
             self._bytes[first, second] = found
         return found
 
-    def route(self, a: tuple[int, ...], b: tuple[int, ...]) -> Route:
+    def route(self, a: tuple[int, ...], b: tuple[int, ...]) -> MessageRoute:
         """The share of a micro-batch in the largest message between two groups of devices, and the links for it."""
         few, many = sorted((len(a), len(b)))
         # Replicas that do not line up share a range between two messages; the larger has half of it.
@@ -297,7 +297,7 @@ class Assessor:
             links.append((0.0, 0.0))  # from a device to itself
         key = share, tuple(links)
         if key not in self._routes:
-            self._routes[key] = Route(*key)
+            self._routes[key] = MessageRoute(*key)
         return self._routes[key]
 
     def update_s(self, mask: int, devices: tuple[int, ...]) -> float:

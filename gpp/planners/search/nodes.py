@@ -34,7 +34,7 @@ class NodeRoom:
         for node in range(self.num_nodes):
             self.free[node] = len(self.nodes[node])
             self.having[self.free[node]] += 1
-        out = [None] * len(counts)
+        out = [()] * len(counts)
         before = 0
         for s in sorted(range(len(counts)), key=[-(count // self.size) for count in counts].__getitem__):
             count = counts[s]

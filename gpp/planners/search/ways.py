@@ -10,7 +10,7 @@ from array import array
 from gpp.compiled import integers, reals
 
 
-class Route:
+class MessageRoute:
     """The links that the largest message of a micro-batch between two groups of devices may take.
 
     Args:
@@ -30,7 +30,7 @@ class DeviceGroup:
         self.devices, self.routes = devices, {}
 
 
-class Piece:
+class KnownPart:
     """Operators and a number of devices that may be a stage, and what is known of it at one micro-batch size.
 
     `needs` are bytes by the number of what it has in flight; `on` are seconds by its devices: of a forward, a backward, what is
@@ -85,7 +85,7 @@ class StageWays:
         """What is known of a part."""
         found = self.known.get(part)
         if found is None:
-            found = self.known[part] = Piece(part[0], part[1], self.asked.ops(part[0]))
+            found = self.known[part] = KnownPart(part[0], part[1], self.asked.ops(part[0]))
         return found
 
     def least_s(self) -> float:
