@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from gpp.planners.chains.even import Even
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.search.climb import Climber
+from gpp.planners.search.line import best_chain
+from gpp.planners.search.nodes import NodeRoom
 from gpp.planners.search.timers import Timers
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -39,6 +42,9 @@ OVERHEADS = Overheads(
     send_s_per_tensor=1e-5,
     step_s=1e-3,
 )
+
+PLACES, DEVICES = 5, 6
+"""Of a random line, and devices for it."""
 
 PASSES = 1_500
 """Of a walk: plain Python takes some seconds for it."""
@@ -163,7 +169,9 @@ class Question:
 def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     """Asks compiled and plain code the same of a random problem.
 
-    `sums`: what random sets of operators add up to; `program`: the longest path of a lowered program, all its times;
+    `sums`: what random sets of operators add up to; `ways`: candidates and their slow parts, on devices of their own and on given
+    ones; `chain`: the best one of random stages; `nodes`: devices of random stages;
+    `program`: the longest path of a lowered program, all its times;
     `prediction`: that of the strategy, by rounds where it can;
     `step`: the timed step of a plan; `walk`: a walk of the search, half of them with little memory, and what it draws.
 
@@ -173,7 +181,10 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
     Raises:
         AssertionError: they differ.
     """
-    one, out = Question.of(seed), {part: Compared() for part in ("sums", "program", "prediction", "step", "walk")}
+    one, out = (
+        Question.of(seed),
+        {part: Compared() for part in ("sums", "ways", "chain", "nodes", "program", "prediction", "step", "walk")},
+    )
     every = list(one.plans(count))
     programs = [one.strategy.lower(plan, one.problem) for plan, _, _ in every]
     costs = [Costs.of(made, plan, one.assessor.problem) for made, (plan, _, _) in zip(programs, every, strict=True)]
@@ -186,6 +197,20 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
             sums, rng = OpSums(one.problem.graph), random.Random(seed)
             masks = [rng.randrange(1, one.problem.graph.all_mask + 1) for _ in range(count)]
             return [lambda mask=mask: sums.of(mask) for mask in masks]
+        if part == "ways":
+            assessor = Assessor(StageCosts(one.assessor.problem))
+            return [lambda found=found, chain=chain: _judged(assessor, found, chain) for _, found, chain in every]
+        if part == "chain":
+            return [
+                lambda rows=rows: best_chain(*rows, last=PLACES, num_devices=DEVICES)
+                for rows in map(random_rows, range(seed, seed + count))
+            ]
+        if part == "nodes":
+            rng = random.Random(seed)
+            nodes = tuple(tuple(range(4 * node, 4 * node + rng.randint(1, 4))) for node in range(4))
+            every_counts = [[rng.randint(1, 6) for _ in range(rng.randint(1, 3))] for _ in range(count)]
+            room, free = NodeRoom(nodes), sum(map(len, nodes))
+            return [lambda counts=counts: room.deal(counts) for counts in every_counts if sum(counts) <= free]
         if part == "program":
             paths = [(made.waits, own.seconds, own.late) for made, own in zip(programs, costs, strict=True)]
             return [lambda given=given: LongestPath.of(*given).period() for given in paths]
@@ -208,6 +233,23 @@ def compare(seed: int, count: int, walks: int = 1) -> dict[str, Compared]:
         compared.count = len(first)
         assert first == second, f"random problem {seed}: {part} differs"
     return out
+
+
+def _judged(assessor: Assessor, found: Candidate, chain: bool) -> object:
+    b, parts = found.microbatch_size, found.parts
+    alone = assessor.assess(parts, b, chain=chain)
+    slow = assessor.slow_parts(parts, b, 0.9, chain=chain) if isinstance(alone, Candidate) else None
+    below_s = found.bound_s * (1 + found.depth % 2 * 1e-9)
+    return alone, slow, assessor.assess(parts, b, chain=chain, placement=found.placement, below_s=below_s)
+
+
+def random_rows(seed: int) -> tuple[array[int] | array[float], ...]:
+    """Stages that may be on a line of so many places, as `best_chain` takes them, some as good as others."""
+    rng = random.Random(seed)
+    rows = [(i, j, r) for i in range(PLACES) for r in (1, 2, 3) for j in range(i + 1, PLACES + 1) if rng.random() < 0.7]
+    begin, end, replicas = (array("q", values) for values in zip(*rows, strict=True))
+    busy_s, through_s = (array("d", [(j - i) / r + rng.randint(0, 3) for i, j, r in rows]) for _ in range(2))
+    return begin, end, replicas, busy_s, through_s, array("q", [rng.randint(1, PLACES) for _ in rows])
 
 
 def _timed(asked: list[Callable[[], object]]) -> tuple[list[object], float]:

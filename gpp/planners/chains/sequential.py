@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple, final
 
 import numpy as np
@@ -46,13 +45,14 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_candidates
 from gpp.planners.common.average import average
 from gpp.planners.common.candidates import Assessor, Candidate
-from gpp.planners.common.incumbent import Incumbent
+from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
 from gpp.planners.common.local_search import climb_best, in_vain
 from gpp.planners.common.moves import CHAINS
 from gpp.planners.common.rebalance import rebalance
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.search.line import best_chain
 from gpp.settings import Count, settings
 
 
@@ -212,11 +212,6 @@ class _StageRows(NamedTuple):
         low, high = np.searchsorted(self.i, (i, i + 1))
         return _StageRows(*(values[low:high] for values in self))
 
-    def by_replicas(self) -> list[_StageRows]:
-        """Those that begin at one place, apart by their numbers of replicas."""
-        ends = np.flatnonzero(np.diff(self.replicas, append=0)) + 1
-        return [_StageRows(*(values[low:high] for values in self)) for low, high in pairwise((0, *ends.tolist()))]
-
 
 class _ChainSearch:
     """The dynamic program for one micro-batch size."""
@@ -240,10 +235,15 @@ class _ChainSearch:
         Stages slower than a cap are left out, which makes the tables small; if the best chain is
         not below the cap, it is raised.
         """
+        if self.least_s * MARGIN > worth_s:
+            return []
+        most = min(self.num_devices, self.num_ops) * self.num_devices
+        if most * self.num_ops > MOST_CELLS:
+            return self._solve_large(worth_s)
         cap = min(1.5 * self.ideal_s, worth_s)
         while True:
             rows, complete = self._rows(cap, range(self.num_ops + 1))
-            if min(self.num_devices, self.num_ops) * self.num_devices * len(rows.i) > MOST_CELLS:
+            if most * len(rows.i) > MOST_CELLS:
                 return self._solve_large(worth_s)
             tables = self._tables(rows)
             ends = [float(table[-1, 0]) for table in tables]
@@ -295,31 +295,13 @@ class _ChainSearch:
             inner = np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES)
             places = sorted({0, *map(int, inner), self.num_ops})
         rows, _ = self._rows(min(FAR * self.least_s, worth_s), places)
-        best_s = np.full((self.num_devices + 1, self.num_ops + 1), np.inf)
-        best_s[:, self.num_ops] = 0.0
-        stages, replicas, ends = (np.zeros(best_s.shape, dtype=np.int32) for _ in range(3))
-        for i in reversed(places[:-1]):
-            for own in rows.of(i).by_replicas():
-                r = int(own.replicas[0])
-                left = self.num_devices + 1 - r
-                value = np.maximum(own.busy_s, own.through_s + best_s[:left, own.j])
-                if own.depth.min() <= min(self.num_devices, self.num_ops):
-                    value[stages[:left, own.j] >= own.depth] = np.inf
-                chosen = value.argmin(axis=1)
-                value = value[np.arange(left), chosen]
-                better = np.flatnonzero(value < best_s[r:, i])
-                here, end = r + better, own.j[chosen[better]]
-                best_s[here, i], replicas[here, i], ends[here, i] = value[better], r, end
-                stages[here, i] = stages[better, end] + 1
-        estimate = float(best_s[-1, 0])
-        if not np.isfinite(estimate):
+        i, j = np.searchsorted(places, rows.i), np.searchsorted(places, rows.j)
+        of = (rows.replicas, rows.busy_s, rows.through_s, rows.depth)
+        estimate, stages = best_chain(i, j, *of, len(places) - 1, self.num_devices)
+        if estimate > worth_s or not stages:
             return []
-        parts, d, i = [], self.num_devices, 0
-        while i < self.num_ops:
-            r, j = int(replicas[d, i]), int(ends[d, i])
-            parts.append((self.intervals.mask(i, j), r))
-            d, i = d - r, j
-        return [(estimate, parts)]
+        at = [(int(rows.i[row]), int(rows.j[row]), int(rows.replicas[row])) for row in stages]
+        return [(estimate, [(self.intervals.mask(first, end), r) for first, end, r in at])]
 
     def _tables(self, rows: _StageRows) -> list[np.ndarray]:
         """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""

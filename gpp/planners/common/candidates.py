@@ -15,13 +15,12 @@ from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import Held
 from gpp.cost.stage import finish_s
 from gpp.cost.together import together
-from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
-from gpp.plan.build import topological_order
+from gpp.graph.sums import listed
 from gpp.planners.common.placement import DeviceTypes, Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.common.ways import walk
 from gpp.planners.search.numbers import Posed
+from gpp.planners.search.ways import DeviceGroup, MessageRoute, StageWays
 
 Part = tuple[int, int]
 """A stage: operator mask and number of devices."""
@@ -62,17 +61,16 @@ class Assessor:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.graph, self.cluster = costs, costs.problem, costs.graph, costs.cluster
         self._homogeneous = costs.cluster.homogeneous
-        self._ops: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._sent: dict[tuple[int, tuple[int, ...], int], tuple[list[tuple[int, tuple[int, ...]]], list[tuple[float, float]]]] = {}
+        self._ways: dict[int, StageWays] = {}
+        self._read = listed(map(bits, costs.graph.predecessors))
+        self._groups: dict[tuple[int, ...], DeviceGroup] = {}
+        self._routes: dict[tuple[float, tuple[tuple[float, float], ...]], MessageRoute] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._states: dict[tuple[int, int, int], tuple[Held, ...]] = {}
         self._needs: dict[tuple[int, int, int, int, int], tuple[float, float]] = {}
-        self._in_flight: dict[tuple[int, int], float] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float, float]] = {}
-        self._bytes: dict[int, dict[int, tuple[float, float]]] = {}
-        self._least: dict[tuple[int, int, int], float] = {}
+        self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
-        self._routes: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, list[tuple[float, float]]]]] = {}
         self.placer = Placer(costs.cluster)
         self.posed = Posed(costs.problem, costs.replicas, costs.memory_scale, self.needs)
 
@@ -97,42 +95,47 @@ class Assessor:
         shared = placement is not None and _shared(parts, placement)
         if shared and placement and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
             return None
-        hopes = self._homogeneous and math.isfinite(below_s)
-        if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):
+        ways = self._taken(parts, microbatch_size)
+        if self._homogeneous and math.isfinite(below_s) and ways.least_s() >= below_s:
             return None
-        arranged = self.arranged(parts, chain)
-        if arranged is None:
+        order = ways.arrange(chain)
+        if order is None:
             return None
-        ordered, nexts, depth = arranged
+        ordered = tuple([parts[p] for p in order])
         if placement is not None:
             given = {mask: devices for (mask, _), devices in zip(parts, placement, strict=True)}
             placed: Placement | None = tuple(given[mask] for mask, _ in ordered)
         elif types is not None:
             asked = {mask: own for (mask, _), own in zip(parts, types, strict=True)}
-            placed = self.placer.near([asked[mask] for mask, _ in ordered], self._between(ordered, microbatch_size, nexts))
+            placed = self.placer.near([asked[mask] for mask, _ in ordered], self._between(ordered, microbatch_size, ways))
         else:
-            placed = self._place(ordered, microbatch_size, nexts, depth)
+            placed = self._place(ordered, microbatch_size, ways)
         if placed is None:
             return None
-        short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, depth)
-        if short is not None:
-            return short
-        bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        if shared or not ways.fits(self.costs.limit_bytes):  # that of the smallest device
+            short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, ways.depths())
+            if short is not None:
+                return short
+        ways.place(placed)
+        bound = ways.bound(shared, below_s)
         if shared:
             bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
-        return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
+        return None if bound >= below_s else Candidate(bound, ways.deepest, microbatch_size, chain, ordered, placed)
+
+    def _taken(self, parts: Sequence[Part], b: int) -> StageWays:
+        """The ways through parts of a micro-batch size, not arranged yet."""
+        ways = self._ways.get(b)
+        if ways is None:
+            ways = self._ways[b] = StageWays(self, b, *self._read, self._groups)
+        ways.take(parts)
+        return ways
 
     def least_s(self, mask: int, num_replicas: int, microbatch_size: int) -> float:
         """A lower bound on the iteration by one stage alone, wherever its replicas are, on a cluster of equal devices."""
-        key = (mask, num_replicas, microbatch_size)
-        found = self._least.get(key)
-        if found is None:
-            regime, count = self.problem.regime, self.problem.minibatch_size // microbatch_size
-            trainable = self.costs.trainable_bytes(mask)
-            update = min(finish_s(self.problem, trainable, ring) for ring in self.placer.rings(num_replicas))
-            passes = sum(self.stage_s(mask, microbatch_size, range(num_replicas)))
-            found = self._least[key] = count * passes + regime.minibatches * update
-        return found
+        regime, count = self.problem.regime, self.problem.minibatch_size // microbatch_size
+        trainable = self.costs.trainable_bytes(mask)
+        update = min(finish_s(self.problem, trainable, ring) for ring in self.placer.rings(num_replicas))
+        return count * sum(self.stage_s(mask, microbatch_size, range(num_replicas))) + regime.minibatches * update
 
     def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
         """The seconds of each device in an iteration: the passes and updates of all parts that it holds."""
@@ -142,15 +145,6 @@ class Assessor:
             for device in devices:
                 out[device] += took
         return out
-
-    def way_s(self, parts: Parts, placement: Placement, microbatch_size: int) -> float:
-        """Seconds of both passes of one micro-batch along the longest way through parts in stage order, messages left out."""
-        edges, ends = self._edges(parts), [0.0] * len(parts)
-        for s, ((mask, _), devices) in enumerate(zip(parts, placement, strict=True)):
-            ends[s] += sum(self.stage_s(mask, microbatch_size, devices))
-            for t in edges[s]:
-                ends[t] = max(ends[t], ends[s])
-        return max(ends)
 
     def slow_parts(
         self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool, most: int | None = None
@@ -162,9 +156,15 @@ class Assessor:
         Args:
             most: so many of them, the slowest ones; None for all.
         """
-        walked = self._walk_parts(parts, microbatch_size, chain)
-        assert walked is not None, "a candidate has devices and no cycle"
-        ordered, (values, came_from) = walked
+        ways = self._taken(parts, microbatch_size)
+        order = ways.arrange(chain)
+        assert order is not None, "a candidate has no cycle"
+        ordered = tuple([parts[p] for p in order])
+        placement = self._place(ordered, microbatch_size, ways)
+        assert placement is not None, "a candidate has devices"
+        ways.place(placement)
+        ways.bound(False, math.inf)
+        values, came_from = ways.walked()
         slowest = values.index(max(values))
         slow = {s for s, value in enumerate(values) if value >= share * values[slowest]}
         s = slowest
@@ -173,65 +173,20 @@ class Assessor:
             s = came_from[s]
         if most is not None:
             slow = set(sorted(slow, key=lambda s: (-values[s], s))[:most])
-        index = {part: i for i, part in enumerate(parts)}
-        return {index[ordered[s]] for s in slow}
+        return {order[s] for s in slow}
 
-    def depths(self, parts: Sequence[Part], *, chain: bool) -> list[int]:
-        """Part -> the stages on its longest way to the end, itself included. The parts form no cycle."""
-        arranged = self.arranged(parts, chain)
-        assert arranged is not None, "a plan has no cycle"
-        ordered, _, depth = arranged
-        known = dict(zip(ordered, depth, strict=True))
-        return [known[part] for part in parts]
-
-    def _walk_parts(self, parts: Sequence[Part], b: int, chain: bool) -> tuple[Parts, tuple[list[float], list[int]]] | None:
-        arranged = self.arranged(parts, chain)
-        if arranged is None:
-            return None
-        ordered, nexts, depth = arranged
-        placement = self._place(ordered, b, nexts, depth)
-        return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
-
-    def arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
-        """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
-        succ, order = self._edges(parts), range(len(parts))
-        if chain:
-            for s in range(len(parts) - 1):
-                succ[s].add(s + 1)
-        else:
-            keys = [mask & -mask for mask, _ in parts]
-            if all(keys[p] < keys[q] for p, nexts in enumerate(succ) for q in nexts):
-                order = sorted(order, key=keys.__getitem__)  # the topological order by these keys
-            else:
-                try:
-                    order = topological_order(succ, key=keys)
-                except InvalidPlan:
-                    return None
-        position = [0] * len(parts)
-        for s, p in enumerate(order):
-            position[p] = s
-        nexts = [[position[q] for q in succ[p]] for p in order]
-        for each in nexts:
-            each.sort()
-        depth = [1] * len(parts)
-        for s in reversed(range(len(parts))):
-            for t in nexts[s]:
-                if depth[t] >= depth[s]:
-                    depth[s] = depth[t] + 1
-        return tuple([parts[p] for p in order]), nexts, depth
-
-    def _place(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> Placement | None:
+    def _place(self, parts: Parts, b: int, ways: StageWays) -> Placement | None:
         """The devices of every stage; None if there are not enough."""
         counts = tuple(count for _, count in parts)
         if sum(counts) > self.cluster.num_devices:
             return None
         if self._homogeneous:
             return self.placer.equal(counts)
-        placer = self.placer
+        placer, depth = self.placer, ways.depths()
         seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self.need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
-        return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
+        return placer.unequal(counts, self._between(parts, b, ways), seconds, needs)
 
     def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
         """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
@@ -241,32 +196,17 @@ class Assessor:
             out = [max(took, size / rate) for took, rate in zip(out, self.placer.mean_rates, strict=True)]
         return out
 
-    def _between(self, parts: Parts, b: int, nexts: list[list[int]]) -> dict[tuple[int, int], float]:
+    def _between(self, parts: Parts, b: int, ways: StageWays) -> dict[tuple[int, int], float]:
         """Bytes of a micro-batch over each edge, both ways."""
         return {
-            (s, t): b * sum(max(size, 0.0) for size in self._crossing(parts[s][0], parts[t][0]))
-            for s in range(len(parts))
-            for t in nexts[s]
+            (s, t): b * sum(max(size, 0.0) for size in self.crossing(parts[s][0], parts[t][0]))
+            for s, nexts in enumerate(ways.nexts())
+            for t in nexts
         }
 
-    def _edges(self, parts: Sequence[Part]) -> list[set[int]]:
-        """Part -> the parts to which it sends."""
-        owner, reads = [0] * self.graph.num_ops, []
-        for p, (mask, _) in enumerate(parts):
-            found = self._ops.get(mask)
-            if found is None:
-                inputs = 0
-                for op in bits(mask):
-                    inputs |= self.graph.predecessors[op]
-                found = self._ops[mask] = tuple(bits(mask)), tuple(bits(inputs & ~mask))
-            for op in found[0]:
-                owner[op] = p
-            reads.append(found[1])
-        succ: list[set[int]] = [set() for _ in parts]
-        for q, inputs in enumerate(reads):
-            for op in inputs:
-                succ[owner[op]].add(q)
-        return succ
+    def ops(self, mask: int) -> tuple[int, ...]:
+        """The operators of a stage."""
+        return tuple(bits(mask))
 
     def need_bytes(self, mask: int, count: int, b: int, distance: int, depth: int) -> float:
         """Memory of a stage on one device with the micro-batches in flight of its distance to the sink, in a plan of a depth."""
@@ -281,12 +221,21 @@ class Assessor:
         held = self._held.get((mask, b // count))
         if held is None:
             held = self._held[mask, b // count] = self.costs.held(mask, b // count)
-        states = self._states.get((b, distance, depth))
-        if states is None:
-            holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
-            states = self._states[b, distance, depth] = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
+        states = self.states(b, distance, depth)
         found = self._needs[key] = max(held.peak(*state) for state in states), held.passing
         return found
+
+    def states(self, b: int, distance: int, depth: int) -> tuple[Held, ...]:
+        """The fullest states of a stage of a distance to the sink, in a plan of a depth."""
+        found = self._states.get((b, distance, depth))
+        if found is None:
+            holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
+            found = self._states[b, distance, depth] = holds.states(holds.full(distance, most), holds.late(distance, depth, most))
+        return found
+
+    def in_flight(self, b: int, distance: int) -> int:
+        """The micro-batches that such a stage holds in full."""
+        return self.problem.regime.held(distance, self.problem.minibatch_size // b)
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
@@ -328,75 +277,28 @@ class Assessor:
             found = self._times[key] = self.problem.split_times(tuple(bits(mask)), b, tuple(devices))
         return found
 
-    def _crossing(self, first: int, second: int) -> tuple[float, float]:
+    def crossing(self, first: int, second: int) -> tuple[float, float]:
         """Bytes per sample over an edge, forwards and backwards; what never comes back counts as minus infinity."""
-        known = self._bytes.setdefault(first, {})
-        if second not in known:
+        found = self._bytes.get((first, second))
+        if found is None:
             tensors = self.problem.crossing(first, second)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
-            known[second] = sum(self.problem.sent_bytes(t) for t in tensors), sum(back) if back or not tensors else -math.inf
-        return known[second]
+            found = sum(self.problem.sent_bytes(t) for t in tensors), sum(back) if back or not tensors else -math.inf
+            self._bytes[first, second] = found
+        return found
 
-    def transfers_s(
-        self, mask: int, senders: tuple[int, ...], readers: list[tuple[int, tuple[int, ...]]], microbatch_size: int
-    ) -> list[tuple[float, float]]:
-        """Shortest times of a micro-batch's largest message from a stage to others, forwards and backwards.
-
-        An edge of data without gradients has no way back: minus infinity. Readers on the same devices may get all tensors from
-        each other (`gpp.plan.carrying`): for them no bytes count.
-
-        Args:
-            readers: operators and devices of each of the others.
-        """
-        key = mask, senders, microbatch_size
-        before = self._sent.get(key)
-        if before is not None and before[0] == readers:
-            return before[1]  # Most stages of a plan are those of the plan judged before it.
-        known, routes, out = self._bytes.setdefault(mask, {}), self._routes.setdefault(senders, {}), []
-        places = [receivers for _, receivers in readers]
-        for reader, receivers in readers:
-            forward, backward = known.get(reader) or self._crossing(mask, reader)
-            if len(places) > 1 and places.count(receivers) > 1:
-                forward, backward = 0.0, min(backward, 0.0)
-            share, links = routes.get(receivers) or self._route(senders, receivers)
-            samples = microbatch_size * share
-            late, slow = links[0]
-            ahead, back = late + forward * samples * slow, late + backward * samples * slow
-            for late, slow in links[1:]:
-                ahead, back = min(ahead, late + forward * samples * slow), min(back, late + backward * samples * slow)
-            out.append((ahead, back))
-        self._sent[key] = readers, out
-        return out
-
-    def _route(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, list[tuple[float, float]]]:
-        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the links for it."""
+    def route(self, a: tuple[int, ...], b: tuple[int, ...]) -> MessageRoute:
+        """The share of a micro-batch in the largest message between two groups of devices, and the links for it."""
         few, many = sorted((len(a), len(b)))
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
-        links = self.cluster.wiring.between(a, b)
-        found = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        links = [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in self.cluster.wiring.between(a, b)]
         if self.cluster.wiring.by_node is None and not set(a).isdisjoint(b):
-            found[1].append((0.0, 0.0))  # from a device to itself
-        self._routes[a][b] = found
-        return found
-
-    def _walk(
-        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int], below_s: float = math.inf
-    ) -> tuple[list[float], list[int]]:
-        """Bounds on an iteration by stage, as `walk` has them, and the stage before each on its longest way."""
-        where = [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)]
-        most, known, regime = self.problem.minibatch_size // b, self._in_flight, self.problem.regime
-        held = {d: known.get((b, d)) or known.setdefault((b, d), regime.held(d, most)) for d in set(depth)}
-        return walk(
-            regime,
-            most,
-            [held[d] for d in depth],
-            [self.split_s(mask, b, own) for mask, own in where],
-            lambda s: self.transfers_s(*where[s], [where[t] for t in nexts[s]], b),
-            lambda s: self.update_s(*where[s]),
-            nexts,
-            below_s,
-        )
+            links.append((0.0, 0.0))  # from a device to itself
+        key = share, tuple(links)
+        if key not in self._routes:
+            self._routes[key] = MessageRoute(*key)
+        return self._routes[key]
 
     def update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""

@@ -19,13 +19,13 @@ the plans that are worth it.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from gpp.cluster import Cluster
+from gpp.planners.search.nodes import NodeRoom
 
 Placement = tuple[tuple[int, ...], ...]
 """Devices of every stage, ascending."""
@@ -57,6 +57,11 @@ class Placer:
         self.counts = [self.type_of.count(type) for type in range(len(self.types))]
         self.memory_bytes = [devices[first].memory_bytes for first in self.types]
         self._one_node = len(set(cluster.nodes)) == 1
+        of: dict[int, list[int]] = {}
+        for device, node in enumerate(cluster.nodes):
+            of.setdefault(node, []).append(device)
+        self._nodes = tuple(tuple(of[node]) for node in sorted(of))
+        self._room = NodeRoom(self._nodes)
         self._known: dict[tuple[int, ...], Placement] = {}
 
     def equal(self, counts: tuple[int, ...]) -> Placement:
@@ -66,10 +71,8 @@ class Placer:
             counts: replicas of each stage; together at most the cluster's devices.
         """
         if counts not in self._known:
-            ranges = _ranges(counts)
-            if not self._one_node and any(_straddles(self.cluster, devices) for devices in ranges):
-                ranges = self._into_nodes(counts)
-            self._known[counts] = ranges
+            apart = not self._one_node and any(_straddles(self.cluster, devices) for devices in _ranges(counts))
+            self._known[counts] = self._room.deal(counts) if apart else tuple(_ranges(counts))
         return self._known[counts]
 
     def rings(self, count: int) -> tuple[tuple[int, ...], ...]:
@@ -79,44 +82,9 @@ class Placer:
     @cached_property
     def _orders(self) -> tuple[tuple[int, ...], ...]:
         """All devices, node by node and one of each node after the other."""
-        nodes = sorted(self._free().values(), key=len, reverse=True)
+        nodes = sorted(self._nodes, key=len, reverse=True)
         in_turn = (d for devices in itertools.zip_longest(*nodes) for d in devices if d is not None)
         return tuple(d for devices in nodes for d in devices), tuple(in_turn)
-
-    def _into_nodes(self, counts: tuple[int, ...]) -> Placement:
-        free = self._free()
-        size = max(len(devices) for devices in free.values())
-        # Nodes by the number of their free devices; an entry that is not true any more is dropped when it is met.
-        having: list[list[int]] = [[] for _ in range(size + 1)]
-        for node in sorted(free):
-            having[len(free[node])].append(node)
-
-        def take(node: int, count: int) -> list[int]:
-            taken, free[node] = free[node][:count], free[node][count:]
-            heapq.heappush(having[len(free[node])], node)
-            return taken
-
-        def first(room: Iterable[int]) -> int | None:
-            """The node with the first of these numbers of free devices that some node has; of several the first."""
-            for left in room:
-                while having[left] and len(free[having[left][0]]) != left:
-                    heapq.heappop(having[left])
-                if having[left]:
-                    return having[left][0]
-            return None
-
-        out: list[tuple[int, ...]] = [()] * len(counts)
-        before = min(free)
-        for s in sorted(range(len(counts)), key=lambda s: (-(counts[s] // size), s)):
-            node = before if len(free[before]) >= counts[s] else first(range(counts[s], size + 1))
-            if node is not None:
-                chosen, before = take(node, counts[s]), node
-            else:
-                chosen = []
-                while len(chosen) < counts[s] and (fullest := first(range(size, 0, -1))) is not None:
-                    chosen += take(fullest, counts[s] - len(chosen))
-            out[s] = tuple(sorted(chosen))
-        return tuple(out)
 
     def unequal(
         self,
@@ -261,12 +229,6 @@ class Placer:
             out[s] = tuple(sorted(chosen))
         return tuple(out)
 
-    def _free(self) -> dict[int, list[int]]:
-        free: dict[int, list[int]] = {}
-        for device, node in enumerate(self.cluster.nodes):
-            free.setdefault(node, []).append(device)
-        return free
-
 
 def _take(free: list[int], types: Sequence[int], count: int) -> DeviceTypes | None:
     """Take so many devices off `free`: of the first type that has them all, else of the first types; None if there are too few."""
@@ -279,12 +241,11 @@ def _take(free: list[int], types: Sequence[int], count: int) -> DeviceTypes | No
     return tuple(taken)
 
 
-def _ranges(counts: Sequence[int]) -> Placement:
-    out, start = [], 0
+def _ranges(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    start = 0
     for count in counts:
-        out.append(tuple(range(start, start + count)))
+        yield tuple(range(start, start + count))
         start += count
-    return tuple(out)
 
 
 def _straddles(cluster: Cluster, devices: tuple[int, ...]) -> bool:

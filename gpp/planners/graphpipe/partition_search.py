@@ -19,6 +19,7 @@ Complexity: O(P R) array operations of size L x H, for P pieces, R numbers of re
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,8 @@ MAX_CELLS = 125_000
 
 LARGE = 500
 """Operators from which on that counts: plans of so many stages hardly gain from the depths that are left out."""
+
+_StageTable = tuple[np.ndarray, np.ndarray | None]
 
 SMALL_CHAIN = 16
 """Pieces up to which the tables of all micro-batch sizes are made together."""
@@ -68,7 +71,7 @@ class PartitionSearch:
         self.max_depth = min(self.num_devices, structure.depth, 128)
         num_ops = self.costs.graph.num_ops
         self.max_lanes = MAX_LANES if num_ops < LARGE else MAX_CELLS // num_ops
-        self._tables: dict[tuple[int, tuple[int, ...], int], tuple[np.ndarray, np.ndarray | None]] = {}
+        self._tables: dict[tuple[int, tuple[int, ...], int], _StageTable] = {}
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._lanes = Lanes(np.zeros(0, int), np.zeros(0))
 
@@ -95,24 +98,31 @@ class PartitionSearch:
         """
         return self.costs.microbatch_sizes if len(chain.bounds) - 1 <= SMALL_CHAIN else (microbatch_size,)
 
-    def _stages(self, chain: SeriesChain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _stages(self, chain: SeriesChain, sizes: tuple[int, ...], r: int) -> _StageTable:
         """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
 
         Both have the shape [len(sizes), k + 1, k + 1].
         """
         key = (id(chain), sizes, r)
-        if key in self._tables:
-            return self._tables[key]
+        if key not in self._tables:
+            # Of a small chain those with all numbers of replicas are made together: the cost is in the calls.
+            every = sorted({r for b in sizes for r in self.costs.replicas[b]}) if len(sizes) > 1 else [r]
+            for own, table in zip(every, self._made(chain, sizes, every), strict=True):
+                self._tables[id(chain), sizes, own] = table
+        return self._tables[key]
+
+    def _made(self, chain: SeriesChain, sizes: tuple[int, ...], replicas: list[int]) -> Iterator[_StageTable]:
+        """`_stages` for each number of replicas."""
         at, table, costs = np.array(chain.bounds), self.structure.intervals, self.costs
-        box = np.ix_(at, at)
-        divides = np.array([b % r == 0 for b in sizes])
-        samples = np.array([max(b // r, 1) for b in sizes])[:, None, None]
+        divides = np.array([[b % r == 0 for b in sizes] for r in replicas])
+        samples = np.array([[max(b // r, 1) for b in sizes] for r in replicas])[..., None, None]
         most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
-        rows = [costs.row(b // r) if b % r == 0 else 0 for b in sizes]
-        prefix = table.prefix_s[rows][:, at]
-        amounts = table.amounts.take(box)
-        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], amounts.once * (samples / costs.link.bandwidth_bytes_per_s))
-        seconds += costs.finish_array_s(amounts.trainable, r) / most
+        rows = [[costs.row(b // r) if b % r == 0 else 0 for b in sizes] for r in replicas]
+        prefix = table.prefix_s[np.ix_(np.ravel(rows), at)].reshape(*divides.shape, len(at))
+        amounts = table.amounts.take(np.ix_(at, at))
+        once = amounts.once * (samples / costs.link.bandwidth_bytes_per_s)
+        seconds = np.maximum(prefix[..., None, :] - prefix[..., None], once)
+        seconds += np.array([costs.finish_array_s(amounts.trainable, r) for r in replicas])[:, None] / most
         memory, holds = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.holds
         deepest = np.clip(holds.full(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
         depth = None
@@ -122,11 +132,11 @@ class PartitionSearch:
             scaled = np.where(reach > 0, np.maximum(reach / max(self.depth_scale, 1e-9), 1.0), 0.0)
             depth = np.where(fits >= deepest, self.max_depth, np.minimum(scaled, self.max_depth)).astype(np.int16)
             seconds[depth <= 0] = np.inf
-            depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
-        seconds[:, np.tri(len(at), dtype=bool)] = np.inf
+        seconds[..., np.tri(len(at), dtype=bool)] = np.inf
         seconds[~divides] = np.inf
-        self._tables[key] = seconds, depth
-        return self._tables[key]
+        for n, own in enumerate(seconds):
+            shallow = depth is not None and (depth[n][np.isfinite(own)] < self.max_depth).any()
+            yield own, depth[n] if depth is not None and shallow else None
 
     def furthest(self, chain: SeriesChain, lanes: Lanes, r: int) -> np.ndarray:
         """End of the longest stage from each piece within the limit: shape [k, L], or [k, L, H] where memory asks for shallow ones.
@@ -135,9 +145,10 @@ class PartitionSearch:
         """
         k = len(chain.bounds) - 1
         out: np.ndarray | None = None
-        for group in dict.fromkeys(self._together(chain, b) for b in dict.fromkeys(lanes.sizes.tolist())):
+        small = k <= SMALL_CHAIN
+        for group in [self.costs.microbatch_sizes] if small else [(b,) for b in dict.fromkeys(lanes.sizes.tolist())]:
             seconds, depth = self._stages(chain, group, r)
-            mine = np.flatnonzero(np.isin(lanes.sizes, group)) if len(group) == 1 else np.arange(len(lanes))
+            mine = np.arange(len(lanes)) if small else np.flatnonzero(lanes.sizes == group)
             which = np.searchsorted(group, lanes.sizes[mine])
             within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
             ends, deep = _last(within, k), np.zeros(0, int)
@@ -197,12 +208,18 @@ class PartitionSearch:
             for n, (r, far) in enumerate(zip(replicas, ends, strict=True)):
                 end = far[i]
                 if end.ndim == 1:
-                    found = devices[end, rows, :-1] + r
+                    # A stage that is no longer for its replicas is no better.
+                    before = ends[n - 1][i] if n else i
+                    at = np.flatnonzero((end != i) & (end != before)) if np.ndim(before) < 2 else rows
+                    found = devices[end[at], at, :-1] + r
+                    if not n:
+                        best[at, 1:] = np.minimum(found, NONE)
+                        continue
                 else:
-                    found = np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
-                better = found < best[:, 1:]
-                np.copyto(best[:, 1:], found, where=better)
-                np.copyto(chosen[:, 1:], n, where=better, casting="same_kind")
+                    at, found = rows, np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
+                better = found < best[at, 1:]
+                best[at, 1:] = np.where(better, found, best[at, 1:])
+                chosen[at, 1:] = np.where(better, n, chosen[at, 1:])
             if i in chain.blocks:
                 # A block that fits on one device as a whole needs no more of them; there is nothing to gain from its branches.
                 alone = ends[0][i] == i
@@ -212,7 +229,9 @@ class PartitionSearch:
                     found, better = opened[i].devices, opened[i].devices < best[large]
                     best[large] = np.where(better, found, best[large])
                     chosen[large] = np.where(better, len(replicas), chosen[large])
-            np.minimum.accumulate(best, axis=1, out=best)
+            if i in chain.blocks or any(far.ndim > 2 for far in ends):
+                # Deeper layouts of these may take more devices; others are as good as what follows.
+                np.minimum.accumulate(best, axis=1, out=best)
         return Solved(self, chain, replicas, ends, devices, choice, opened)
 
 

@@ -1,4 +1,4 @@
-"""The search over plans whose devices may hold several stages, as one walk in compiled code (`gpp.compiled`)."""
+"""What planners do most often, in compiled code (`gpp.compiled`); a walk over plans whose devices may hold several stages."""
 
 from __future__ import annotations
 
