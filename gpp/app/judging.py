@@ -33,10 +33,9 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     bounded = strategy.schedule.bounded or experiment.mode == "compare"
     one_piece = isinstance(strategy.planner, Single)
     other = experiment.mode == "max_batch" or not problem.regime.trains
-    if other or one_piece or problem.minibatch_ops or problem.updates or not bounded:
-        # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-        # with a micro-batch of their own, nor updates in parts; a continuous pipeline or backwards in parts may be faster; other
-        # batches have other bounds.
+    if other or one_piece or problem.updates or not bounded:
+        # The bound of `single` would be that of one device, not of all of them; the bound does not cover updates in parts; a
+        # continuous pipeline or backwards in parts may be faster; other batches have other bounds.
         return None
     known = experiment.made.bound
     if known is None or known[0] is not problem:
