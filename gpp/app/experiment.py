@@ -43,7 +43,7 @@ from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
-from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.cut_batches import ANOTHER_ENGINE, ON_COMMAND_LINE, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
 from gpp.runtime.job import Job, WritesItself, assemble
@@ -356,7 +356,8 @@ class Experiment:
         whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
         uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole, uneven=uneven)
+        words = ANOTHER_ENGINE if whole else ON_COMMAND_LINE
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, words=words, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
         out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()
