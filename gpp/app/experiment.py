@@ -38,6 +38,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
 from gpp.models.profile import AbstractProfile
+from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -199,6 +200,8 @@ class Experiment:
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
+        if isinstance(self.model, RandomGraph):
+            self.model.refuse(computes=self.computes, measures=isinstance(self.cost, Profiled))
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
             rule = "has devices without a speed, for profiles, which bring their times"
             raise InvalidConfig("cluster", self.cluster.name, rule, "use cluster=summit_1x4, or model=profile")
