@@ -55,6 +55,16 @@ def test_coarsening_apart_keeps_every_operator_once_and_the_amounts(seed: int) -
     assert {(t.name, t.producer, c) for t in coarse.tensors for c in t.consumers} == crossing
 
 
+def test_no_size_that_a_user_could_impose_is_better() -> None:
+    """The walks of graphpipe passed over micro-batches of 8: 1.5 % here, 22 % for mmt_small on eight V100s."""
+    of = SMALL
+    strategy = Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB())
+    free = strategy.predict(strategy.plan(of), of).metrics.iteration_s
+    for b in of.microbatch_sizes():
+        asked = replace(of, microbatch_size=b)
+        assert free <= strategy.predict(strategy.plan(asked), asked).metrics.iteration_s * (1 + 1e-9)
+
+
 def test_apart_must_be_at_the_end() -> None:
     with pytest.raises(InvalidGraph, match="must be the last ones"):
         coarsen_apart(chain(4), 4, 0b0100)
