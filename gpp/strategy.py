@@ -216,7 +216,7 @@ class Strategy:
         return self.schedule.alternates and problem.regime.trains and not (changed or crowded)
 
     def _within_limits(self, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Plan:
-        """The best plan that the engine can run where the planner's own is none: one micro-batch size after the other, then one piece.
+        """The best plan that the engine can run where the planner's own is none: one micro-batch size after another, or one piece.
 
         Raises:
             Infeasible: there is none; says what the engine refused.
@@ -394,7 +394,7 @@ class Strategy:
         return plan
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Timeline:
-        """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, or the engine refuses it."""
+        """A candidate's prediction, in the units of what the planner was asked; endless if it cannot run."""
         try:
             chosen = self._as_run(candidate, problem)
         except Infeasible as error:

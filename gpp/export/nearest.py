@@ -103,8 +103,11 @@ def _tries(e: ToPlanFor, exporter: AbstractExporter, *, others: bool) -> Iterato
             return
     else:
         yield posed, EngineWay(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
-    if getattr(e.strategy.planner, "replication", True) is False:  # who asks for a pipeline gets no copies of one, either
-        posed = replace(posed, problem=replace(posed.problem, max_replicas=1))
+    # Who asks for a pipeline gets no copies of one, either, or as few.
+    planner, whole = e.strategy.planner, posed.problem
+    most = 1 if getattr(planner, "replication", True) is False else getattr(planner, "max_replicas", None)
+    if most is not None:
+        posed = replace(posed, problem=replace(whole, max_replicas=min(most, whole.max_replicas or most)))
     chain = replace(e.strategy, planner=Sequential(replication=False))
     strategies = [chain]
     if others and e.problem.regime.trains:

@@ -14,10 +14,10 @@ Constraints (of the model; stages are numbered 0 to K - 1, K the smaller of oper
 5. Memory: weights, gradients, optimizer state, and saved activations of min(depth, M) micro-batches: `_PartitionModel.memory`.
    Border tensors are left out, so a solution may not fit; it is then not a candidate.
 
-Every solution on the solver's way is validated and predicted; the plan with the best prediction is returned. The solver starts from
-`graphpipe`'s without shared devices, and where `graphpipe`'s with them is faster than all solutions, that one is returned. The bound
-is the smallest over all b of the larger of the solver's and `lower_bound`'s; it is for plans with one micro-batch size for all
-stages, and one stage for each device.
+Every solution on the solver's way is validated and predicted; the plan with the best prediction is returned. The solver starts
+from `graphpipe`'s without shared devices, and where `graphpipe`'s with them is faster than all solutions, that one is returned.
+The bound is the smallest over all b of the larger of the solver's and `lower_bound`'s; it is for plans with one micro-batch size
+for all stages, and one stage for each device.
 
 Complexity: exponential. Limited by deterministic time, so that the same input gives the same plan: one worker, fixed seed.
 
