@@ -26,8 +26,8 @@ from gpp.plan.copies import best_copies
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, Predict, continuous, made_by
+from gpp.planners.bounds.best_size import of_best_size
 from gpp.planners.chains.single import Single
-from gpp.planners.common.best_size import of_best_size
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
 from gpp.program.cards import check_cards

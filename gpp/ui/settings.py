@@ -80,7 +80,7 @@ def restored(described: Any, trusted: Collection[str] = (), at: str = "") -> Any
     return made(**values)
 
 
-class RunSettings(NamedTuple):
+class DescribedRun(NamedTuple):
     """What a run's config.yaml describes.
 
     Args:
@@ -94,7 +94,7 @@ class RunSettings(NamedTuple):
     ruled: bool
 
 
-def settings_of(run_dir: Path, trusted: Collection[str] = ()) -> RunSettings:
+def settings_of(run_dir: Path, trusted: Collection[str] = ()) -> DescribedRun:
     """The settings of a run directory.
 
     Args:
@@ -114,4 +114,4 @@ def settings_of(run_dir: Path, trusted: Collection[str] = ()) -> RunSettings:
     exporter, mode = values.pop("export", None), values.get("mode", "train")
     own = mode_named(exporter.mode if exporter else mode)
     ruled = exporter is not None and config.get("plan") is None and (mode == "plan" or exporter.nearest)
-    return RunSettings(Experiment(**values | {"mode": own.name if own else "plan"}), exporter, ruled)
+    return DescribedRun(Experiment(**values | {"mode": own.name if own else "plan"}), exporter, ruled)
