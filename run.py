@@ -50,7 +50,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         from gpp.app.exporting import under_rules
 
         experiment, problem = under_rules(experiment, captured, problem)
-        recorder.know(graph=problem.graph)
+        recorder.know(graph=problem.graph, schedule=experiment.strategy.schedule.name)
     plan = experiment.make_plan(problem)
     problem, plan = experiment.in_place(captured, problem, plan, recorder.aside)
     recorder.know(bound=(bound := judging.bound_of(experiment, problem)))

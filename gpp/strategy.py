@@ -26,6 +26,7 @@ from gpp.plan.copies import best_copies
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.planners.base import PLANNED_AHEAD, AbstractPlanner, Fits, JudgedCandidates, PlainPrediction, Predict, continuous, made_by
+from gpp.planners.bounds.best_size import of_best_size
 from gpp.planners.chains.single import Single
 from gpp.planners.common.infeasible import explain_marked
 from gpp.program.added import prove
@@ -124,6 +125,7 @@ class Strategy:
         problem, judged = self.posed(problem), JudgedCandidates(first=first)
         try:
             plan = self._sparing(problem, judged) if self.memory.ways else self._search(problem, problem, judged)
+            plan = of_best_size(plan, problem, self.plan, self._step_s) if problem.minibatch_ops and not first else plan
         except Fits as found:
             plan = found.plan
             self.check(plan, problem)
@@ -214,8 +216,7 @@ class Strategy:
         return self.schedule.alternates and problem.regime.trains and not (changed or crowded)
 
     def _within_limits(self, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Plan:
-        """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
-        the model in one piece.
+        """The best plan that the engine can run where the planner's own is none: one micro-batch size after another, or one piece.
 
         Raises:
             Infeasible: there is none; says what the engine refused.
@@ -393,8 +394,7 @@ class Strategy:
         return plan
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: JudgedCandidates) -> Timeline:
-        """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
-        run, or if the engine cannot run it."""
+        """A candidate's prediction, in the units of what the planner was asked; endless if it cannot run."""
         try:
             chosen = self._as_run(candidate, problem)
         except Infeasible as error:

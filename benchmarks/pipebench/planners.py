@@ -129,7 +129,7 @@ def _first_that_fits(problem: dict[str, Any], lengths: list[int]) -> Answer | No
 @cache
 def planners() -> dict[str, Callable[[dict[str, Any]], Answer | None]]:
     """Name -> planner; None is its answer where it finds nothing."""
-    exact = _of_platform(lambda many: Optimal(replication=many, limit=5))
+    exact = _of_platform(lambda many: Optimal(replication=many, colocate="never", limit=5))
     return {
         "graphpipe": _of_platform(lambda many: GraphPipe(replication=many, colocate="never")),
         "sequential": _of_platform(lambda many: Sequential(replication=many)),

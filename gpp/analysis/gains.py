@@ -127,10 +127,21 @@ def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Att
         alone = Strategy(
             name="single", planner=Single(), schedule=OneFOneB(), memory=strategy.sparing, objective=strategy.objective
         )
-        # One device needs no micro-batches: it would be slowed down for nothing.
-        posed = [problem, replace(problem, microbatch_size=None)] if uncut and problem.microbatch_size else [problem]
-        out.append(_rival(ONE_DEVICE, alone, min((attempt(alone, one) for one in posed), key=_judged), plan))
+        out.append(_rival(ONE_DEVICE, alone, _on_one_device(alone, problem, uncut=uncut), plan))
     return tuple(out)
+
+
+def _on_one_device(alone: Strategy, problem: Problem, *, uncut: bool) -> Attempt:
+    """The attempt of one device; `uncut` as `rivals` has it."""
+    whole = replace(problem, microbatch_size=None)
+    # One device needs no micro-batches: it would be slowed down for nothing.
+    posed = [problem, whole] if uncut and problem.microbatch_size else [problem]
+    found = min((attempt(alone, one) for one in posed), key=_judged)
+    if not uncut or not isinstance(found.error, Infeasible):
+        return found
+    # Unless they are what makes the model fit: then the largest that does.
+    smaller = (replace(problem, microbatch_size=b) for b in reversed(whole.microbatch_sizes()[:-1]))
+    return next((other for one in smaller if (other := attempt(alone, one)).plan is not None), found)
 
 
 def _judged(found: Attempt) -> float:

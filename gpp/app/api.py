@@ -37,7 +37,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of
-from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.cut_batches import IN_STEPS, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.engines.distributed import Distributed
@@ -110,7 +110,7 @@ def problem(
             loss cannot be set apart; or `cost` counts FLOPs, and none are known of an operator.
     """
     if loss_scope == "minibatch":
-        check_whole_loss(captured, minibatch_size)
+        check_whole_loss(captured, minibatch_size, IN_STEPS)
     graph = coarsen_for(captured, max_ops, loss_scope, whole)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
@@ -251,7 +251,7 @@ def found_checkpoint(run: Run, steps: int) -> FoundCheckpoint | None:
 
 def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, engine: AbstractEngine) -> None:
     """Tell the user what the model, the cut and the engine have to say."""
-    cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), whole_model=False)
+    cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), words=IN_STEPS)
     cut += masked_warnings(captured, problem.cluster, problem.cost)
     unlike = f"the captured model was not compared with the module itself: {WITHOUT_WEIGHTS} when it was captured"
     blind = [unlike] if captured.checked and captured.checked.unknown == WITHOUT_WEIGHTS else []

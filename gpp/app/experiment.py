@@ -38,12 +38,13 @@ from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
 from gpp.models.profile import AbstractProfile
+from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
-from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.cut_batches import ANOTHER_ENGINE, ON_COMMAND_LINE, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
 from gpp.runtime.job import Job, WritesItself, assemble
@@ -199,6 +200,8 @@ class Experiment:
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
+        if isinstance(self.model, RandomGraph):
+            self.model.refuse(computes=self.computes, measures=isinstance(self.cost, Profiled))
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
             rule = "has devices without a speed, for profiles, which bring their times"
             raise InvalidConfig("cluster", self.cluster.name, rule, "use cluster=summit_1x4, or model=profile")
@@ -356,7 +359,8 @@ class Experiment:
         whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
         uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)
-        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole, uneven=uneven)
+        words = ANOTHER_ENGINE if whole else ON_COMMAND_LINE
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, words=words, uneven=uneven)
         out += masked_warnings(captured, self.cluster, self.times)
         out += self.made.notes if not self._whole(captured) and self.weights(captured) else ()
         out += self.resumed.warnings(self.steps, self.optimizer.learning_rate) if self.resumed else ()

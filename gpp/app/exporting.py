@@ -19,6 +19,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.runtime.job import Job
+from gpp.serialization import write_value
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def export_plan(
     folder: Path,
     save: Callable[[ToExport, Path], None],
     begin: Callable[[], None] = lambda: None,
-) -> Exported:
-    """Write a plan, or the nearest one, into a folder.
+) -> tuple[ToExport, Exported]:
+    """Write a plan, or the nearest one, into a folder; which one, and its files.
 
     Args:
         save: writes the job of a plan below a folder, for engines that read it.
@@ -83,7 +84,7 @@ def export_plan(
     for name, content in made.files.items():
         write_text(folder / name, content, exact=True)
     write_text(folder / "PLAN.md", plan_page(exporter, asked, e, made, why))
-    return made
+    return e, made
 
 
 def export(
@@ -96,14 +97,20 @@ def export(
     """
     exporter = experiment.export
     assert exporter is not None  # refused before
-    asked = replace(_asked(experiment, captured, problem), bound=bound).having(plan)
+    asked = replace(to_plan_for(experiment, captured, problem), bound=bound).having(plan)
 
     def save(e: ToExport, folder: Path) -> None:
         weights = experiment.weights(captured) if exporter.weights else None
         experiment.job(captured, e.problem, e.plan).save(folder, weights)
 
     folder = recorder.run_dir / "export" / exporter.name
-    made = export_plan(asked, exporter, folder, save, recorder.begin)
+    written, made = export_plan(asked, exporter, folder, save, recorder.begin)
+    recorder.know(schedule=written.strategy.schedule.name)
+    # What `gpp ui` opens with; no worker of ours runs the plan.
+    problem = written.problem
+    described = {"plan": written.plan, "graph": problem.graph, "cluster": problem.cluster, "model": captured}
+    for name, value in described.items():
+        write_value(recorder.run_dir / "job" / f"{name}.json", value)
     recorder.exported(exporter.engine, folder, made.command)
 
 
@@ -117,7 +124,7 @@ def under_rules(experiment: Experiment, captured: Captured, problem: Problem) ->
     exporter = experiment.export
     if exporter is None or experiment.plan is not None:
         return experiment, problem
-    found = nearest(_asked(experiment, captured, problem), exporter)
+    found = nearest(to_plan_for(experiment, captured, problem), exporter)
     if found is None:
         rule = f"no plan was found that {exporter.engine} can run"
         raise Infeasible(rule, f"mode=export export={exporter.name}, which says what {exporter.engine} refuses")
@@ -131,12 +138,13 @@ def under_rules(experiment: Experiment, captured: Captured, problem: Problem) ->
     return chosen, found.problem
 
 
-def _asked(experiment: Experiment, captured: Captured, problem: Problem) -> ToPlanFor:
+def to_plan_for(experiment: Experiment, captured: Captured, problem: Problem, strategy: Strategy | None = None) -> ToPlanFor:
+    """What a plan of a run for an engine follows from; `strategy` in place of the run's own."""
     return ToPlanFor(
         model=experiment.model.name,
         captured=captured,
         problem=problem,
-        strategy=experiment.strategy,
+        strategy=strategy or experiment.strategy,
         clips=experiment.optimizer.clip_norm is not None,
     )
 

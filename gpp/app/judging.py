@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
+from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -29,22 +31,30 @@ if TYPE_CHECKING:
 
 def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     """A time that no plan can beat; None where none fits, which the planner explains."""
-    strategy = experiment.strategy
-    bounded = strategy.schedule.bounded or experiment.mode == "compare"
-    one_piece = isinstance(strategy.planner, Single)
-    other = experiment.mode == "max_batch" or not problem.regime.trains
-    if other or one_piece or problem.minibatch_ops or problem.updates or not bounded:
-        # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-        # with a micro-batch of their own, nor updates in parts; a continuous pipeline or backwards in parts may be faster; other
-        # batches have other bounds.
+    if experiment.mode == "max_batch":  # other batches have other bounds
         return None
     known = experiment.made.bound
     if known is None or known[0] is not problem:
-        found = None
-        with suppress(Infeasible):
-            found = lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *experiment.strategies)))
+        found = bound_under(experiment.strategy, problem, experiment.strategies, compares=experiment.mode == "compare")
         known = experiment.made.bound = problem, found
     return known[1]
+
+
+def bound_under(strategy: Strategy, problem: Problem, others: Sequence[Strategy] = (), *, compares: bool = False) -> Bound | None:
+    """A time that no plan can beat; None where none is known, or no plan fits.
+
+    Args:
+        others: strategies that plan, too.
+        compares: whether each of them is asked by itself whether the bound is for its schedule.
+    """
+    bounded, one_piece = compares or strategy.schedule.bounded, isinstance(strategy.planner, Single)
+    if one_piece or problem.updates or not bounded or not problem.regime.trains:
+        # The bound of `single` would be that of one device, not of all of them; the bound does not cover updates in parts; a
+        # continuous pipeline or backwards in parts may be faster.
+        return None
+    with suppress(Infeasible):
+        return lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *others)))
+    return None
 
 
 def _in_one_piece(experiment: Experiment) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
@@ -20,7 +21,7 @@ from gpp.errors import GppError, InvalidConfig
 from gpp.files import write_text
 from gpp.graph.captured import LOSS, with_total
 from gpp.report.run.page import run_report
-from gpp.report.run.record import Asked, Planned, RunRecord
+from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord
 from gpp.report.run.result import write_json
 from gpp.report.run.terminal import show_plan
 from gpp.runtime.checkpoint.final import finish_final
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpp.app.batches import Inputs, Targets
     from gpp.capture.given import ModelInputs
     from gpp.export.base import AbstractExporter
+    from gpp.planners.bounds.lower_bound import Bound
     from gpp.runtime.controller.attendant import Attendant
     from gpp.runtime.controller.leader import Leader
     from gpp.runtime.live.crew import Crew
@@ -242,7 +244,14 @@ class Pipeline:
                 checked=self._job.captured.checked,
             ),
             outcome=Outcome(measured=self._outcome.measured, losses=tuple(self.losses)),
+            judged=PlanWorth(bound=self._bound),
         )
+
+    @cached_property
+    def _bound(self) -> Bound | None:
+        from gpp.app.judging import bound_under
+
+        return bound_under(self.strategy, self.problem) if self._first else None  # other ranks do not know what operators take
 
     def __str__(self) -> str:
         """The plan as a table, with the modules, the predicted seconds and the memory of every stage."""

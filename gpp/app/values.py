@@ -35,7 +35,7 @@ class Loss:
         metrics: what an evaluation tells beside the loss: name -> function like `function`.
     """
 
-    function: Any = None
+    function: Any = field(default=None, kw_only=False)
     scope: LossScope = "microbatch"
     items: Any = None
     metrics: Mapping[str, Any] | None = None

@@ -68,6 +68,8 @@ PLUGINS = {
 """Options of Hydra's own groups, and the packages that have them."""
 FAR = 8
 """Words whose lengths differ by more are not compared letter by letter."""
+FOLDER_WORDS = ("run_dir", "output_dir", "out_dir", "outdir", "default_root_dir", "project_dir")
+"""The folder of a run, in the words of others."""
 ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all options"
 
 
@@ -147,6 +149,8 @@ class Vocabulary:
         A group counts as nearer where the value is one of its options; so `modle=mmt` means `model`, not `mode`. A setting that is
         a list counts as farther where the value is none; so `devices=3` means `cluster.num_devices`.
         """
+        if key in FOLDER_WORDS:
+            return f"write hydra.run.dir={brief(value) if value else 'VALUE'}"
         groups, single = self.groups, value is not None and not value.startswith("[")
         lists = {name for name in self.settings if single and isinstance(at(self.config(), name), list)}
 
@@ -159,8 +163,9 @@ class Vocabulary:
             fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
             return min(*apart, part) - fits + 2.0 * (name in lists), sorted(key) != sorted(name), name
 
-        # A word with + may have made the setting that it names.
+        # A word with + may have made the setting that it names. What Hydra says of the run (`hydra.runtime`) is for nobody to set.
         known = {name for name in (*groups, *self.settings) if name != key or value is None}
+        known = {name for name in known if not name.startswith("hydra.runtime.")}
         best = min(known, key=cost, default=None)
         if best is None or cost(best)[0] > max(1.0, 0.4 * len(re.split(r"[./]", key)[-1])):
             section, _, name = key.rpartition(".")

@@ -28,7 +28,7 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, training_of
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.cut_batches import cut_warnings
+from gpp.runtime.cut_batches import OF_A_LOOP, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
@@ -135,6 +135,8 @@ class Wanted:
 
     def problem(self, captured: Captured) -> Problem:
         """The planning problem."""
+        if self.loss.scope == "minibatch":
+            check_whole_loss(captured, self.size, OF_A_LOOP)
         made = api.problem(
             captured,
             self.cluster,
@@ -200,7 +202,7 @@ class Wanted:
         from gpp.capture.coupling import uneven
 
         whole_loss, some = self.loss.scope == "minibatch", {name: rows[name][:LOOKED_AT] for name in captured.rows}
-        cut = cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=False, uneven=uneven(captured, some))
+        cut = cut_warnings(captured, plan, whole_loss=whole_loss, words=OF_A_LOOP, uneven=uneven(captured, some))
         masked = masked_warnings(captured, self.cluster, self.planning.cost) if self.planning.cost else ()
         return (
             *captured.warnings,

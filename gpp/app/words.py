@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from gpp.app.values import Data, Loss, Planning, Run
-from gpp.app.vocabulary import nearest
+from gpp.app.vocabulary import FOLDER_WORDS, nearest
 from gpp.errors import InvalidConfig
 from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engines.distributed import Distributed
@@ -25,7 +25,7 @@ RENAMED: dict[str, tuple[type, str]] = {
     **{each.name: (kind, each.name) for kind in (Loss, Planning, Run, Data) for each in fields(kind) if each.name != "train"},
     **dict.fromkeys(("loss_fn", "criterion"), (Loss, "function")),
     "loss_scope": (Loss, "scope"),
-    **dict.fromkeys(("run_dir", "checkpoint_dir", "output_dir", "default_root_dir", "project_dir"), (Run, "folder")),
+    **dict.fromkeys(("checkpoint_dir", *FOLDER_WORDS), (Run, "folder")),
     "max_steps": (Run, "steps"),
     **dict.fromkeys(("resume_from_checkpoint", "ckpt_path"), (Run, "resume")),
     **dict.fromkeys(("micro_batch_size", "train_micro_batch_size_per_gpu"), (Planning, "microbatch_size")),

@@ -67,14 +67,17 @@ def _shares(modules: OpGraph, known: OpGraph, captured: OpGraph) -> np.ndarray:
     return out / np.where(whole > 0, whole, 1.0)
 
 
-def nearest(e: ToPlanFor, exporter: AbstractExporter) -> ToExport | None:
+def nearest(e: ToPlanFor, exporter: AbstractExporter, *, others: bool = True) -> ToExport | None:
     """The plan with the shortest predicted step, as the engine runs it, that the engine can run; None where none was found.
 
     Tried are the strategy itself, told what the engine refuses, and the best chain for each way to use the devices and each order
     of passes that the engine has (`gpp.export.base.ways`).
+
+    Args:
+        others: whether to try orders of passes beside the strategy's own.
     """
     found: list[tuple[float, ToExport]] = []
-    for asked, way in _tries(e, exporter):
+    for asked, way in _tries(e, exporter, others=others):
 
         def made(plan: Plan, asked: ToPlanFor = asked, way: EngineWay = way) -> ToExport:
             return asked.having(replace(way.expand(plan), graph_fingerprint=asked.problem.graph.fingerprint))
@@ -90,7 +93,7 @@ def nearest(e: ToPlanFor, exporter: AbstractExporter) -> ToExport | None:
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _tries(e: ToPlanFor, exporter: AbstractExporter) -> Iterator[tuple[ToPlanFor, EngineWay]]:
+def _tries(e: ToPlanFor, exporter: AbstractExporter, *, others: bool) -> Iterator[tuple[ToPlanFor, EngineWay]]:
     """Strategies by the engine's rules, with the ways to plan them."""
     posed = e
     if exporter.whole:
@@ -100,11 +103,14 @@ def _tries(e: ToPlanFor, exporter: AbstractExporter) -> Iterator[tuple[ToPlanFor
             return
     else:
         yield posed, EngineWay(problem=posed.problem, strategy=posed.strategy, expand=lambda plan: plan)
-    if getattr(e.strategy.planner, "replication", True) is False:  # who asks for a pipeline gets no copies of one, either
-        posed = replace(posed, problem=replace(posed.problem, max_replicas=1))
+    # Who asks for a pipeline gets no copies of one, either, or as few.
+    planner, whole = e.strategy.planner, posed.problem
+    most = 1 if getattr(planner, "replication", True) is False else getattr(planner, "max_replicas", None)
+    if most is not None:
+        posed = replace(posed, problem=replace(whole, max_replicas=min(most, whole.max_replicas or most)))
     chain = replace(e.strategy, planner=Sequential(replication=False))
     strategies = [chain]
-    if e.problem.regime.trains:
+    if others and e.problem.regime.trains:
         plain = Strategy(name=e.strategy.name, planner=chain.planner, schedule=OneFOneB())
         strategies += [replace(plain, schedule=own) for own in exporter.schedules if own != e.strategy.schedule]
     for strategy in strategies:

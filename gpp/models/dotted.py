@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,10 +113,15 @@ def raised_by(error: BaseException, *, field: str, path: str) -> InvalidConfig:
     said = " ".join(str(error).split())
     words = f"{type(error).__name__}: {said}" if said else type(error).__name__
     words = words if len(words) <= LONGEST_SAID else f"{words[:LONGEST_SAID]}..."
+    if lacking := ABSTRACT.fullmatch(words):
+        return InvalidConfig(field, path, f"is a class that lacks {lacking[1]}", "add to the class what its base says of it")
     return InvalidConfig(
         field, path, f"raised {words.removesuffix('.')} ({place})", "correct the code there, or the settings that it gets"
     )
 
+
+ABSTRACT = re.compile(r"TypeError: Can.t instantiate abstract class \w+ with(?:out an implementation for)? abstract methods? (.+)")
+"""The words of Python for a class that leaves out what its base asks of it: those up to 3.11, and those from 3.12 on."""
 
 LONGEST_SAID = 600
 """Characters of another exception's message that ours repeats."""

@@ -59,7 +59,25 @@ class RandomGraph(AbstractModel):
         return replace(op, weight_flops=self.weight_share * op.backward_flops, late_bytes=self.late_share * op.saved_bytes)
 
     def build(self) -> nn.Module:
-        raise InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", "set mode=plan")
+        self.refuse(computes=True, measures=True)
+        raise AssertionError
+
+    def refuse(self, *, computes: bool, measures: bool) -> None:
+        """Refuse a run that needs a network.
+
+        Args:
+            computes: whether workers are to compute.
+            measures: whether operators are to be timed.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+        if computes:
+            fix = "set mode=plan cost=analytical, or engine=emulate cost=analytical"
+            raise InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", fix)
+        if measures:
+            rule = f"times the operators of a network, and model={self.name} is a graph without one"
+            raise InvalidConfig("cost", "profiled", rule, "set cost=analytical")
 
     def inputs(self) -> dict[str, TensorSpec]:
         return {}

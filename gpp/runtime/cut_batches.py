@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Node, loss_nodes
 from gpp.plan.plan import Plan
 
 
-def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
-    """Refuse `loss.scope=minibatch` for a model without a loss that can be set apart.
+class CutWords(NamedTuple):
+    """What a user writes against a change of the loss, where the plan was asked for.
+
+    Args:
+        scope: for a loss on whole mini-batches.
+        size: for micro-batches of so many samples, which stand in place of `{}`.
+        items: for the number that a loss is a mean over; empty where there is no such thing.
+        compare: with what the loss can be compared.
+        field: the setting that `scope` sets, and `plain` what takes that back.
+    """
+
+    scope: str
+    size: str
+    items: str
+    compare: str
+    field: str
+    plain: str
+
+
+ON_COMMAND_LINE = CutWords(
+    scope="loss.scope=minibatch",
+    size="microbatch_size={}",
+    items="items= of gpp.parallelize or gpp.capture_model, a function that counts those labels, or ",
+    compare="engine=single",
+    field="loss.scope",
+    plain="set loss.scope=microbatch",
+)
+ANOTHER_ENGINE = ON_COMMAND_LINE._replace(scope="engine=distributed loss.scope=minibatch", items="")
+"""For an engine that runs the user's own module, which has no such stage."""
+OF_A_LOOP = CutWords(
+    scope="loss=gpp.Loss(function=..., scope='minibatch')",
+    size="strategy=gpp.Planning(microbatch_size={})",
+    items="loss=gpp.Loss(function=..., items=...), a function that counts those labels, or ",
+    compare="a step of the plain model",
+    field="loss.scope",
+    plain="say scope='microbatch', or leave it out",
+)
+"""For `gpp.parallelize`."""
+IN_STEPS = CutWords(
+    scope="gpp.problem(..., loss_scope='minibatch')",
+    size="gpp.problem(..., microbatch_size={})",
+    items="gpp.capture_model(..., items=...), a function that counts those labels, or ",
+    compare="a step of the plain model",
+    field="loss_scope",
+    plain="say loss_scope='microbatch', or leave it out",
+)
+"""For `gpp.capture_model`, `gpp.problem` and `gpp.train`."""
+
+
+def check_whole_loss(captured: Captured, minibatch_size: int, words: CutWords = ON_COMMAND_LINE) -> None:
+    """Refuse a loss on whole mini-batches for a model without a loss that can be set apart.
 
     Raises:
         InvalidConfig: the model names no operators of a loss, or runs at another batch size only.
@@ -19,15 +70,17 @@ def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
             if captured.batch is None
             else f"needs a model that runs at any batch size; {captured.name} runs at {captured.batch} only"
         )
-        raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch")
+        raise InvalidConfig(words.field, "minibatch", rule, words.plain)
 
 
-def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_model: bool, uneven: bool = False) -> list[str]:
+def cut_warnings(
+    captured: Captured, plan: Plan, *, whole_loss: bool, words: CutWords = ON_COMMAND_LINE, uneven: bool = False
+) -> list[str]:
     """Results that differ from those on whole mini-batches, as warnings for the user.
 
     Args:
         whole_loss: the loss has a stage of its own for whole mini-batches.
-        whole_model: the engine runs the user's own module, which has no such stage.
+        words: `ANOTHER_ENGINE` where the engine has no such stage.
         uneven: whether some samples of the run's own data count for more in the loss of a batch than others.
     """
     out = []
@@ -35,22 +88,21 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
     smallest = min(stage.unit // len(stage.replicas) for stage in plan.stages)
     if smallest == plan.minibatch_size:
         return out
-    scope = "engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch"
-    counted = "items= of gpp.parallelize or gpp.capture_model, a function that counts those labels, or "
-    if uneven and (whole_model or not whole_loss):
+    scope, cut = words.scope, words == ANOTHER_ENGINE or not whole_loss
+    if uneven and cut:
         out.append(
             "the loss is a mean over labels of which some samples have more than others (labels that it leaves out, or masks): the "
             f"mean over micro-batches of {smallest} samples or more, and its gradient, is not that of the whole mini-batch. "
-            f"Fix: {'' if whole_model else counted}{scope}"
+            f"Fix: {words.items}{scope}"
         )
-    if captured.coupled is None and loss_nodes(captured.results) and (whole_model or not whole_loss):
+    if captured.coupled is None and loss_nodes(captured.results) and cut:
         why = f"it was captured at {captured.batch} samples only" if captured.batch else "it does not run on made-up values"
         out.append(
             f"whether the loss is a mean over the samples of a batch is unknown ({why}): if it is none, a device that sees "
-            f"{smallest} samples or more at once has another loss than the whole mini-batch. Fix: compare with engine=single"
-            + (f", or set {scope}" if captured.loss_ops and captured.batch is None else "")
+            f"{smallest} samples or more at once has another loss than the whole mini-batch. Fix: compare with {words.compare}"
+            + (f", or {scope}" if captured.loss_ops and captured.batch is None else "")
         )
-    if captured.coupled and (whole_model or not whole_loss):
+    if captured.coupled and cut:
         if captured.summed:
             out.append(
                 "the loss is a sum over the samples of a batch, and must be a mean: a device sees only a part of it at once, "
@@ -62,7 +114,8 @@ def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_mode
                 "the loss compares the samples of a batch with each other, and a device sees only a part of the batch at once, "
                 f"{smallest} samples or more: the loss is not that of the whole mini-batch. Fix: {scope}"
             )
-    part = f"a device sees only a part of it at once, {smallest} samples or more. Fix: microbatch_size={plan.minibatch_size}"
+    part = f"a device sees only a part of it at once, {smallest} samples or more. Fix: "
+    part += words.size.format(plan.minibatch_size)
     if captured.mixes:
         out.append(
             "the loss of samples together is not the mean of their losses: the network computes a sample by the others of its "

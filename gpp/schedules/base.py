@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
@@ -27,7 +27,10 @@ SIMULATED = 3
 class AbstractSchedule(ABC):
     """Emits passes only; `gpp.program.lower` adds communication, reduction, update."""
 
-    holds: ClassVar[Holding]
+    if TYPE_CHECKING:
+        holds: ClassVar[Holding]
+    else:  # a class without it is abstract, as one without `orders` is
+        holds = property(abstractmethod(lambda self: Holding()))
     """The samples that a stage holds under this order. Planners reckon memory with it."""
     needs_bills: ClassVar[bool] = False
     """Whether an order depends on seconds or bytes, so that `orders` must be given bills and limits."""

@@ -124,6 +124,7 @@ def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
         files=(),
         report=run.link("report") if run.has_report else "",
         live=not reason,
+        rules=page.get("rules"),
         controls=[Control(**each) for each in page.get("controls", ())],
         exporters=page.get("exporters", ()),
         data=squeeze(json.dumps(page, separators=(",", ":")).encode()),

@@ -18,12 +18,14 @@ from gpp import mechanism
 from gpp.analysis.comparison import Attempt, attempt, chain_beside
 from gpp.analysis.explain.changes import with_memory
 from gpp.app.experiment import Experiment
-from gpp.app.exporting import export_plan
+from gpp.app.exporting import export_plan, to_plan_for
 from gpp.cost.problem import Problem
 from gpp.errors import GppError, Infeasible, InvalidConfig, UnsupportedPlan
-from gpp.export.base import AbstractExporter, ToExport
+from gpp.export.base import AbstractExporter, ToExport, ToPlanFor
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.megatron import Megatron
+from gpp.export.modules import Modules
+from gpp.export.nearest import by_modules, nearest
 from gpp.export.torch import Torch
 from gpp.export.torchtitan import TorchTitan
 from gpp.files import write_text
@@ -38,6 +40,7 @@ from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches
 from gpp.report.draw.svg import Swatch, escape
 from gpp.report.draw.timelines import event_swatches, rows_of
+from gpp.report.sweep.jobs import RESULT, ResultFile
 from gpp.runtime.job import overheads_of
 from gpp.runtime.mode import mode_named
 from gpp.schedules.base import AbstractSchedule
@@ -46,7 +49,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, to_json
 from gpp.strategy import Strategy
 from gpp.ui.moved import BorderShift, OperatorMove, moved, moves, shifted
-from gpp.ui.settings import experiment_of
+from gpp.ui.settings import settings_of
 from gpp.ui.views import Control, figures, meaning, plan_view, timeline_view
 
 AUTO = "auto"
@@ -95,7 +98,9 @@ class Bench:
     schedules: Mapping[str, AbstractSchedule]
     controls: tuple[Control, ...]
     start: tuple[int, ...]
-    near: int | None
+    own: Plan | None
+    rules: AbstractExporter | None
+    exporters: Mapping[str, AbstractExporter]
 
     @classmethod
     def of(cls, run_dir: Path, trusted: Collection[str] = ()) -> Bench:
@@ -104,21 +109,26 @@ class Bench:
         Raises:
             InvalidConfig: the run's files describe no planning problem.
         """
-        experiment, job = experiment_of(run_dir, trusted), run_dir / "job"
+        (experiment, exporter, ruled), job = settings_of(run_dir, trusted), run_dir / "job"
         kept = (job / "graph.json").exists()
         captured = read_json(Captured, job / "model.json") if kept else experiment.captured()
         graph = read_json(OpGraph, job / "graph.json") if kept else experiment.op_graph(captured)
-        problem = replace(experiment.problem(captured, graph), overheads=overheads_of(run_dir))
+        rules = exporter if ruled else None
+        if rules is not None and rules.whole and graph.fingerprint != Modules.of(captured).graph.fingerprint:
+            rules = None  # the engine could run what was planned without them
+        problem = _problem(experiment, captured, graph, rules)
+        problem = replace(problem, overheads=overheads_of(run_dir))
+        plan = read_json(Plan, job / "plan.json") if kept else None
         strategies = _strategies([experiment.strategy, *experiment.strategies])
-        own = experiment.strategy.schedule
-        schedules = _schedules(own)
+        schedules = _schedules([experiment.strategy.schedule, *(exporter.schedules if exporter else ())])
+        found = read_json(ResultFile, run_dir / RESULT) if (run_dir / RESULT).exists() else None
         made = tuple(_controls(problem, list(strategies), list(schedules)))
         starts = (
             str(problem.cluster.num_devices),
             str(problem.microbatch_size or AUTO),
             "1",
             experiment.strategy.name,
-            next(name for name, each in schedules.items() if each == own),
+            (found and found.get("schedule")) or experiment.strategy.schedule.name,
         )
         return cls(
             run_dir=run_dir,
@@ -129,9 +139,20 @@ class Bench:
             strategies=strategies,
             schedules=schedules,
             controls=made,
-            near=max(stage.microbatch_size for stage in read_json(Plan, job / "plan.json").stages) if kept else None,
+            own=plan,
+            rules=rules,
+            exporters=_exporters(exporter),
             start=tuple(list(control.values).index(word) for control, word in zip(made, starts, strict=True)),
         )
+
+    @property
+    def near(self) -> int | None:
+        """The micro-batch size of the run's own plan."""
+        return max(stage.microbatch_size for stage in self.own.stages) if self.own else None
+
+    def warm(self) -> None:
+        """Search once: what is computed once for a graph is known then."""
+        self._planned(*self._posed(self.start), PlanQuestion(state=list(self.start), near=self.near))
 
     def page(self) -> dict[str, Any]:
         """What the page of the run reads, but for its entries, which are planned when they are asked for."""
@@ -143,7 +164,8 @@ class Bench:
             "controls": [each._asdict() for each in self.controls],
             "start": self.start,
             "near": self.near,
-            "exporters": [name for name, each in EXPORTERS.items() if each.mode == (own.name if own else "train")],
+            "rules": self.rules and self.rules.engine,
+            "exporters": [name for name, each in self.exporters.items() if each.mode == (own.name if own else "train")],
         }
 
     def answer(self, asked: PlanQuestion) -> dict[str, Any]:
@@ -155,6 +177,8 @@ class Bench:
         strategy, problem = self._posed(asked["state"])
         given = asked.get("plan")
         if given is None:
+            if self.own is not None and tuple(asked["state"]) == self.start:
+                return self._entry(_checked(self.own, problem, strategy), problem) | {"more": False}
             return self._planned(strategy, problem, asked)
         plan = from_json(Plan, given, "the page's plan")
         if (name := asked.get("export")) is not None:
@@ -168,11 +192,11 @@ class Bench:
     def _planned(self, strategy: Strategy, problem: Problem, asked: PlanQuestion) -> dict[str, Any]:
         """The entry of a plan that is searched for; `more` says that a whole search may find a better one, or more words."""
         if asked.get("whole"):
-            return self._entry(attempt(strategy, problem), problem) | {"more": False}
+            return self._entry(self._attempt(strategy, problem), problem) | {"more": False}
         less = quick(strategy, problem, asked.get("near"))
-        found = attempt(*less)
+        found = self._attempt(*less)
         if isinstance(found.error, Infeasible) and less[1] is not problem:
-            found = attempt(less[0], problem)
+            found = self._attempt(less[0], problem)
         if isinstance(found.error, Infeasible):  # what is missing takes many searches
             return {"status": found.status, "reason": f"{found.error.short}.", "more": True}
         return self._entry(found, problem) | {"more": less != (strategy, problem)}
@@ -192,7 +216,24 @@ class Bench:
         if (factor := float(words[2])) != 1:
             cluster = with_memory(cluster, factor)
         problem = replace(self.problem, cluster=cluster, microbatch_size=None if size == AUTO else int(size))
-        return replace(self.strategies[words[3]], schedule=self.schedules[words[4]]), problem
+        strategy = replace(self.strategies[words[3]], schedule=self.schedules[words[4]])
+        if (rules := self.rules) is not None:
+            ruled = self._to_plan(strategy, problem)
+            problem = replace(problem, refuses=lambda plan: rules.why_not(ruled.having(plan)))
+        return strategy, problem
+
+    def _to_plan(self, strategy: Strategy, problem: Problem) -> ToPlanFor:
+        return to_plan_for(self.experiment, self.captured, problem, strategy)
+
+    def _attempt(self, strategy: Strategy, problem: Problem) -> Attempt:
+        """A strategy's plan, or the best one that was found under the rules of the run's engine of others."""
+        if self.rules is None:
+            return attempt(strategy, problem)
+        found = nearest(self._to_plan(strategy, problem), self.rules, others=False)
+        if found is None:
+            why = Infeasible(f"no plan was found that {self.rules.engine} can run", "another setting of this page")
+            return Attempt(strategy=strategy.name, status="infeasible", error=why)
+        return _checked(found.plan, problem, strategy)
 
     def _entry(self, found: Attempt, problem: Problem) -> dict[str, Any]:
         """What the page shows of an attempt."""
@@ -216,20 +257,13 @@ class Bench:
         Raises:
             GppError: there is no such engine, or it cannot run any such plan.
         """
-        if name not in EXPORTERS:
-            raise InvalidConfig("export", name, f"must be one of {', '.join(EXPORTERS)}", "load the page again")
+        if name not in self.exporters:
+            raise InvalidConfig("export", name, f"must be one of {', '.join(self.exporters)}", "load the page again")
         run, own = self.experiment, mode_named(self.experiment.mode)
-        exporter: Any = EXPORTERS[name]
+        exporter: Any = self.exporters[name]
         exporter = replace(exporter, nearest=nearest)
         strategy.check(plan, problem)
-        asked = ToExport(
-            model=run.model.name,
-            captured=self.captured,
-            problem=problem,
-            strategy=strategy,
-            plan=plan,
-            clips=run.optimizer.clip_norm is not None,
-        )
+        asked = self._to_plan(strategy, problem).having(plan)
         if (own.name if own else "train") != exporter.mode:
             raise InvalidConfig("export", name, f"is for mode={exporter.mode}", "use an engine of that mode")
 
@@ -237,9 +271,24 @@ class Bench:
             replace(run, mode="export", export=exporter, cluster=problem.cluster).job(e.captured, e.problem, e.plan).save(folder)
 
         folder = self.run_dir / "export" / name
-        made = export_plan(asked, exporter, folder, save)
+        _, made = export_plan(asked, exporter, folder, save)
         write_text(folder / "plan.json", to_json(plan), exact=True)
         return {"folder": str(folder), "command": made.command, "page": (folder / "PLAN.md").read_text(encoding="utf-8")}
+
+
+def _problem(run: Experiment, captured: Captured, graph: OpGraph, rules: AbstractExporter | None) -> Problem:
+    """The run's problem; under the rules of an engine that cuts between modules, with the times that it had for them."""
+    if rules is None or not rules.whole:
+        return run.problem(captured, graph)
+    return by_modules(to_plan_for(run, captured, run.problem(captured, run.op_graph(captured)))).problem
+
+
+def _exporters(own: AbstractExporter | None) -> dict[str, AbstractExporter]:
+    """The engines that a plan is written for, the run's own with its settings."""
+    if own is None:
+        return dict(EXPORTERS)
+    plain: Any = own
+    return {**EXPORTERS, own.name: replace(plain, weights=False) if own.weights else own}
 
 
 def _numbers(field: str, given: Sequence[int], count: int) -> Sequence[int]:
@@ -293,12 +342,12 @@ def _strategies(own: Sequence[Strategy]) -> dict[str, Strategy]:
     return {each.name: each for each in [*(one for one in reversed(beside) if one), *reversed(own)]}
 
 
-def _schedules(own: AbstractSchedule) -> dict[str, AbstractSchedule]:
-    """The run's schedule, and the synchronous ones that any strategy may have, by name."""
+def _schedules(own: Sequence[AbstractSchedule]) -> dict[str, AbstractSchedule]:
+    """The run's schedules, the strategy's first, and the synchronous ones that any strategy may have, by name."""
     offered: dict[str, AbstractSchedule] = {"1f1b": OneFOneB(), "gpipe": GPipe()}
     for added in mechanism.found("schedules", "OFFERED", dict).values():
         offered |= added
-    return offered if own in offered.values() else {own.name: own, **offered}
+    return {**{each.name: each for each in reversed(own) if each not in offered.values()}, **offered}
 
 
 def _controls(problem: Problem, strategies: Sequence[str], schedules: Sequence[str]) -> list[Control]:

@@ -134,7 +134,7 @@ def main() -> None:
         return
     _frame(frames, 0, written({"status": "ok", **bench.page()}))
     # The first search imports, and fills what is computed once for a graph: all others are forked behind it.
-    bench.answer({"state": list(bench.start), "near": bench.near})
+    bench.warm()
     serve(lambda asked: written(bench.answer(question(asked))), 0, frames)
 
 

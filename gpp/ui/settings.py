@@ -6,11 +6,12 @@ import dataclasses
 import inspect
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
+from gpp.export.base import AbstractExporter
 from gpp.formats.pipeedge.yaml import read_yaml
 from gpp.models.dotted import resolve
 from gpp.runtime.mode import mode_named
@@ -36,7 +37,7 @@ FACTORIES = frozenset(
 AGAIN = "{} in that file, or run the command of run.json again"
 """What to do with a file of another version."""
 
-LEFT_OUT = ("logger", "export", "plan", "resume", "confirm", "optimized_metric")
+LEFT_OUT = ("logger", "plan", "resume", "confirm", "optimized_metric")
 """Settings that say nothing of the planning problem."""
 
 
@@ -79,8 +80,22 @@ def restored(described: Any, trusted: Collection[str] = (), at: str = "") -> Any
     return made(**values)
 
 
-def experiment_of(run_dir: Path, trusted: Collection[str] = ()) -> Experiment:
-    """The experiment of a run directory, as one that plans.
+class DescribedRun(NamedTuple):
+    """What a run's config.yaml describes.
+
+    Args:
+        experiment: as one that plans.
+        exporter: the engine of others that the run planned or wrote for; None where it had none.
+        ruled: whether the run could plan under that engine's rules: no plan was given, and its mode allows it.
+    """
+
+    experiment: Experiment
+    exporter: AbstractExporter | None
+    ruled: bool
+
+
+def settings_of(run_dir: Path, trusted: Collection[str] = ()) -> DescribedRun:
+    """The settings of a run directory.
 
     Args:
         trusted: as `restored` has it.
@@ -96,5 +111,7 @@ def experiment_of(run_dir: Path, trusted: Collection[str] = ()) -> Experiment:
     values = restored(described, trusted)
     # The devices of the run: a local cluster would be made of the memory that this machine has now.
     values["cluster"] = values["cluster"] or read_json(Cluster, run_dir / "job" / "cluster.json")
-    mode = values.get("mode", "train")
-    return Experiment(**values | {"mode": mode if mode_named(mode) else "plan"})
+    exporter, mode = values.pop("export", None), values.get("mode", "train")
+    own = mode_named(exporter.mode if exporter else mode)
+    ruled = exporter is not None and config.get("plan") is None and (mode == "plan" or exporter.nearest)
+    return DescribedRun(Experiment(**values | {"mode": own.name if own else "plan"}), exporter, ruled)

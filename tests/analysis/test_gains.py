@@ -64,6 +64,19 @@ def test_equal_predictions_are_equal_but_for_rounding() -> None:
     assert "as fast as one device" in gain_lines(Gains(gains=(equal,)))[0]
 
 
+def test_one_device_has_a_plan_where_smaller_micro_batches_fit() -> None:
+    free = problem(two_towers(3), 2, 4)
+    whole, quarter = (ALONE.plan(replace(free, microbatch_size=b)) for b in (4, 1))
+    least, most = (plan.device_memory(free, {0: plan.stages[0].in_flight})[0] for plan in (quarter, whole))
+    assert least < most
+    for memory, size in ((most, 4), (most - 1, 2), (least, 1), (least - 1, None)):
+        devices = tuple(replace(device, memory_bytes=memory) for device in free.cluster.devices)
+        posed = replace(free, cluster=replace(free.cluster, devices=devices))
+        (found,) = rivals(replace(ALONE, planner=GraphPipe()), posed, quarter, (), uncut=True)
+        assert (found.plan.stages[0].microbatch_size if found.plan else None) == size
+        assert size or "no plan fits" in (found.reason or "")
+
+
 def test_one_device_needs_no_micro_batches() -> None:
     posed = replace(problem(two_towers(3), 2, 4, fixed_s=0.5), microbatch_size=1)
     strategy = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())

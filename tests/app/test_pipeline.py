@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -145,7 +146,8 @@ def train(folder: str) -> None:
     assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
     assert own.temperature.item() == pytest.approx(criterion.temperature.item(), rel=1e-12)
     page = Path(folder, "report.html").read_text()
-    assert "Measured" in page and "Towers" in page
+    assert "Measured" in page and "Towers" in page and "from optimal" in page
+    assert json.loads(Path(folder, "result.json").read_text())["plan"]["optimality_gap"] >= 0
     with pytest.raises(InvalidConfig, match="its workers have ended"):
         pipeline.step(*batches(1)[0])
 

@@ -88,7 +88,17 @@ class One(Endless):
 class Planner:
     def __init__(self):
         raise LookupError("no plan today")
+
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.base import StageSchedule
+from gpp.settings import settings
+
+@settings("strategy.schedule")
+class HoldsNothing(StageSchedule):
+    def order(self, plan, stage, num_microbatches):
+        return OneFOneB().order(plan, stage, num_microbatches)
 """,
+    "mine/strategy/schedule/holds_nothing.yaml": "_target_: strays.makers.HoldsNothing\n",
     "mine/cluster/tab.yaml": "_target_: gpp.cluster.local\nname: tab\n\tnum_devices: 2\n",
     "mine/cluster/typo.yaml": "_target_: gpp.cluster.local\nname: typo\nnum_devcies: 2\n",
     "mine/cluster/twice.yaml": "_target_: gpp.cluster.local\nname: twice\nname: again\nnum_devices: 2\n",

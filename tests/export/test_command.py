@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from gpp.plan.plan import Plan
-from gpp.serialization import read_json
+from gpp.serialization import from_json, read_json
+from gpp.ui.bench import Bench
 from tests.support.cli import run
 
 OWN = Path(__file__).parent / "conf"
@@ -39,7 +40,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
 
 def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path) -> None:
     """`mode=plan export=` says what `mode=export` writes, and no nearest plan is needed for the same plan."""
-    words = (*MODEL, "export=torchtitan", "strategy=even")
+    words = (*MODEL, "export=torchtitan", "export.config=my.own.llama", "strategy=even")
     planned = run(tmp_path / "plan", *words, "mode=plan")
     assert planned.code == 0 and "Planned for torchtitan, under its rules" in planned.out, planned.out
     found = json.loads((tmp_path / "plan" / "result.json").read_text())
@@ -49,3 +50,12 @@ def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path
     assert "nearest plan" in page and f"| step | {1e3 * found['predicted']['iteration_s']:.2f} ms |" in page
     stages = read_json(Plan, tmp_path / "plan" / "job" / "plan.json").stages
     assert len(re.findall(r"\n\| s\d+ \|", page)) == len(stages)
+    for name in ("plan", "export"):  # the page of either opens with that plan, and changes it under the engine's rules
+        bench = Bench.of(tmp_path / name)
+        opened = bench.answer({"state": list(bench.start)})
+        assert from_json(Plan, opened["json"]).stages == stages and opened["step_s"] == found["predicted"]["iteration_s"]
+        assert bench.page()["rules"] == "torchtitan"
+        fewer = bench.answer({"state": [1, *bench.start[1:]], "near": bench.near})
+        asked = {"state": [1, *bench.start[1:]], "plan": fewer["json"], "export": "torchtitan"}
+        bench.answer(asked)
+        assert "from my.own import llama" in (tmp_path / name / "export" / "torchtitan" / "planned.py").read_text()

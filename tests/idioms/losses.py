@@ -125,14 +125,14 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores * 5, torch.arange(len(scores)))
 
 
-@on("a contrastive loss", "warned", "compares the samples of a batch", 'gpp.Loss(scope="minibatch")')
+@on("a contrastive loss", "warned", "loss=gpp.Loss(function=..., scope='minibatch')", 'gpp.Loss(scope="minibatch")')
 def compares() -> Made:
     return numbers(contrastive)
 
 
 @on('a contrastive loss, `gpp.Loss(scope="minibatch")`', "equal")
 def compares_whole() -> Made:
-    return numbers(contrastive, settings={"loss": gpp.Loss(function=contrastive, scope="minibatch")})
+    return numbers(contrastive, settings={"loss": gpp.Loss(contrastive, scope="minibatch")})
 
 
 @on("a penalty on the weights (`sum(p.pow(2).sum() for p in model.parameters())`)", "equal")

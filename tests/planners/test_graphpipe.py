@@ -19,6 +19,7 @@ from gpp.planners.graphpipe import graphpipe
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
+from tests.support.graphs import chain
 from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, towers
@@ -165,3 +166,13 @@ def test_towers_that_exchange_values_stay_whole():
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     assert len({stage_of[op] for op in left}) == len({stage_of[op] for op in right}) == 1
     assert plan.depth == 2
+
+
+def test_fewer_replicas_than_devices_ask_for_a_pipeline():
+    """Where copies of the whole model win, `max_replicas=2` makes stages of two devices, and 1 is `replication=False`."""
+    problem = Problem(graph=chain(4), cluster=cluster(4), cost=Constant(), minibatch_size=16)
+    (copies, _), (pairs, _) = (run(GraphPipe(max_replicas=most), problem) for most in (None, 2))
+    assert [len(stage.devices) for stage in copies.stages] == [4]
+    assert len(pairs.stages) > 1 and {len(stage.devices) for stage in pairs.stages} == {2}
+    single, plain = (run(planner, problem)[0] for planner in (GraphPipe(max_replicas=1), GraphPipe(replication=False)))
+    assert single.stages == plain.stages and max(len(stage.devices) for stage in single.stages) == 1

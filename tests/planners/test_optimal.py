@@ -28,7 +28,7 @@ def test_against_the_oracle(seed):
     pytest.importorskip("ortools")
     problem = random_problem(seed, max_ops=6, max_devices=4)
     problem = uneven(problem, seed) if seed % 4 == 0 else problem
-    found, best = run(Optimal(limit=4), problem), run(Exhaustive(), problem)
+    found, best = run(Optimal(limit=4, colocate="never"), problem), run(Exhaustive(), problem)
     assert (found is None) == (best is None)
     if found and best:
         assert proven_s(found[0]) <= best[1] * (1 + 1e-5)
@@ -43,15 +43,23 @@ def test_against_the_oracle(seed):
 def test_no_worse_than_graphpipe_on_a_mid_size_graph():
     pytest.importorskip("ortools")
     problem = Problem(graph=random_dag(16, 5), cluster=cluster(4), cost=Rate(), minibatch_size=16, optimizer_state_factor=2.0)
-    found, ours = run(Optimal(limit=2), problem), run(GraphPipe(colocate="never"), problem)
+    found, ours = run(Optimal(limit=2, colocate="never"), problem), run(GraphPipe(colocate="never"), problem)
     assert proven_s(found[0]) <= found[1] <= ours[1] * (1 + 1e-9)
+
+
+def test_no_worse_than_a_plan_of_graphpipes_that_shares_devices():
+    pytest.importorskip("ortools")
+    problem = Problem(graph=random_dag(12, 3), cluster=cluster(2), cost=Rate(), minibatch_size=8, optimizer_state_factor=2.0)
+    found, ours = run(Optimal(limit=1), problem), run(GraphPipe(), problem)
+    assert ours[0].shares_devices and found[1] == ours[1] < run(Optimal(limit=1, colocate="never"), problem)[1]
+    assert "its devices hold several stages" in found[0].explanation[-1] and "searched to the end" in found[0].explanation[0]
 
 
 def test_proves_a_plan_without_a_bubble():
     """Two towers on two devices and one micro-batch: nothing but the towers' own time."""
     pytest.importorskip("ortools")
     problem = Problem(graph=towers(2, 2), cluster=cluster(2), cost=Constant(), minibatch_size=4)
-    found = run(Optimal(limit=4), problem)
+    found = run(Optimal(limit=4, colocate="never"), problem)
     assert found[1] == pytest.approx(run(Exhaustive(), problem)[1])
     assert proven_s(found[0]) >= 0.98 * found[1]
 

@@ -17,7 +17,7 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.runtime.cut_batches import cut_warnings
+from gpp.runtime.cut_batches import IN_STEPS, OF_A_LOOP, cut_warnings
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -113,11 +113,16 @@ def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str)
     assert (found.coupled, found.summed) == (coupled, summed)
     problem = inprocess.problem_of(found, 2, 16)
     plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 4)
-    warnings = cut_warnings(found, plan, whole_loss=False, whole_model=False)
+    warnings = cut_warnings(found, plan, whole_loss=False)
     assert ["sum over the samples" in line for line in warnings] == [summed] * coupled
     assert not coupled or "loss.scope=minibatch" in warnings[0]
-    assert not cut_warnings(found, plan, whole_loss=True, whole_model=False)
-    assert not cut_warnings(found, replace(plan, minibatch_size=4), whole_loss=False, whole_model=False)
+    for words, said in (
+        (OF_A_LOOP, "gpp.Loss(function=..., scope='minibatch')"),
+        (IN_STEPS, "gpp.problem(..., loss_scope='minibatch')"),
+    ):
+        assert not coupled or said in cut_warnings(found, plan, whole_loss=False, words=words)[0]
+    assert not cut_warnings(found, plan, whole_loss=True)
+    assert not cut_warnings(found, replace(plan, minibatch_size=4), whole_loss=False)
 
 
 def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
@@ -126,7 +131,7 @@ def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
     found = capture(_OwnLoss(5, 4), {"input": torch.zeros(2, 5)}, torch.zeros(2), lambda loss, target: loss, name="own")
     assert found.summed and found.coupled and not found.loss_ops
     plan = make_plan(inprocess.problem_of(found, 1, 16), "test", [(found.graph.all_mask, 1)], 4)
-    (warning,) = cut_warnings(found, plan, whole_loss=False, whole_model=False)
+    (warning,) = cut_warnings(found, plan, whole_loss=False)
     assert warning.endswith("Fix: reduce by the mean")
 
 

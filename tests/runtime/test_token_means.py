@@ -24,7 +24,7 @@ from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.models.losses import module_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.cut_batches import cut_warnings
+from gpp.runtime.cut_batches import ANOTHER_ENGINE, cut_warnings
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -202,7 +202,7 @@ def test_engines_that_run_the_users_own_module_are_warned_of_unequally_many_labe
     assert not uneven(found, {"x": tokens, "target:target": labels.clamp(min=0)}, weighs=False)
     problem = inprocess.problem_of(found, 1, BATCH)
     plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 2)
-    (warning,) = cut_warnings(found, plan, whole_loss=False, whole_model=True, uneven=True)
+    (warning,) = cut_warnings(found, plan, whole_loss=False, words=ANOTHER_ENGINE, uneven=True)
     assert "some samples have more than others" in warning and warning.endswith("loss.scope=minibatch")
 
 
@@ -253,5 +253,5 @@ def test_what_stays_unknown_is_told() -> None:
     assert found.coupled is None
     problem = inprocess.problem_of(found, 1, BATCH)
     plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 2)
-    (warning,) = cut_warnings(found, plan, whole_loss=False, whole_model=False)
+    (warning,) = cut_warnings(found, plan, whole_loss=False)
     assert "is unknown" in warning and "loss.scope=minibatch" in warning

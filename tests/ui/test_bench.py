@@ -46,11 +46,24 @@ def test_the_start_is_the_plan_of_the_run(bench: Bench, folder: Path) -> None:
     plan = from_json(Plan, found["json"])
     assert (plan.stages, plan.edges) == (kept.stages, kept.edges)
     result = json.loads((folder / "towers" / "graphpipe" / "result.json").read_text())
-    assert found["step_s"] == result["predicted"]["iteration_s"]
+    assert found["step_s"] == result["predicted"]["iteration_s"] and result["schedule"] == "1f1b"
     assert not found["more"] and found["plan"]["drawing"].startswith("<svg")
     page = bench.page()
     assert page["meanings"].keys() == {*bench.strategies, *bench.schedules} and all(page["meanings"].values())
     assert page["exporters"] == list(EXPORTERS) and json.loads(json.dumps(page)) is not None
+
+
+def test_the_start_is_no_new_plan(bench: Bench, folder: Path, tmp_path: Path) -> None:
+    """A plan that no search would find is what the page opens with, and comes back to."""
+    shutil.copytree(folder / "towers" / "graphpipe", tmp_path / "run")
+    halves = replace(bench.experiment.strategy, planner=Even()).plan(bench.problem)
+    (tmp_path / "run" / "job" / "plan.json").write_text(to_json(halves))
+    again = Bench.of(tmp_path / "run")
+    for whole in (False, True):
+        found = answer(again, whole=whole)
+        assert from_json(Plan, found["json"]).stages == halves.stages and not found["more"]
+    assert found["step_s"] > answer(bench)["step_s"] and again.near == halves.stages[0].microbatch_size
+    assert answer(again, strategy="sequential")["step_s"] == answer(bench, strategy="sequential")["step_s"]
 
 
 def test_fixed_costs_of_actions_are_those_of_the_run(bench: Bench, folder: Path, tmp_path: Path) -> None:
@@ -115,11 +128,11 @@ def _numbers(stream: bytes) -> Iterator[int]:
 
 
 def test_a_quick_answer_says_that_there_is_more(bench: Bench) -> None:
-    quick, whole = answer(bench, whole=False), answer(bench)
+    quick, whole = answer(bench, whole=False, devices="3"), answer(bench, devices="3")
     assert quick["more"] and not whole["more"] and quick["step_s"] >= whole["step_s"]
     assert not answer(bench, whole=False, strategy="sequential")["more"]  # without a size to keep to it has no quick form
     near = bench.answer(PlanQuestion(state=state(bench, strategy="sequential"), near=2))
-    assert near["more"] and near["size"] == 2 and bench.near == whole["size"]
+    assert near["more"] and near["size"] == 2 and bench.near == answer(bench)["size"]
 
 
 def test_too_little_memory_is_a_reason_at_once_and_then_in_numbers(bench: Bench) -> None:

@@ -35,10 +35,7 @@ class BoundTables(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> BoundTables:
         cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
-        most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
-        choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
-        if problem.copies:
-            choices = [(b * r, r) for b, _ in choices for r in range(1, cluster.num_devices + 1) if total % (b * r) == 0]
+        choices, offered = _choices(problem)
         kinds = sorted(set(problem.type_of_device))
         passes = {q: [problem.op_times(q, kind) for kind in kinds] for q in sorted({b // r for b, r in choices})}
         first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
@@ -62,7 +59,7 @@ class BoundTables(NamedTuple):
         largest = max(device.memory_bytes for device in cluster.devices)
         held = micro if problem.regime.keeps_all else np.ones_like(micro)
         in_flight = np.minimum(alone.depth(largest * ROUNDING, micro), micro)
-        fits = in_flight >= held
+        fits = offered & (in_flight >= held)
         if not fits.any(axis=0).all():
             op = int(np.argmin(fits.any(axis=0)))
             need = float(alone.peak(held)[:, op].min())
@@ -84,6 +81,25 @@ class BoundTables(NamedTuple):
             slowest=max(slowness),
             total_memory=sum(device.memory_bytes for device in cluster.devices),
         )
+
+
+def _choices(problem: Problem) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """The choices (b, r), and which of them each operator has, of shape [choices, operators].
+
+    Operators that need the whole mini-batch at once (`Problem.minibatch_ops`) have it on one device.
+    """
+    cluster, total = problem.cluster, problem.minibatch_size
+    most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
+    choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
+    if problem.copies:
+        choices = [(b * r, r) for b, _ in choices for r in range(1, cluster.num_devices + 1) if total % (b * r) == 0]
+    offered, apart = np.ones((len(choices), problem.graph.num_ops), dtype=bool), list(bits(problem.minibatch_ops))
+    if not apart:
+        return choices, offered
+    if (total, 1) not in choices:
+        choices, offered = [*choices, (total, 1)], np.concatenate([offered, np.zeros_like(offered[:1])])
+    offered[:, apart] = [[choice == (total, 1)] for choice in choices]
+    return choices, offered
 
 
 def _slowness(passes: dict, first: dict[int, np.ndarray], back: dict[int, np.ndarray], num_kinds: int) -> list[float]:

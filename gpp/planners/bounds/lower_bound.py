@@ -4,7 +4,8 @@ Objective: the largest T for which the arguments below prove that no valid plan 
 
 Space: every partition into convex stages with an acyclic stage graph (and order edges, as in a chain), every
 placement on disjoint devices, every stage with its own micro-batch size b, which divides the mini-batch (or the imposed one), its
-own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes.
+own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes. Operators of
+`Problem.minibatch_ops` have the whole mini-batch at once on one device.
 
 A step is a period: each device begins its next step as soon as its own part of the last is over (`gpp.simulate.period`). So devices
 that fill the pipeline for a step may do so while others still drain the one before, and only what goes around in a circle
@@ -40,7 +41,10 @@ Arguments (each is a necessary condition for a plan whose period is T seconds, s
 7. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
    share the N - r devices left: two resources as in 2 or 3. If that is impossible for each of its choices, so is T.
 
-8. A path: what `gpp.planners.bounds.line` says of the stages that a path is cut into, their messages, and their devices.
+8. A loss on the whole mini-batch (`Problem.minibatch_ops`): all forwards of the operators before it are over when it begins, and
+   none of their backwards begins before it ends. So no device computes any of them meanwhile: their work over all devices, and
+   F + G of the loss on top. For such problems this and the simplest of the arguments above are all that is asked.
+9. A path: what `gpp.planners.bounds.line` says of the stages that a path is cut into, their messages, and their devices.
 
 2 to 6 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
 them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
@@ -51,7 +55,7 @@ device that it reaches with any operator.
 
 Complexity: O(C n) for each T tried (about 15), with n operators and C choices (b, r); bisection to 0.2 %.
 
-Departures: none; there is no publication. Transfers are taken as free but in 8: elsewhere a stage may hold both of their ends.
+Departures: none; there is no publication. Transfers are taken as free but in 9: elsewhere a stage may hold both of their ends.
 """
 
 from __future__ import annotations
@@ -64,10 +68,11 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import OpGraph
+from gpp.graph.op_graph import bits
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.bound_tables import ROUNDING, BoundTables
 from gpp.planners.bounds.line import CELLS, PathBound
+from gpp.planners.bounds.ways import all_before, longest_behind, longest_to, producers_of
 
 PRECISION = 1.002
 """The bisection ends when its ends are this close."""
@@ -101,6 +106,7 @@ WORDS = {
     "operator": "one operator leaves no choice: its own work, the way to it and back, its reduction and update",
     "work": "the work of all operators over all devices, with the reduction and the update of what is replicated",
     "around": "the work of all operators while each device waits for the way to it and back",
+    "gathered": "the work before the loss over all devices, which all wait while it computes on the whole mini-batch",
     "path": "the longest way through the graph and back",
     "path_work": "the longest way through the graph and back with the whole work of its last operator",
     "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
@@ -177,9 +183,11 @@ def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:
     problem = problem.with_endless_memory if spares else problem
     tables = BoundTables.of(problem)
     low, terms = _simple(tables, problem)
-    before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
+    before, binding = producers_of(problem.graph), max(terms, key=lambda name: terms[name])
     if low <= 0:
         return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms, spares=spares)
+    if problem.minibatch_ops:  # their stage is most often on a device of another one: only what holds for such plans is of use
+        return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms, spares=spares)
     low, binding = _raised(low, binding, lambda seconds: _impossible(tables, before, seconds))
     for line in _lines(problem, tables, before):
         if _on_line(tables, before, line, FOREVER * low) is not None:
@@ -213,7 +221,7 @@ def _lines(problem: Problem, t: BoundTables, before: list[list[int]]) -> list[Pa
     work = np.where(t.fits, t.replicas * t.micro * (t.forward + t.backward), np.inf).min(axis=0)
     held = t.amounts.static + t.amounts.kept
     weights = work / max(work.sum(), 1e-300) + held / max(held.sum(), 1e-300)
-    longest = _longest(before, weights)
+    longest = longest_to(before, weights)
     path = [int(longest.argmax())]
     while before[path[-1]]:
         path.append(max(before[path[-1]], key=lambda p: longest[p]))
@@ -297,7 +305,7 @@ def _allowed(t: BoundTables, before: list[list[int]], seconds: float) -> tuple[n
     allowed = t.fits & (t.micro * passes + t.finish <= limit)
     while allowed.any(axis=0).all():
         both, finish = (np.where(allowed, x, np.inf).min(axis=0) for x in (passes, t.finish))
-        behind, around = _behind(before, both), _longest(before, both, finish)
+        behind, around = longest_behind(before, both), longest_to(before, both, finish)
         left = allowed & (around - both + passes + (t.micro - 1) * passes <= limit)
         left &= (around - both) + np.ceil(t.micro / t.in_flight) * (passes + behind) <= limit
         left &= around + (t.micro - 1) * t.forward + behind <= limit
@@ -376,44 +384,15 @@ def _simple(tables: BoundTables, problem: Problem) -> tuple[float, dict[str, flo
             f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",
             f"memory_bytes={need / problem.cluster.num_devices:.4g} on every device",
         )
-    passes = t.forward + t.backward
+    passes, before = t.forward + t.backward, producers_of(problem.graph)
+    least = np.where(t.fits, passes, np.inf).min(axis=0)
     spent = t.replicas * (t.micro * passes + t.finish / t.slowest)
     terms = {
         "work": float(np.where(t.fits, spent, np.inf).min(axis=0).sum()) / t.capacity,
         "operator": float(np.where(t.fits, t.micro * passes + t.finish, np.inf).min(axis=0).max()),
-        "path": float(np.max(_longest(_before(problem.graph), np.where(t.fits, passes, np.inf).min(axis=0)))),
+        "path": float(np.max(longest_to(before, least))),
     }
+    if problem.minibatch_ops:
+        work = np.where(t.fits, spent, np.inf).min(axis=0) / t.capacity
+        terms["gathered"] = max(float(work[all_before(before, op)].sum() + least[op]) for op in bits(problem.minibatch_ops))
     return max(terms.values()), terms
-
-
-def _before(graph: OpGraph) -> list[list[int]]:
-    """Producers of each operator over tensors through which a gradient flows back."""
-    flows: list[set[int]] = [set() for _ in graph.ops]
-    for tensor in graph.tensors:
-        if tensor.differentiable:
-            for consumer in tensor.consumers:
-                flows[consumer].add(tensor.producer)
-    return [sorted(producers) for producers in flows]
-
-
-def _longest(before: list[list[int]], weights: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:
-    """The longest way to each operator, itself included; a way may begin anywhere, at the cost of `begin` there."""
-    first = [0.0] * len(before) if begin is None else begin.tolist()
-    out: list[float] = []
-    for weight, least, producers in zip(weights.tolist(), first, before, strict=True):
-        for p in producers:
-            if out[p] > least:
-                least = out[p]
-        out.append(weight + least)
-    return np.array(out)
-
-
-def _behind(before: list[list[int]], weights: np.ndarray) -> np.ndarray:
-    """The longest way behind each operator, itself excluded."""
-    out = [0.0] * len(before)
-    listed = weights.tolist()
-    for op in reversed(range(len(before))):
-        through = out[op] + listed[op]
-        for p in before[op]:
-            out[p] = max(out[p], through)
-    return np.array(out)

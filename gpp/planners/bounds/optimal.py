@@ -14,9 +14,10 @@ Constraints (of the model; stages are numbered 0 to K - 1, K the smaller of oper
 5. Memory: weights, gradients, optimizer state, and saved activations of min(depth, M) micro-batches: `_PartitionModel.memory`.
    Border tensors are left out, so a solution may not fit; it is then not a candidate.
 
-Every solution on the solver's way is validated and predicted; the plan with the best prediction is returned, which is never
-worse than `graphpipe`'s, from which the solver starts. The bound is the smallest over all b of the larger of the solver's and
-`lower_bound`'s; it is for plans with one micro-batch size for all stages.
+Every solution on the solver's way is validated and predicted; the plan with the best prediction is returned. The solver starts
+from `graphpipe`'s without shared devices, and where `graphpipe`'s with them is faster than all solutions, that one is returned.
+The bound is the smallest over all b of the larger of the solver's and `lower_bound`'s; it is for plans with one micro-batch size
+for all stages, and one stage for each device.
 
 Complexity: exponential. Limited by deterministic time, so that the same input gives the same plan: one worker, fixed seed.
 
@@ -39,6 +40,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.bounds.bound_tables import BoundTables
 from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.graphpipe.colocate import Colocate
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.settings import Count, settings
 
@@ -53,6 +55,7 @@ class Optimal(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated.
+        colocate: whether `graphpipe`'s plans whose devices hold several stages count, too: as there.
         limit: deterministic seconds of search over all micro-batch sizes; a core needs about as many real ones.
         max_ops, max_devices: larger problems are refused.
     """
@@ -60,6 +63,7 @@ class Optimal(AbstractPlanner):
     proves: ClassVar[bool] = True
 
     replication: bool = True
+    colocate: Colocate = "auto"
     limit: Count = 20
     max_ops: Count = 40
     max_devices: Count = 16
@@ -100,11 +104,18 @@ class Optimal(AbstractPlanner):
             least[b] = max(least[b], model.bound_s)
         bound_s = min(best_s, *least.values())
         gap = 100 * (best_s / bound_s - 1) if bound_s > 0 else 0.0
-        lines = (
-            f"CP-SAT over convex partitions with one micro-batch size: {proven} of {len(least)} sizes searched to the end",
-            f"proven: no such plan is predicted under {bound_s:.6g} s; this one is at most {gap:.1f} % above the optimum",
-        )
-        return replace(best, planner="optimal", explanation=lines)
+        lines = [
+            f"CP-SAT over convex partitions with one micro-batch size: {proven} of {len(least)} sizes searched to the end"
+            + ("" if proven == len(least) else "; strategy.planner.limit=SECONDS searches longer"),
+            f"proven: no such plan is predicted under {bound_s:.6g} s; the best of them is at most {gap:.1f} % above the optimum",
+        ]
+        if self.colocate == "never":
+            return replace(best, planner="optimal", explanation=tuple(lines))
+        shared = GraphPipe(replication=self.replication, colocate=self.colocate).plan(problem, predict)
+        if (shared_s := predict(shared).metrics.iteration_s) < best_s * (1 - 1e-9):
+            lines.append(f"this one is graphpipe's, {100 * (1 - shared_s / best_s):.1f} % faster: its devices hold several stages")
+            best = shared
+        return replace(best, planner="optimal", explanation=tuple(lines))
 
 
 def _solver() -> Any:

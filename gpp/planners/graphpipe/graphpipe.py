@@ -109,6 +109,8 @@ class GraphPipe(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated.
+        max_replicas: of a stage; None for as many as there are devices. Fewer than devices ask for a pipeline where copies of the
+            whole model would win.
         patience: simulations without a better plan after which a step of the search goes on to the next.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         colocate: whether devices may hold several stages (`colocate`): `auto` searches such plans within a budget, `always` however
@@ -119,6 +121,7 @@ class GraphPipe(AbstractPlanner):
     """
 
     replication: bool = True
+    max_replicas: Count | None = None
     patience: Count = 6
     per_stage: bool = False
     colocate: Colocate = "auto"
@@ -141,6 +144,8 @@ class GraphPipe(AbstractPlanner):
         if self.tensor_parallel:
             search = found("searching", "SEARCH", AbstractSearch)["tensor_parallel"]
             return search.plan(replace(self, tensor_parallel=False), problem, predict)
+        if self.max_replicas is not None:
+            problem = replace(problem, max_replicas=min(self.max_replicas, problem.max_replicas or self.max_replicas))
         costs = StageCosts(problem, replication=self.replication)
         shape, incumbent = _GraphShape.of(costs), Incumbent(Assessor(costs), "graphpipe", predict)
         self._chains(incumbent)

@@ -233,6 +233,8 @@ class RunRecord:
             out["best"] = best_names(survey.attempts)
             if survey.boundaries is not None:
                 out["max_batch"] = boundary_dicts(survey.boundaries)
+        elif self.asked.schedule:
+            out["schedule"] = self.asked.schedule
         if self.asked.configuration is not None:
             out["configuration"] = self.asked.configuration
         if outcome.terms:

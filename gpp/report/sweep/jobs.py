@@ -61,6 +61,7 @@ class ResultFile(TypedDict, total=False):
     reason: str | None
     model: str | None
     strategy: str | None
+    schedule: str | None
     cluster: str | None
     engine: str | None
     seed: int | None
