@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Self
+from abc import abstractmethod
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from gpp.cost.regime import AbstractCourse
 from gpp.errors import InvalidFile
 from gpp.mechanism import found
 from gpp.serialization import from_json, to_json
 
 
-class AbstractJobCourse(ABC):
-    """The settings of workers that train nothing and repeat a program of forwards: a frozen dataclass, which settings.json has by
-    the name of the mechanism's package."""
+class AbstractJobCourse(AbstractCourse):
+    """A course as its workers know it; settings.json has it by the name of the mechanism."""
 
-    name: ClassVar[str]
-    """The last part of the package's name."""
-    buffers: int
-    """Messages for which an edge has room."""
     kept: dict[str, int | float]
     """Numbers by name that mechanisms keep to (`gpp.runtime.job.AbstractJobPart.kept`)."""
 
@@ -66,7 +62,7 @@ def with_earlier(content: Any) -> Any:
 Course = Annotated[
     AbstractJobCourse | None,
     PlainValidator(_by_name),
-    PlainSerializer(lambda course: {course.name: json.loads(to_json(course))}),
+    PlainSerializer(lambda course: {course.mechanism: json.loads(to_json(course))}),
     # Left out of files where there is none: the settings of a training read as they always did.
     Field(exclude_if=lambda course: course is None),
 ]

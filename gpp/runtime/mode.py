@@ -62,15 +62,7 @@ class AbstractMode(ABC):
 
     @abstractmethod
     def check(self, e: RunSettings) -> None:
-        """Refuse settings that the mode cannot follow.
-
-        Raises:
-            InvalidConfig: names the setting.
-        """
-
-    @abstractmethod
-    def check_elsewhere(self, e: RunSettings) -> None:
-        """Refuse the mode's own settings in any other mode.
+        """Refuse settings that the mode cannot follow, in a run of another mode those that are for this one alone.
 
         Raises:
             InvalidConfig: names the setting.
@@ -118,10 +110,7 @@ def check_modes(e: RunSettings) -> None:
         InvalidConfig: names the setting.
     """
     for mode in found("mode", "MODE", AbstractMode).values():
-        if mode.name == e.mode:
-            mode.check(e)
-        else:
-            mode.check_elsewhere(e)
+        mode.check(e)
 
 
 def mode_named(name: str) -> AbstractMode | None:
@@ -174,4 +163,4 @@ class AbstractCourseRun(ABC):
 def course_run(job: Job) -> AbstractCourseRun | None:
     """How the job's course runs; None for a job that trains."""
     course = job.settings.course
-    return None if course is None else parts((course.name,), "run", "RUN", AbstractCourseRun)[0]
+    return None if course is None else parts((course.mechanism,), "run", "RUN", AbstractCourseRun)[0]

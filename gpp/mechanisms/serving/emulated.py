@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, final
 import torch
 
 from gpp.files import write_text
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.stream import StreamStatus, stream_of
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
@@ -90,7 +90,7 @@ class ServingRoute(NamedTuple):
             passes[other] = len(own)
             number |= {(other, microbatch): place for place, microbatch in enumerate(own)}
         return cls(
-            buffers=serving_of_job(job).buffers,
+            buffers=requests_of(job.settings.course).buffers,
             incoming=tuple(sorted(channel for channel in channels if channel[4] == device)),
             outgoing=tuple(sorted(channel for channel in channels if channel[3] == device)),
             number=number,
@@ -162,7 +162,7 @@ class EmulatedServer:
         self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
     ) -> None:
         plan, graph, cluster = job.plan, job.graph, job.cluster
-        self.job, self.serving, self.device_id, self.transport = job, serving_of_job(job), device_id, transport
+        self.job, self.serving, self.device_id, self.transport = job, requests_of(job.settings.course), device_id, transport
         self.agree = agree
         self.clock, self.route = Clock(), ServingRoute.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]
@@ -197,10 +197,10 @@ class EmulatedServer:
         rate, plan = self.serving.arrivals.rate, self.job.plan
         came = self.serving.arrivals.times_s() if rate and not plan.predecessors[self.stage] else None
         self.mailbox.start(self.route, requests, came)
-        requests_of = stream_of(self.actions, self.serving.buffers, self.counts, plan.minibatch_size, requests)
+        stream = stream_of(self.actions, self.serving.buffers, self.counts, plan.minibatch_size, requests)
         records: list[dict[str, Any]] = []
         sleep_until(start)
-        for number, actions in self.status.told(requests_of, 0):
+        for number, actions in self.status.told(stream, 0):
             first = len(self.mailbox.begins)
             self.interpreter.run(actions, ends=False)
             virtual_s, end = self.clock.virtual_s, time.perf_counter()

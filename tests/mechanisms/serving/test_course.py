@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from gpp.errors import InvalidFile
-from gpp.mechanisms.serving.course import ServeSettings
-from gpp.mechanisms.serving.requests import Arrivals
+from gpp.mechanisms.serving.course import Arrivals, Requests
 from gpp.runtime.job import Settings
 from gpp.serialization import from_json, to_json
 
 PLAIN: dict[str, Any] = {
     "steps": 1, "minibatch_size": 8, "dtype": "float32", "seed": 0, "optimizer": {}, "data": {}, "model": {}
 }  # fmt: skip
-COURSE = ServeSettings(buffers=2, arrivals=Arrivals(requests=3, rate=5.0), samples=4, kept={"window": 8})
+COURSE = Requests(buffers=2, arrivals=Arrivals(requests=3, rate=5.0), answers=True, samples=4, kept={"window": 8})
 
 
 def test_a_course_stands_under_its_mechanism() -> None:
