@@ -26,7 +26,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.cost.uneven import UnevenSamples
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.files import write_tensors, write_text
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -36,7 +36,6 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.private import keep, shown
-from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import asked, with_asked
@@ -234,8 +233,7 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-            check_form(plan)
-        except (InvalidPlan, UnsupportedPlan) as error:
+        except InvalidPlan as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
         cards = plan if values["settings"].backend == "nccl" else None

@@ -142,7 +142,12 @@ def meet(*names: str) -> Met:
         strategy = Strategy(name="pair", planner=Even(), schedule=schedule, weights=weights)
         if serves:
             MODE.check(
-                cast(RunSettings, SimpleNamespace(engine=engine, checkpoint=Checkpoints(), resume=None, loss_scope="microbatch"))
+                cast(
+                    RunSettings,
+                    SimpleNamespace(
+                        mode="inference", engine=engine, checkpoint=Checkpoints(), resume=None, loss_scope="microbatch"
+                    ),
+                )
             )
             strategy, problem = MODE.adapted(strategy), replace(problem, regime=Regime(course=Requests(buffers=2)))
         else:
