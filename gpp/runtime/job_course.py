@@ -17,9 +17,6 @@ from gpp.serialization import from_json, to_json
 class AbstractJobCourse(AbstractCourse):
     """A course as its workers know it; settings.json has it by the name of the mechanism."""
 
-    kept: dict[str, int | float]
-    """Numbers by name that mechanisms keep to (`gpp.runtime.job.AbstractJobPart.kept`)."""
-
     @abstractmethod
     def short(self, steps: int, rate: float | None) -> Self:
         """The settings of a rehearsal.
@@ -52,11 +49,17 @@ def _by_name(given: Any) -> AbstractJobCourse:
 
 
 def with_earlier(content: Any) -> Any:
-    """The content of a settings.json in which the course stands where it does now: it was under its own name once."""
+    """The content of a settings.json in which the course stands where it does now: it was under its own name once, and had the
+    numbers that mechanisms keep to."""
     if not isinstance(content, dict):
         return content
-    nested = {name: content[name] for name in _kinds() if content.get(name) is not None}
-    return {name: value for name, value in content.items() if name not in nested} | {"course": nested} if nested else content
+    if nested := {name: content[name] for name in _kinds() if content.get(name) is not None}:
+        content = {name: value for name, value in content.items() if name not in nested} | {"course": nested}
+    for name, own in course.items() if isinstance(course := content.get("course"), dict) else ():
+        if isinstance(own, dict) and "kept" in own:
+            rest = {key: value for key, value in own.items() if key != "kept"}
+            content = {**content, "kept": own["kept"], "course": {name: rest}}
+    return content
 
 
 Course = Annotated[

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field
 
 from gpp.cost.regime import AbstractCourse
 from gpp.runtime.job_course import AbstractJobCourse
@@ -47,7 +46,7 @@ class Requests(AbstractJobCourse):
     Args:
         buffers, arrivals: messages for which an edge has room; when requests come.
         split, samples: of the data set whose samples the requests of a job are made of, in order, again and again.
-        answers, kept: whether they are written; numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
+        answers: whether they are written.
     """
 
     mechanism: ClassVar[str] = "serving"
@@ -56,7 +55,6 @@ class Requests(AbstractJobCourse):
     split: Literal["train", "test"] = "test"
     samples: Natural = 0
     answers: bool = False
-    kept: Annotated[dict[str, int | float], Field(exclude_if=lambda found: not found)] = field(default_factory=dict)
 
     @property
     def rate(self) -> float | None:

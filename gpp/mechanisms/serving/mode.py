@@ -20,7 +20,7 @@ from gpp.memory import Keep
 from gpp.models.base import AbstractModel
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractServer
-from gpp.runtime.job import Job, job_parts
+from gpp.runtime.job import Job
 from gpp.runtime.mode import AbstractMode, RunSettings
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -101,16 +101,18 @@ class Inference(AbstractMode):
         # A profile has no nodes, and says what a forward takes.
         return served(captured) if captured.nodes else replace(captured, graph=forward_only(captured.graph))
 
-    def posed(self, e: RunSettings, problem: Problem) -> Problem:
+    def posed(self, e: RunSettings, sizes: Mapping[str, int], problem: Problem) -> Problem:
         """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
-        engine = _server(e)
-        regime = Regime(course=Requests(buffers=engine.buffers, arrivals=arrivals_of(e, engine), answers=engine.answers))
-        return replace(problem, regime=regime, refuses=_refuses(problem.refuses), optimizer_state_factor=0.0, global_norm=False)
-
-    def course(self, e: RunSettings, sizes: Mapping[str, int], plan: Plan, problem: Problem) -> Requests:
-        split = "test" if sizes["test"] else "train"
-        kept = {name: number for part in job_parts(plan.mechanisms) for name, number in part.kept(plan, problem).items()}
-        return replace(requests_of(problem.regime.course), split=split, samples=sizes[split], kept=kept)
+        engine, split = _server(e), "test" if sizes["test"] else "train"
+        course = Requests(
+            buffers=engine.buffers,
+            arrivals=arrivals_of(e, engine),
+            split=split,
+            samples=sizes[split],
+            answers=engine.answers,
+        )
+        regime, refuses = Regime(course=course), _refuses(problem.refuses)
+        return replace(problem, regime=regime, refuses=refuses, optimizer_state_factor=0.0, global_norm=False)
 
     def judged(
         self, e: RunSettings, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path

@@ -180,7 +180,6 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
         seed=0,
         train_samples=0,
         device_kind="cpu",
-        course=Requests(buffers=buffers, arrivals=arrivals, answers=True),
     )
     assert job.program == program_of(problem, plan)
     network = FakeNetwork(reduce_groups(plan, problem.graph), plan.num_devices)
