@@ -35,7 +35,7 @@ from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
-from gpp.runtime.transport.form import MAIN_MEMORY, Form
+from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Posted
@@ -51,9 +51,6 @@ PACED = 64
 
 SETTLE_S = 0.02
 """Seconds from the agreement of all workers to the begin of a stream."""
-
-
-_CLOCKS = Form((CLOCKS,), torch.float64)
 
 
 def _back(channel: Channel) -> Channel:
@@ -140,7 +137,7 @@ class ServedMailbox(EmulatedMailbox):
         """Wait until the reader has said of so many passes when they began."""
         heard = self._heard.setdefault(channel, [])
         while len(heard) < count:
-            heard.append(float(self.transport.post(_back(channel), _CLOCKS).wait()[0]))
+            heard.append(float(self.transport.post(_back(channel), CLOCKS).wait()[0]))
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         found = super()._message(channel, microbatch, lo, hi, last)
@@ -188,7 +185,7 @@ class EmulatedServer:
         seat = Seat(device_id=device_id, device=MAIN_MEMORY, transport=transport, status=self.status)
         self.interpreter = Interpreter(self.actions, {self.stage: runner}, mailboxes, seat)
         both = (*self.route.incoming, *self.route.outgoing)
-        transport.prepare({way: RingSize(8 * CLOCKS, ROOM) for channel in both for way in (channel, _back(channel))})
+        transport.prepare({way: RingSize(CLOCKS.num_bytes, ROOM) for channel in both for way in (channel, _back(channel))})
 
     def stream(self, requests: int, time_scale: float) -> list[dict[str, Any]]:
         """One stream from an empty pipeline; a record of each request by both clocks."""

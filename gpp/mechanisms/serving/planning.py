@@ -26,7 +26,7 @@ from gpp.program.program import Program
 from gpp.program.waits import OCCUPY, Waits
 from gpp.simulate.added import AbstractPlanning, Objective
 from gpp.simulate.longest_path import Step, walked
-from gpp.simulate.simulator import Costs
+from gpp.simulate.simulator import SHOWN, Costs
 from gpp.timeline import ENDLESS, Event, Metrics, Serving, StageMemory, Timeline
 
 LONGEST = 512
@@ -34,9 +34,6 @@ LONGEST = 512
 
 SAME = 1e-9
 """Share of a period by which rounding may move an event."""
-
-SHOWN = 3
-"""Requests whose time the timeline shows."""
 
 
 class _Send(NamedTuple):
