@@ -49,7 +49,10 @@ class Inference(AbstractMode):
     name: ClassVar[str] = "inference"
 
     def check(self, e: RunSettings) -> None:
-        (self._check if e.mode == self.name else self._check_elsewhere)(e)
+        if e.mode == self.name:
+            self._check(e)
+        else:
+            self._check_elsewhere(e)
 
     def _check(self, e: RunSettings) -> None:
         if not isinstance(e.engine, AbstractServer):
