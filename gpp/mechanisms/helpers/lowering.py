@@ -152,8 +152,7 @@ class Lowering(AbstractLowering):
     def due(self, plan: Plan, graph: OpGraph, program: Program) -> dict[int, list[Action]]:
         """A helper's passes. An evaluation has none."""
         out: dict[int, list[Action]] = defaultdict(list)
-        trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
-        for s, stage in enumerate(plan.stages if trains else ()):
+        for s, stage in enumerate(plan.stages if program.trains else ()):
             for m in range(-(-program.num_samples // stage.microbatch_size)):
                 for device in stage.adding:
                     out[device].append(Action(HELPED_WEIGHTS, s, m))
