@@ -217,15 +217,12 @@ def uniform(
 
     `memory_bytes` replaces the device's memory (to ask what a smaller card would do).
     """
-    if memory_bytes is not None:
-        device = replace(device, memory_bytes=memory_bytes)
-    count = num_nodes * devices_per_node
-    return Cluster(
+    return mixed(
         name=name,
-        devices=(device,) * count,
-        nodes=tuple(i // devices_per_node for i in range(count)),
+        nodes=[ClusterNode(device=device, count=devices_per_node)] * num_nodes,
         intra_node=intra_node,
-        inter_node=inter_node or intra_node,
+        inter_node=inter_node,
+        memory_bytes=memory_bytes,
         network_cards=network_cards,
         collective_efficiency=collective_efficiency,
         links=links,

@@ -114,10 +114,9 @@ class AbstractOptimizer(AroundSteps, ABC):
         return self.build(param for _, param in params)
 
 
-@final
-@settings("optimizer")
-class SGD(AbstractOptimizer):
-    """Stochastic gradient descent, with momentum if it is above 0."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractMomentum(AbstractOptimizer):
+    """Optimizers that add up gradients of the past, each step with `momentum` times as much of them; 0 for none."""
 
     momentum: Decay = 0.0
 
@@ -127,6 +126,12 @@ class SGD(AbstractOptimizer):
 
     def with_momentum(self, factor: float) -> Self:
         return replace(self, momentum=factor)
+
+
+@final
+@settings("optimizer")
+class SGD(AbstractMomentum):
+    """Stochastic gradient descent, with momentum if it is above 0."""
 
     @property
     def state_factor(self) -> float:
@@ -173,19 +178,11 @@ class Adam(AbstractAdam):
 
 @final
 @settings("optimizer")
-class RMSprop(AbstractOptimizer):
+class RMSprop(AbstractMomentum):
     """RMSprop, with momentum if it is above 0."""
 
     alpha: Decay = 0.99
     eps: NotNegative = 1e-8
-    momentum: Decay = 0.0
-
-    @property
-    def momentum_factor(self) -> float:
-        return self.momentum
-
-    def with_momentum(self, factor: float) -> Self:
-        return replace(self, momentum=factor)
 
     @property
     def state_factor(self) -> float:
@@ -229,7 +226,7 @@ class NAdam(AbstractAdam):
 
 @final
 @settings("optimizer")
-class Muon(AbstractOptimizer):
+class Muon(AbstractMomentum):
     """Muon (Jordan et al., 2024) for matrices: the momentum with its singular values made equal; AdamW for all else.
 
     An embedding and a classifier are matrices too. `weight_decay` is decoupled, for both.
@@ -247,13 +244,6 @@ class Muon(AbstractOptimizer):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.1
-
-    @property
-    def momentum_factor(self) -> float:
-        return self.momentum
-
-    def with_momentum(self, factor: float) -> Self:
-        return replace(self, momentum=factor)
 
     @property
     def state_factor(self) -> float:

@@ -44,6 +44,7 @@ class Serving:
     one: ClassVar[str] = "request"
     many: ClassVar[str] = "requests"
     made: ClassVar[str] = "answers"
+    latency_words: ClassVar[str] = "from a request to its answer (median)"
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("requests", "requests_per_s", "rate"),
         ("latency, median", "median_s", "seconds"),
@@ -65,11 +66,6 @@ class Serving:
     def latency_s(self) -> float | None:
         """Seconds from a request to its answer, by which plans are told apart where requests arrive at a rate; else None."""
         return self.median_s if self.arrival_rate else None
-
-    @property
-    def latency_words(self) -> str:
-        """What these seconds are."""
-        return "from a request to its answer (median)"
 
     @property
     def tracked(self) -> dict[str, float]:

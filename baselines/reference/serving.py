@@ -16,7 +16,7 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.mechanisms.quantised_edges.worker import CodedLayout
 from gpp.mechanisms.serving.answers import answers_of
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.model import ANSWER
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job, restore
@@ -25,7 +25,7 @@ from gpp.runtime.worker.process import guarded, open_lines, write_line
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    settings, plan, serving = job.settings, job.plan, serving_of_job(job)
+    settings, plan, serving = job.settings, job.plan, requests_of(job.settings.course)
     order = sorted(range(len(plan.stages)), key=lambda s: -plan.distance_to_sink[s])
     modules = {}
     with job_weights(run_dir) as weights:

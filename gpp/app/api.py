@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.batches import items_of, named_targets
+from gpp.app.capturing import must_compare
 from gpp.app.moving import check_unreplanned
 from gpp.app.values import Data, Run
 from gpp.app.words import with_words
@@ -254,7 +255,7 @@ def _warn(progress: Progress, captured: Captured, problem: Problem, plan: Plan, 
     cut = cut_warnings(captured, plan, whole_loss=bool(problem.minibatch_ops), words=IN_STEPS)
     cut += masked_warnings(captured, problem.cluster, problem.cost)
     unlike = f"the captured model was not compared with the module itself: {WITHOUT_WEIGHTS} when it was captured"
-    blind = [unlike] if captured.checked and captured.checked.unknown == WITHOUT_WEIGHTS else []
+    blind = [unlike] if must_compare(captured) else []
     for words in (*captured.warnings, *blind, *cut, *engine.check(plan)):
         progress.warn(words)
 

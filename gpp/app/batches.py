@@ -147,7 +147,7 @@ def check_ignored(job: Job, rows: Mapping[str, Tensor], ignored: int | None) -> 
         return
     made = set(loss_nodes(job.captured.results))
     for stage in job.plan.stages:
-        if not any(node in made for op in stage.ops for node in job.graph.ops[op].nodes):
+        if made.isdisjoint(job.graph.nodes_of(stage.ops)):
             continue
         parts = [(piece.lo, piece.hi) for piece in stage.pieces(job.plan.minibatch_size)]
         for name, tensor in rows.items():

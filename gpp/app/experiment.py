@@ -308,7 +308,7 @@ class Experiment:
         posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
         train = partial(self.samples, "train") if self.own_mode is None else None
         posed = with_varying(posed, captured, self.uneven, train, steps=self.num_steps, seed=self.seed)
-        posed = self.own_mode.posed(self, posed) if self.own_mode else posed
+        posed = self.own_mode.posed(self, self._num_samples, posed) if self.own_mode else posed
         if not self.engine.runs:
             return posed
         from gpp.app.in_place import here
@@ -395,7 +395,6 @@ class Experiment:
             final_weights=self.final_weights,
             replan_every=every,
             uneven=self.uneven if self.uneven.amount else None,
-            course=self.own_mode and self.own_mode.course(self, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )

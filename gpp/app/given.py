@@ -6,24 +6,20 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
-from gpp.program.added import check_form
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import job_parts
 from gpp.strategy import Strategy
 
 
 def check_engine(engine: AbstractEngine, strategy: Strategy, given: Plan | None) -> None:
-    """Refuse to run plans of a form that nobody runs, or with mechanisms that the engine does not run.
+    """Refuse to run plans with mechanisms that the engine does not run.
 
     Args:
         given: the plan in the user's own file; None where the strategy is to plan.
 
     Raises:
         InvalidConfig: the engine.
-        UnsupportedPlan: the given plan has such a form.
     """
-    if given is not None:
-        check_form(given)
     for part in job_parts(given.mechanisms if given is not None else strategy.planner.mechanisms):
         part.check_engine(engine.name)
 

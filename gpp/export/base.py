@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from gpp.cluster import Cluster
@@ -51,15 +51,8 @@ class ToPlanFor:
 
     def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
         """The same with a plan, or with another one."""
-        return ToExport(
-            model=self.model,
-            captured=self.captured,
-            problem=problem or self.problem,
-            strategy=strategy or self.strategy,
-            clips=self.clips,
-            bound=self.bound,
-            plan=plan,
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(ToPlanFor)}
+        return ToExport(**own | {"problem": problem or self.problem, "strategy": strategy or self.strategy, "plan": plan})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

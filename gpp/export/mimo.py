@@ -97,8 +97,8 @@ def modules_of(plan: Plan, e: ToExport) -> tuple[MimoModule, ...]:
             chains.append([s])
     names, of_stage = list[str](), {s: i for i, chain in enumerate(chains) for s in chain}
     for i, chain in enumerate(chains):
-        ops = [e.problem.graph.ops[op] for s in chain for op in plan.stages[s].ops]
-        paths = [e.captured.node_of[node].module for op in ops for node in op.nodes]
+        nodes = e.problem.graph.nodes_of(op for s in chain for op in plan.stages[s].ops)
+        paths = [e.captured.node_of[node].module for node in nodes]
         own = max(Counter(path.partition(".")[0] for path in paths if path).items(), key=lambda found: found[1], default=("", 0))[0]
         names.append(own if own.isidentifier() and own not in names else f"module_{i}")
     out, rank = list[MimoModule](), 0

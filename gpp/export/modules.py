@@ -99,10 +99,9 @@ class Modules:
         node_module = {node: module for op, module in zip(self.captured.graph.ops, self.of_op, strict=True) for node in op.nodes}
         stages: dict[str, set[int]] = defaultdict(set)
         for s, stage in enumerate(plan.stages):
-            for op in stage.ops:
-                for node in graph.ops[op].nodes:
-                    if module := node_module.get(node):
-                        stages[module].add(s)
+            for node in graph.nodes_of(stage.ops):
+                if module := node_module.get(node):
+                    stages[module].add(s)
         for module, held in stages.items():
             if len(held) > 1:
                 s, t = sorted(held)[:2]

@@ -61,7 +61,7 @@ class Torch(AbstractExporter):
         rows = passes(ran.strategy.lower(ran.plan, ran.problem), chain)
         predicted = ran.strategy.predict(ran.plan, ran.problem)
         size, graph = plan.stages[0].microbatch_size, e.problem.graph
-        nodes = [[node for op in stage.ops for node in graph.ops[op].nodes] for stage in plan.stages]
+        nodes = [graph.nodes_of(stage.ops) for stage in plan.stages]
         tied = {name: sorted({chain.rank_of[s] for s in stages}) for name, stages in plan.shared_weights(graph)}
         layout = {
             "ranks": chain.stages,

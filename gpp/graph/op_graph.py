@@ -313,13 +313,14 @@ class OpGraph:
         """Indices of the tensors that operators of a set make or read, ascending."""
         return sorted({i for op in bits(mask) for i in self.tensors_of[op]})
 
+    def nodes_of(self, ops: Iterable[int]) -> list[str]:
+        """Names of the captured nodes of operators, in their order."""
+        return [node for op in ops for node in self.ops[op].nodes]
+
     @cached_property
     def _made(self) -> tuple[tuple[int, ...], ...]:
         """Indices of the tensors that each operator makes."""
-        out: list[list[int]] = [[] for _ in self.ops]
-        for i, tensor in enumerate(self.tensors):
-            out[tensor.producer].append(i)
-        return tuple(tuple(indices) for indices in out)
+        return tuple(tuple(i for i in own if self.tensors[i].producer == op) for op, own in enumerate(self.tensors_of))
 
     def made_by(self, mask: int) -> list[int]:
         """Indices of the tensors that operators of a set make, ascending."""

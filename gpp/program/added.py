@@ -74,14 +74,6 @@ class AbstractLowering(ABC):
     (`orders`), what ends their mini-batches (`endings`), and which messages there are beside those of the edges (`messages`).
     """
 
-    def check_plan(self, plan: Plan) -> None:
-        """Refuse a plan of a form that has no program.
-
-        Raises:
-            UnsupportedPlan: names stage, field, value, rule and fix.
-        """
-        return None
-
     def check_stream(self, plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
         """Refuse what the mechanism cannot be combined with in a pipeline that does not drain.
 
@@ -163,16 +155,6 @@ def part_of(added: Iterable[AbstractLowering], plan: Plan, device: int, action: 
         part = each.part(plan, device, action)
         samples, fixed = samples * part.of_samples, fixed * part.fixed
     return ActionShare(samples, fixed)
-
-
-def check_form(plan: Plan) -> None:
-    """Refuse a plan of a form that has no program.
-
-    Raises:
-        UnsupportedPlan: names stage, field, value, rule and fix.
-    """
-    for part in lowerings(plan):
-        part.check_plan(plan)
 
 
 def ordered(plan: Plan, graph: OpGraph, num_samples: int) -> dict[int, list[Task]] | None:

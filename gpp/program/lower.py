@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.added import check_form, lowerings
+from gpp.program.added import lowerings
 from gpp.program.kinds import (
     BACKWARD,
     FORWARD,
@@ -57,16 +57,12 @@ def lower(
         minibatches: how many mini-batches those are; more than one for a pipeline that does not drain.
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
 
-    Raises:
-        UnsupportedPlan: it has a form that no engine runs.
-
     >>> forwards = lower(plan, graph, {0: [Task(0, "F", 0)], 1: [Task(1, "F", 0)]}, num_samples=1)
     >>> print(forwards.to_text(), end="")
     samples 1 minibatches 1
     s0.F0@d0 s0.SF0>s1.d1[0:1]@d0
     s1.RF0<s0.d0[0:1]@d1 s1.F0@d1
     """
-    check_form(plan)
     before, after = communication(plan, graph, num_samples)
     groups = reduce_groups(plan, graph)
     trains = any(KINDS[task.kind].finishes for order in orders.values() for task in order)

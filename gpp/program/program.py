@@ -60,6 +60,11 @@ class Program:
         return Waits(self.actions)
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether it has backwards; an evaluation has none."""
+        return any(KINDS[action.kind].finishes for own in self.actions.values() for action in own)
+
+    @cached_property
     def mechanisms(self) -> frozenset[str]:
         """The names of the mechanisms whose kinds of actions the program has."""
         return frozenset(OWNERS[action.kind] for own in self.actions.values() for action in own if action.kind in OWNERS)

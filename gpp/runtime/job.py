@@ -26,7 +26,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.cost.uneven import UnevenSamples
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.files import write_tensors, write_text
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -36,7 +36,6 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.private import keep, shown
-from gpp.program.added import check_form
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import asked, with_asked
@@ -103,6 +102,7 @@ class Settings:
         replan_every: steps after whose multiples workers may take another plan (`gpp.replan`); 0: never.
         resume, first_step: folder of the checkpoint to go on from, absolute, None to start anew; the first step to do.
         course: what the workers do in place of training steps; None for a job that trains.
+        kept: numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
         uneven: where the work differs from sample to sample.
         mechanisms: packages of the user's own mechanisms, which workers import.
         timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
@@ -144,12 +144,10 @@ class Settings:
     resume: str | None = None
     first_step: Natural = 0
     course: Course = None
+    kept: Annotated[dict[str, int | float], Field(exclude_if=lambda found: not found)] = field(default_factory=dict)
     mechanisms: Annotated[tuple[str, ...], Field(exclude_if=lambda found: not found)] = ()
 
-    @classmethod
-    def upgraded(cls, content: Any) -> Any:
-        """The content of a settings.json with all fields where they stand now."""
-        return with_earlier(content)
+    upgraded = staticmethod(with_earlier)
 
 
 class WritesItself(Protocol):
@@ -203,12 +201,10 @@ class Job:
 
             if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
                 write_text(folder / "schedule.yml", schedule, exact=True)
+        for absent in ("evaluation.txt", OVERHEADS, "origin.json"):  # which an earlier run here may have had
+            (folder / absent).unlink(missing_ok=True)
         if self.evaluation:
             write_text(folder / "evaluation.txt", self.evaluation.to_text(), exact=True)
-        else:  # a run that goes on here may have had one before
-            (folder / "evaluation.txt").unlink(missing_ok=True)
-        for absent in (OVERHEADS, "origin.json"):  # which an earlier run here may have had
-            (folder / absent).unlink(missing_ok=True)
         if self.overheads != NOTHING:
             write_value(folder / OVERHEADS, self.overheads, Overheads)
         if weights is not None and not isinstance(weights, Mapping):
@@ -234,8 +230,7 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-            check_form(plan)
-        except (InvalidPlan, UnsupportedPlan) as error:
+        except InvalidPlan as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
         cards = plan if values["settings"].backend == "nccl" else None
@@ -379,6 +374,8 @@ def assemble(
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     check_clipping(optimizer, plan, problem.graph)
+    posed = strategy.posed(problem)
+    course: Any = posed.regime.course
     job = Job(
         settings=Settings(
             minibatch_size=plan.minibatch_size,
@@ -389,6 +386,8 @@ def assemble(
             device_kind=kind,
             whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),
             weights={} if strategy.weights.flushes else _described(strategy.weights),
+            course=course,
+            kept={name: number for part in job_parts(plan.mechanisms) for name, number in part.kept(plan, posed).items()},
             mechanisms=mechanism.own(),
             **settings,
         ),
@@ -398,7 +397,7 @@ def assemble(
         overheads=problem.overheads,
         plan=plan,
         program=strategy.lower(plan, with_asked(problem, optimizer, settings), cards=cards),
-        costs=plan.bills(strategy.posed(problem)),
+        costs=plan.bills(posed),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
     for part in job_parts(job.mechanisms):

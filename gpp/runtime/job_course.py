@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Self
+from abc import abstractmethod
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from gpp.cost.regime import AbstractCourse
 from gpp.errors import InvalidFile
 from gpp.mechanism import found
 from gpp.serialization import from_json, to_json
 
 
-class AbstractJobCourse(ABC):
-    """The settings of workers that train nothing and repeat a program of forwards: a frozen dataclass, which settings.json has by
-    the name of the mechanism's package."""
-
-    name: ClassVar[str]
-    """The last part of the package's name."""
-    buffers: int
-    """Messages for which an edge has room."""
-    kept: dict[str, int | float]
-    """Numbers by name that mechanisms keep to (`gpp.runtime.job.AbstractJobPart.kept`)."""
+class AbstractJobCourse(AbstractCourse):
+    """A course as its workers know it; settings.json has it by the name of the mechanism."""
 
     @abstractmethod
     def short(self, steps: int, rate: float | None) -> Self:
@@ -56,17 +49,23 @@ def _by_name(given: Any) -> AbstractJobCourse:
 
 
 def with_earlier(content: Any) -> Any:
-    """The content of a settings.json in which the course stands where it does now: it was under its own name once."""
+    """The content of a settings.json in which the course stands where it does now: it was under its own name once, and had the
+    numbers that mechanisms keep to."""
     if not isinstance(content, dict):
         return content
-    nested = {name: content[name] for name in _kinds() if content.get(name) is not None}
-    return {name: value for name, value in content.items() if name not in nested} | {"course": nested} if nested else content
+    if nested := {name: content[name] for name in _kinds() if content.get(name) is not None}:
+        content = {name: value for name, value in content.items() if name not in nested} | {"course": nested}
+    for name, own in course.items() if isinstance(course := content.get("course"), dict) else ():
+        if isinstance(own, dict) and "kept" in own:
+            rest = {key: value for key, value in own.items() if key != "kept"}
+            content = {**content, "kept": own["kept"], "course": {name: rest}}
+    return content
 
 
 Course = Annotated[
     AbstractJobCourse | None,
     PlainValidator(_by_name),
-    PlainSerializer(lambda course: {course.name: json.loads(to_json(course))}),
+    PlainSerializer(lambda course: {course.mechanism: json.loads(to_json(course))}),
     # Left out of files where there is none: the settings of a training read as they always did.
     Field(exclude_if=lambda course: course is None),
 ]

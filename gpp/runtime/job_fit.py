@@ -118,15 +118,14 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
         raise MalformedProgram(f"{path}: line 1: {rule}")
     if set(program.actions) != set(plan.devices):
         raise MalformedProgram(f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {list(plan.devices[:8])}")
-    trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
     kinds = {(action.stage, action.kind) for own in program.actions.values() for action in own}
     apart = {s: TOGETHER[kind] for s, kind in kinds if kind in TOGETHER}
-    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, apart=apart)
+    expected = _work(plan, graph, num_samples, program.minibatches, trains=program.trains, apart=apart)
     for part in lowerings(plan):
         for device, actions in part.due(plan, graph, program).items():
             expected[device] += actions
         part.prove(plan, program)
-    groups = reduce_groups(plan, graph) if trains else ()
+    groups = reduce_groups(plan, graph) if program.trains else ()
     normed = any(action.kind == NORM for own in program.actions.values() for action in own)
     for number, device in enumerate(sorted(program.actions), start=2):
         own = program.actions[device]

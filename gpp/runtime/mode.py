@@ -13,11 +13,9 @@ from gpp.data.base import AbstractData
 from gpp.graph.captured import Captured
 from gpp.mechanism import found, parts
 from gpp.models.base import AbstractModel
-from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints
-from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job
-from gpp.runtime.job_course import AbstractJobCourse
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -62,15 +60,7 @@ class AbstractMode(ABC):
 
     @abstractmethod
     def check(self, e: RunSettings) -> None:
-        """Refuse settings that the mode cannot follow.
-
-        Raises:
-            InvalidConfig: names the setting.
-        """
-
-    @abstractmethod
-    def check_elsewhere(self, e: RunSettings) -> None:
-        """Refuse the mode's own settings in any other mode.
+        """Refuse settings that the mode cannot follow, in a run of another mode those that are for this one alone.
 
         Raises:
             InvalidConfig: names the setting.
@@ -89,12 +79,8 @@ class AbstractMode(ABC):
         """The part of a captured model that runs."""
 
     @abstractmethod
-    def posed(self, e: RunSettings, problem: Problem) -> Problem:
-        """The problem of a training under the mode's regime."""
-
-    @abstractmethod
-    def course(self, e: RunSettings, sizes: Mapping[str, int], plan: Plan, problem: Problem) -> AbstractJobCourse:
-        """What workers do in place of training steps.
+    def posed(self, e: RunSettings, sizes: Mapping[str, int], problem: Problem) -> Problem:
+        """The problem of a training under the mode's regime.
 
         Args:
             sizes: samples of each split of the data.
@@ -118,10 +104,7 @@ def check_modes(e: RunSettings) -> None:
         InvalidConfig: names the setting.
     """
     for mode in found("mode", "MODE", AbstractMode).values():
-        if mode.name == e.mode:
-            mode.check(e)
-        else:
-            mode.check_elsewhere(e)
+        mode.check(e)
 
 
 def mode_named(name: str) -> AbstractMode | None:
@@ -130,11 +113,7 @@ def mode_named(name: str) -> AbstractMode | None:
 
 
 class AbstractCourseRun(ABC):
-    """The workers of one mechanism's course, each a module whose `main` is a worker's whole process."""
-
-    workers: ClassVar[str]
-    emulated: ClassVar[str]
-    """Those of `engine=emulate`."""
+    """The workers of one mechanism's course."""
 
     @abstractmethod
     def check_room(self, job: Job, run_dir: Path) -> None:
@@ -153,13 +132,11 @@ class AbstractCourseRun(ABC):
         """
 
     @abstractmethod
-    def collect(
-        self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], *, emulated: bool = False
-    ) -> Outcome:
-        """What workers have measured; emulated devices in seconds of the cluster.
+    def execute(self, job: Job, run_dir: Path, progress: Progress, *, emulated: bool = False) -> Outcome:
+        """Run the workers, and collect what they have measured; emulated devices in seconds of the cluster.
 
-        Args:
-            starts, ends: of each repetition of the program, by number.
+        Raises:
+            WorkerFailed: a worker died; its own traceback is in the error.
         """
 
     @abstractmethod
@@ -174,4 +151,4 @@ class AbstractCourseRun(ABC):
 def course_run(job: Job) -> AbstractCourseRun | None:
     """How the job's course runs; None for a job that trains."""
     course = job.settings.course
-    return None if course is None else parts((course.name,), "run", "RUN", AbstractCourseRun)[0]
+    return None if course is None else parts((course.mechanism,), "run", "RUN", AbstractCourseRun)[0]

@@ -23,10 +23,10 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
+from gpp.mechanisms.serving.course import Requests
 from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_stages import TypedStages
-from gpp.mechanisms.serving.requests import Requests
 from gpp.plan.plan import Plan
 from gpp.planners.common.stage_costs import StageCosts
 from tests.oracle.edge import Served

@@ -25,9 +25,9 @@ from gpp.mechanisms.helpers.stage import Helpers, delays
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.quantised_edges.settings import QuantisedEdges
 from gpp.mechanisms.round_robin.sharing import SHARING
+from gpp.mechanisms.serving.course import Requests
 from gpp.mechanisms.serving.mode import MODE
 from gpp.mechanisms.serving.model import served
-from gpp.mechanisms.serving.requests import Requests
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.mechanisms.weight_versions.stash import Stash
@@ -142,7 +142,12 @@ def meet(*names: str) -> Met:
         strategy = Strategy(name="pair", planner=Even(), schedule=schedule, weights=weights)
         if serves:
             MODE.check(
-                cast(RunSettings, SimpleNamespace(engine=engine, checkpoint=Checkpoints(), resume=None, loss_scope="microbatch"))
+                cast(
+                    RunSettings,
+                    SimpleNamespace(
+                        mode="inference", engine=engine, checkpoint=Checkpoints(), resume=None, loss_scope="microbatch"
+                    ),
+                )
             )
             strategy, problem = MODE.adapted(strategy), replace(problem, regime=Regime(course=Requests(buffers=2)))
         else:

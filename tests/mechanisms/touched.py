@@ -55,21 +55,28 @@ def naming(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def hooks() -> dict[str, dict[str, set[str]]]:
-    """By mechanism: the abstract classes of the core that it implements, each with the methods that it overrides."""
-    classes = {node.name: methods(node) for text in core().values() for node in classes_in(text)}
+    """By mechanism: the abstract classes of the core that it implements, and their own bases, with the methods overridden."""
+    classes = {node.name: node for text in core().values() for node in classes_in(text)}
     out: dict[str, dict[str, set[str]]] = {}
     for package in packages():
         mine = out.setdefault(package.rpartition(".")[2], defaultdict(set))
         for path in (ROOT / Path(*package.split("."))).rglob("*.py"):
             for node in classes_in(path.read_text()):
-                for base in (ast.unparse(base).partition("[")[0] for base in node.bases):
-                    if base.startswith("Abstract") and base not in SHIPPED and base in classes:
-                        mine[base] |= methods(node) & classes[base]
+                for base in abstract(node, classes):
+                    mine[base] |= methods(node) & methods(classes[base])
     return out
 
 
 SHIPPED: Final = {"AbstractPlanner", "AbstractChainPlanner", "AbstractSchedule", "AbstractExporter", "AbstractModel"}
 """What a user chooses by name: an option of a mechanism is a file beside those of the core, and asks nothing of the core."""
+
+
+def abstract(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    """The names of the abstract classes among `classes` that a class derives from, but for those of `SHIPPED`."""
+    for name in (ast.unparse(base).partition("[")[0] for base in node.bases):
+        if name.startswith("Abstract") and name not in SHIPPED and name in classes:
+            yield name
+            yield from abstract(classes[name], classes)
 
 
 def classes_in(text: str) -> Iterator[ast.ClassDef]:
@@ -78,8 +85,8 @@ def classes_in(text: str) -> Iterator[ast.ClassDef]:
 
 
 def methods(node: ast.ClassDef) -> set[str]:
-    """The names of a class's methods, and of fields that stand in for one."""
-    named = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    """The names of a class's methods, constructors left out, and of fields that stand in for one."""
+    named = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}
     return named | {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
 
 

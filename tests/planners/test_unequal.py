@@ -11,7 +11,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.forward_only import forward_only
-from gpp.mechanisms.serving.requests import Requests
+from gpp.mechanisms.serving.course import Requests
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential

@@ -22,7 +22,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.mechanisms.serving.requests import Arrivals, Requests
+from gpp.mechanisms.serving.course import Arrivals, Requests
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe

@@ -14,12 +14,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram, UnsupportedPlan
+from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.helpers.bill import gradient_bytes, late_bytes
 from gpp.mechanisms.helpers.kinds import HELPED_INPUTS, HELPED_WEIGHTS, HELPING, HELPING_INPUTS, SEND_PART
 from gpp.mechanisms.helpers.stage import Ticks, helpers_of, parts_of_inputs, ticks
-from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.plan.plan import Plan
@@ -31,7 +30,6 @@ from gpp.program.kinds import (
     KINDS,
     PASS,
     RECEIVE,
-    RECEIVES,
     REDUCE,
     SEND,
     UPDATE,
@@ -55,35 +53,6 @@ class _Place(NamedTuple):
 
 class Lowering(AbstractLowering):
     """Devices that run side by side, and the messages to and from helpers."""
-
-    def check_plan(self, plan: Plan) -> None:
-        size = plan.stages[0].microbatch_size
-        for s, stage in enumerate(plan.stages):
-            for field, value, fits, rule, fix in (
-                (
-                    "devices",
-                    list(stage.devices),
-                    len(stage.devices) == 1,
-                    "are several, beside a stage with helpers, whose devices go from period to period",
-                    "one device a stage",
-                ),
-                (
-                    "microbatch_size",
-                    stage.microbatch_size,
-                    stage.microbatch_size == size,
-                    f"is not {size}, as of stage 0: in a plan with helpers a period is one micro-batch of every stage",
-                    "one micro-batch size",
-                ),
-                (
-                    "offload",
-                    list(marks_of(stage).offload[:8]),
-                    not marks_of(stage).offload,
-                    "stands beside a stage with helpers, in whose order of passes copies to the host have no place",
-                    "strategy/memory=keep",
-                ),
-            ):
-                if not fits:
-                    raise UnsupportedPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
 
     def check_stream(self, plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
         if tied := plan.shared_weights(graph):
@@ -183,23 +152,13 @@ class Lowering(AbstractLowering):
     def due(self, plan: Plan, graph: OpGraph, program: Program) -> dict[int, list[Action]]:
         """A helper's passes. An evaluation has none."""
         out: dict[int, list[Action]] = defaultdict(list)
-        trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
-        for s, stage in enumerate(plan.stages if trains else ()):
+        for s, stage in enumerate(plan.stages if program.trains else ()):
             for m in range(-(-program.num_samples // stage.microbatch_size)):
                 for device in stage.adding:
                     out[device].append(Action(HELPED_WEIGHTS, s, m))
                 for device, _ in helpers_of(stage).input_share:
                     out[device].append(Action(HELPED_INPUTS, s, m))
         return out
-
-    def prove(self, plan: Plan, program: Program) -> None:
-        """A helper's pass is given what it is to work on."""
-        for device, own in program.actions.items():
-            given = {(KINDS[action.kind].direction, *action[1:3]) for action in own if action.kind in RECEIVES}
-            for action in own:
-                if action.kind in (HELPED_WEIGHTS, HELPED_INPUTS) and (KINDS[action.kind].direction, *action[1:3]) not in given:
-                    rule = "helps a stage of another device, and is not sent what it is to work on"
-                    raise MalformedProgram(f"{action.text(device)} {rule}")
 
 
 def _ends(plan: Plan, s: int, tick: Ticks, graph: OpGraph) -> int:

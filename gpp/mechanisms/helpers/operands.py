@@ -93,7 +93,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
 
 def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
     """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
-    cut, node_of = Cut(job.captured, nodes_of(job, s), torch.device("meta"), {}), job.captured.node_of
+    cut, node_of = Cut(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), torch.device("meta"), {}), job.captured.node_of
     names = halves_of(cut, whole=slow_nodes(job, s), elsewhere=True).split
     return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
@@ -104,7 +104,7 @@ def head_of_stage(job: Job, s: int) -> Head:
     Raises:
         UnsupportedPlan: there is none.
     """
-    found = head_of(job.captured, nodes_of(job, s), whole=slow_nodes(job, s))
+    found = head_of(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), whole=slow_nodes(job, s))
     if isinstance(found, str):
         raise UnsupportedPlan(
             f"stage {s}: input_share={[list(pair) for pair in helpers_of(job.plan.stages[s]).input_share]} divides gradients of "
@@ -112,11 +112,6 @@ def head_of_stage(job: Job, s: int) -> Head:
             "it out of the plan; mode=plan and mode=compare predict it as it is"
         )
     return found
-
-
-def nodes_of(job: Job, s: int) -> list[str]:
-    """The captured nodes of a stage."""
-    return [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
 
 
 def check_divided(job: Job) -> None:

@@ -85,7 +85,7 @@ class Helpers(AbstractStageValue):
     def check_plan(cls, stages: tuple[Stage, ...], edges: EdgeTensors, num_devices: int, *, trains: bool) -> None:
         """Prove that helpers can help, and that what is in flight is what the delay asks for."""
         for s, stage in enumerate(stages):
-            for field, value, rule, fix in _faults(stage, num_devices):
+            for field, value, rule, fix in _faults(stage, stages[0].microbatch_size, num_devices):
                 raise InvalidPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
         for s, (stage, delay) in enumerate(zip(stages, delays(stages, tuple(edges)), strict=True)):
             if stage.ahead != delay + 1:
@@ -167,7 +167,7 @@ def columns(stage: Stage, count: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(out)
 
 
-def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, str]]:
+def _faults(stage: Stage, microbatch_size: int, num_devices: int) -> Iterator[tuple[str, object, str, str]]:
     """The faults of a stage of a plan with helpers: field, value, rule, fix."""
     helpers, keep = helpers_of(stage), "leave it out (strategy/memory=keep)"
     shares = [list(pair) for pair in helpers.input_share]
@@ -186,6 +186,9 @@ def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, 
     total = sum(share for _, share in helpers.input_share)
     if any(share <= 0.0 for _, share in helpers.input_share) or total > 1.0 + ROUNDING:
         yield "input_share", shares, f"has shares above 0 that add up to 1 at most, not {total:g}", "give each helper its part of 1"
+    if stage.microbatch_size != microbatch_size:
+        rule = f"is not {microbatch_size}, as of stage 0: in a plan with helpers a period is one micro-batch of every stage"
+        yield "microbatch_size", stage.microbatch_size, rule, "give all stages one micro-batch size"
     marks = marks_of(stage)
     for field, value, fits, fix in (
         ("devices", list(stage.devices), len(stage.devices) == 1, "one device a stage"),

@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 from gpp.runtime.cards.card import AbstractCard, CardEvent
-from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.clock import CopyMark
-
-Span = tuple[Mark, Mark]
-"""When a copy begins and ends, by the clock of the device."""
+from gpp.runtime.worker.stage import Span
 
 
 class AbstractCopies(ABC):

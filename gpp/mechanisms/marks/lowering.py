@@ -92,8 +92,7 @@ def _beside(plan: Plan, graph: OpGraph, cluster: Cluster, copying: Sequence[int]
 
 def _copying(plan: Plan, program: Program) -> set[int]:
     """The stages that copy: none in an evaluation, which holds nothing for a backward."""
-    trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
-    return {s for s, stage in enumerate(plan.stages) if marks_of(stage).offload} if trains else set()
+    return {s for s, stage in enumerate(plan.stages) if marks_of(stage).offload} if program.trains else set()
 
 
 def _with_copies(actions: Sequence[Action], copying: AbstractSet[int], *, drains: bool) -> tuple[Action, ...]:

@@ -311,18 +311,18 @@ class EdgeHooks(Hooks):
 
     def _coding(self, edge: tuple[int, int], value: EdgeBits, tensors: Sequence[Tensor], lay: Layout) -> AbstractCoding | None:
         """The coding of an edge's messages; None where its tensors travel as they are."""
-        own, bits, course = self._own, value.to(edge[1]), self._own.job.settings.course
+        own, bits, settings = self._own, value.to(edge[1]), self._own.job.settings
         made = partial(CodedLayout.of, lay, tensors, clip=value.clip)
         ends = {"device": own.device, "transport": own.transport}
-        if value.announces(tensors) and course is not None and course.kept:
+        if value.announces(tensors) and settings.course is not None and settings.kept:
             shares = carried(own.job.plan, edge)
             return FollowingBits(
                 layouts={number: made(number) for number in (0, *useful_bits())},
                 first=bits,
                 # As many receives are posted before the one that is waited for.
-                ahead=course.buffers + 1,
-                window=int(course.kept["window"]),
-                sample_s={pair: course.kept["sample_s"] / share for pair, share in shares.items()},
+                ahead=settings.course.buffers + 1,
+                window=int(settings.kept["window"]),
+                sample_s={pair: settings.kept["sample_s"] / share for pair, share in shares.items()},
                 **ends,
             )
         return FixedBits(coding=made(bits), **ends) if bits else None

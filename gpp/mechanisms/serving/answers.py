@@ -23,7 +23,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.files import descriptor
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.model import ANSWER
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import ANSWERS, ANSWERS_UNDER_WAY
@@ -176,7 +176,7 @@ def check_room(job: Job, folder: Path) -> None:
     Raises:
         InvalidConfig: says how much is free.
     """
-    if not serving_of_job(job).answers:
+    if not requests_of(job.settings.course).answers:
         return
     samples = job.settings.steps * job.plan.minibatch_size
     num_bytes = float(samples * sum(form.num_bytes for form in _forms(job).values()))

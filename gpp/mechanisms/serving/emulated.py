@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, final
 import torch
 
 from gpp.files import write_text
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.stream import StreamStatus, stream_of
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
@@ -35,7 +35,7 @@ from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
-from gpp.runtime.transport.form import MAIN_MEMORY, Form
+from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Posted
@@ -51,9 +51,6 @@ PACED = 64
 
 SETTLE_S = 0.02
 """Seconds from the agreement of all workers to the begin of a stream."""
-
-
-_CLOCKS = Form((CLOCKS,), torch.float64)
 
 
 def _back(channel: Channel) -> Channel:
@@ -90,7 +87,7 @@ class ServingRoute(NamedTuple):
             passes[other] = len(own)
             number |= {(other, microbatch): place for place, microbatch in enumerate(own)}
         return cls(
-            buffers=serving_of_job(job).buffers,
+            buffers=requests_of(job.settings.course).buffers,
             incoming=tuple(sorted(channel for channel in channels if channel[4] == device)),
             outgoing=tuple(sorted(channel for channel in channels if channel[3] == device)),
             number=number,
@@ -140,7 +137,7 @@ class ServedMailbox(EmulatedMailbox):
         """Wait until the reader has said of so many passes when they began."""
         heard = self._heard.setdefault(channel, [])
         while len(heard) < count:
-            heard.append(float(self.transport.post(_back(channel), _CLOCKS).wait()[0]))
+            heard.append(float(self.transport.post(_back(channel), CLOCKS).wait()[0]))
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         found = super()._message(channel, microbatch, lo, hi, last)
@@ -162,7 +159,7 @@ class EmulatedServer:
         self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
     ) -> None:
         plan, graph, cluster = job.plan, job.graph, job.cluster
-        self.job, self.serving, self.device_id, self.transport = job, serving_of_job(job), device_id, transport
+        self.job, self.serving, self.device_id, self.transport = job, requests_of(job.settings.course), device_id, transport
         self.agree = agree
         self.clock, self.route = Clock(), ServingRoute.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]
@@ -188,7 +185,7 @@ class EmulatedServer:
         seat = Seat(device_id=device_id, device=MAIN_MEMORY, transport=transport, status=self.status)
         self.interpreter = Interpreter(self.actions, {self.stage: runner}, mailboxes, seat)
         both = (*self.route.incoming, *self.route.outgoing)
-        transport.prepare({way: RingSize(8 * CLOCKS, ROOM) for channel in both for way in (channel, _back(channel))})
+        transport.prepare({way: RingSize(CLOCKS.num_bytes, ROOM) for channel in both for way in (channel, _back(channel))})
 
     def stream(self, requests: int, time_scale: float) -> list[dict[str, Any]]:
         """One stream from an empty pipeline; a record of each request by both clocks."""
@@ -197,10 +194,10 @@ class EmulatedServer:
         rate, plan = self.serving.arrivals.rate, self.job.plan
         came = self.serving.arrivals.times_s() if rate and not plan.predecessors[self.stage] else None
         self.mailbox.start(self.route, requests, came)
-        requests_of = stream_of(self.actions, self.serving.buffers, self.counts, plan.minibatch_size, requests)
+        stream = stream_of(self.actions, self.serving.buffers, self.counts, plan.minibatch_size, requests)
         records: list[dict[str, Any]] = []
         sleep_until(start)
-        for number, actions in self.status.told(requests_of, 0):
+        for number, actions in self.status.told(stream, 0):
             first = len(self.mailbox.begins)
             self.interpreter.run(actions, ends=False)
             virtual_s, end = self.clock.virtual_s, time.perf_counter()

@@ -13,15 +13,14 @@ from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.captured import Captured
 from gpp.graph.forward_only import forward_only
-from gpp.mechanisms.serving.course import ServeSettings, serving_of_job
+from gpp.mechanisms.serving.course import Arrivals, Requests, requests_of
 from gpp.mechanisms.serving.model import served
-from gpp.mechanisms.serving.requests import Arrivals, Requests
 from gpp.mechanisms.serving.stream import check_served
 from gpp.memory import Keep
 from gpp.models.base import AbstractModel
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractServer
-from gpp.runtime.job import Job, job_parts
+from gpp.runtime.job import Job
 from gpp.runtime.mode import AbstractMode, RunSettings
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -50,6 +49,12 @@ class Inference(AbstractMode):
     name: ClassVar[str] = "inference"
 
     def check(self, e: RunSettings) -> None:
+        if e.mode == self.name:
+            self._check(e)
+        else:
+            self._check_elsewhere(e)
+
+    def _check(self, e: RunSettings) -> None:
         if not isinstance(e.engine, AbstractServer):
             rule = f"engine={e.engine.name} trains only"
             raise InvalidConfig("mode", self.name, rule, "use engine=distributed, emulate, simulate or reference")
@@ -67,7 +72,7 @@ class Inference(AbstractMode):
                 rule = "is for training; mode=inference runs what was captured, on workers that this process starts"
                 raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
 
-    def check_elsewhere(self, e: RunSettings) -> None:
+    def _check_elsewhere(self, e: RunSettings) -> None:
         rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None
         if rate is not None:
             rule = f"is the rate of requests, and mode={e.mode} answers none"
@@ -99,27 +104,23 @@ class Inference(AbstractMode):
         # A profile has no nodes, and says what a forward takes.
         return served(captured) if captured.nodes else replace(captured, graph=forward_only(captured.graph))
 
-    def posed(self, e: RunSettings, problem: Problem) -> Problem:
+    def posed(self, e: RunSettings, sizes: Mapping[str, int], problem: Problem) -> Problem:
         """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
-        engine = _server(e)
-        regime = Regime(course=Requests(buffers=engine.buffers, arrivals=arrivals_of(e, engine), writes=engine.answers))
-        return replace(problem, regime=regime, refuses=_refuses(problem.refuses), optimizer_state_factor=0.0, global_norm=False)
-
-    def course(self, e: RunSettings, sizes: Mapping[str, int], plan: Plan, problem: Problem) -> ServeSettings:
         engine, split = _server(e), "test" if sizes["test"] else "train"
-        return ServeSettings(
+        course = Requests(
             buffers=engine.buffers,
             arrivals=arrivals_of(e, engine),
             split=split,
             samples=sizes[split],
             answers=engine.answers,
-            kept={name: number for part in job_parts(plan.mechanisms) for name, number in part.kept(plan, problem).items()},
         )
+        regime, refuses = Regime(course=course), _refuses(problem.refuses)
+        return replace(problem, regime=regime, refuses=refuses, optimizer_state_factor=0.0, global_norm=False)
 
     def judged(
         self, e: RunSettings, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path
     ) -> dict[str, float]:
-        if not (e.engine.runs and e.engine.needs_weights and serving_of_job(job).answers):
+        if not (e.engine.runs and e.engine.needs_weights and requests_of(job.settings.course).answers):
             return {}
         from gpp.mechanisms.serving.results import judged
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpp.compiled import reals
 from gpp.cost.problem import Problem
-from gpp.mechanisms.serving.requests import Arrivals, requests_of
+from gpp.mechanisms.serving.course import Arrivals, requests_of
 from gpp.mechanisms.serving.stream import check_served
 from gpp.plan.plan import Plan
 from gpp.program.held import device_peaks
@@ -26,7 +26,7 @@ from gpp.program.program import Program
 from gpp.program.waits import OCCUPY, Waits
 from gpp.simulate.added import AbstractPlanning, Objective
 from gpp.simulate.longest_path import Step, walked
-from gpp.simulate.simulator import Costs
+from gpp.simulate.simulator import SHOWN, Costs
 from gpp.timeline import ENDLESS, Event, Metrics, Serving, StageMemory, Timeline
 
 LONGEST = 512
@@ -34,9 +34,6 @@ LONGEST = 512
 
 SAME = 1e-9
 """Share of a period by which rounding may move an event."""
-
-SHOWN = 3
-"""Requests whose time the timeline shows."""
 
 
 class _Send(NamedTuple):
@@ -70,7 +67,7 @@ class Stream:
     """
 
     def __init__(self, program: Program, plan: Plan, problem: Problem, *, slower: float = 1.0) -> None:
-        self.buffers, self.costs = requests_of(problem).buffers, Costs.of(program, plan, problem)
+        self.buffers, self.costs = requests_of(problem.regime.course).buffers, Costs.of(program, plan, problem)
         self.passes = _passes(program, plan, self.costs, slower)
         self.count = 1 + max(one.action.microbatch for one in self.passes)
         self.events: list[Event] | None = None
@@ -220,7 +217,7 @@ def scored(program: Program, plan: Plan, problem: Problem, objective: Objective)
     Of `throughput` that is the seconds of a request at saturation, of `latency` the mean of the requests at the arrival rate, or of
     one alone where there is no rate.
     """
-    arrivals = requests_of(problem).arrivals
+    arrivals = requests_of(problem.regime.course).arrivals
     if objective == "latency":
         seconds = _answered(program, plan, problem, arrivals if arrivals.rate else replace(arrivals, requests=1)).mean_s
     else:
@@ -263,7 +260,7 @@ def serve(program: Program, plan: Plan, problem: Problem) -> Timeline:
     Args:
         program: the program of one request.
     """
-    arrivals, slower = requests_of(problem).arrivals, _slower(program, plan, problem)
+    arrivals, slower = requests_of(problem.regime.course).arrivals, _slower(program, plan, problem)
     stream = Stream(program, plan, problem, slower=slower)
     iteration_s = period_s(stream)
     serving = _answered(program, plan, problem, arrivals)

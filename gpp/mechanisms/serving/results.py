@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.graph.captured import Captured, loss_nodes, with_total
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.model import ANSWER, network_of
 from gpp.mechanisms.serving.planning import serving_of
 from gpp.program.kinds import COMPUTE, SENDS
@@ -30,7 +30,7 @@ def collect_emulated(job: Job, run_dir: Path, starts: dict[int, float], ends: di
     measured = timeline(job, devices, starts, ends, seconds=1.0 / scale)
     virtual = list(zip(*(device["virtual"] for device in devices), strict=True))
     came, answered = [min(begin for begin, _ in of) for of in virtual], [max(end for _, end in of) for of in virtual]
-    settings = serving_of_job(job)
+    settings = requests_of(job.settings.course)
     serving = serving_of(came, answered, settings.arrivals, settings.buffers)
     numbers = sorted(ends)
     emulation = Emulation(
@@ -53,7 +53,7 @@ def timeline(
         starts, ends: of each request.
         seconds: what one second of the workers' clocks stands for.
     """
-    serving_settings = serving_of_job(job)
+    serving_settings = requests_of(job.settings.course)
     numbers = sorted(ends)
     serving = serving_of(
         [starts[n] * seconds for n in numbers],
@@ -116,7 +116,7 @@ def judged(captured: Captured, job: Job, run_dir: Path, data: Any, model: Any) -
     if not nodes or not loss_nodes(captured.results):
         return {}
     stage = build_stage(captured, nodes, device="cpu").eval_module()
-    settings, serving = job.settings, serving_of_job(job)
+    settings, serving = job.settings, requests_of(job.settings.course)
     samples = data.load(serving.split, model, seed=settings.seed, dtype=settings.dtype)
     size, count = job.plan.minibatch_size, min(len(samples), settings.steps * job.plan.minibatch_size)
     totals: dict[str, float] = {}

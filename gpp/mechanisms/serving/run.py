@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.mode import AbstractCourseRun
 from gpp.runtime.run_dir import ANSWERS
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from gpp.timeline import Outcome
 
 
+WORKERS, EMULATED = "gpp.mechanisms.serving.server", "gpp.mechanisms.serving.emulated"
+"""Modules whose `main` is a worker's whole process."""
+
+
 class StreamRun(AbstractCourseRun):
     """Workers of a stream."""
-
-    workers: ClassVar[str] = "gpp.mechanisms.serving.server"
-    emulated: ClassVar[str] = "gpp.mechanisms.serving.emulated"
 
     def check_room(self, job: Job, run_dir: Path) -> None:
         from gpp.mechanisms.serving.answers import check_room
@@ -37,12 +39,13 @@ class StreamRun(AbstractCourseRun):
             "NaN, and 0 where their type has no NaN; answered.NAME in the file says which are answers"
         )
 
-    def collect(
-        self, job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], *, emulated: bool = False
-    ) -> Outcome:
+    def execute(self, job: Job, run_dir: Path, progress: Progress, *, emulated: bool = False) -> Outcome:
         from gpp.mechanisms.serving.results import collect, collect_emulated
+        from gpp.runtime.controller.controller import run_workers
 
-        return (collect_emulated if emulated else collect)(job, run_dir, starts, ends)
+        module, processes, collected = (EMULATED, 1, collect_emulated) if emulated else (WORKERS, None, collect)
+        logs = run_workers(module, job, run_dir, job.plan.num_devices, progress, processes=processes)
+        return collected(job, run_dir, logs.starts, logs.ends)
 
     def rehearse(self, job: Job, run_dir: Path, seat: Seat, log: Callable[[dict[str, Any]], None]) -> Sequence[dict[str, Any]]:
         import torch

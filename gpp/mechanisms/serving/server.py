@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from gpp.files import write_text
 from gpp.mechanisms.serving.answers import Answers, answers_of
-from gpp.mechanisms.serving.course import serving_of_job
+from gpp.mechanisms.serving.course import requests_of
 from gpp.mechanisms.serving.model import ANSWER
 from gpp.mechanisms.serving.stream import StreamStatus, stream_of
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, Action
@@ -78,7 +78,7 @@ class Server:
     def __init__(self, job: Job, run_dir: Path, seat: Seat) -> None:
         device_id, transport = seat.device_id, seat.transport
         self.job, self.device_id, self.transport = job, device_id, transport
-        self.serving, plan = serving_of_job(job), job.plan
+        self.serving, plan = requests_of(job.settings.course), job.plan
         self.stages = plan.stages_of_device[device_id]
         self.actions = job.program.actions[device_id]
         self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}

@@ -64,7 +64,7 @@ WORKER = SplitWorkerPart()
 
 def slow_nodes(job: Job, s: int) -> frozenset[str]:
     """Nodes of a stage whose backwards stay whole, because the halves of them take too long."""
-    return frozenset(node for op in set(job.plan.stages[s].ops) & set(job.settings.whole_ops) for node in job.graph.ops[op].nodes)
+    return frozenset(job.graph.nodes_of({*job.plan.stages[s].ops} & {*job.settings.whole_ops}))
 
 
 @final

@@ -17,10 +17,7 @@ from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
-from gpp.report.run.strategies import StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
-
-WORDS = ("strategy", "status", "own objective")
-"""Columns that hold words; the others hold numbers."""
+from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
 
 
 def compare_report(run: RunRecord) -> str:

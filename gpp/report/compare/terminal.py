@@ -12,9 +12,8 @@ from gpp.report.draw import text
 from gpp.report.run.console import new_table, show_heading
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.record import RunRecord
-from gpp.report.run.strategies import best_lines, columns, reason_lines, strategy_lines
+from gpp.report.run.strategies import WORDS, best_lines, columns, reason_lines, strategy_lines
 
-LEFT = ("strategy", "status", "own objective")
 FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
 """Columns that are left out, in this order, where a terminal has no room for all."""
 
@@ -31,7 +30,7 @@ def compare_table(run: RunRecord, width: int) -> Table:
     for name in FIRST_TO_GO:
         if needed() > width and name in names:
             names.remove(name)
-    table = new_table("", *((name, "left" if name in LEFT else "right") for name in names))
+    table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
     table.columns[0].no_wrap = True
     for line, cells in zip(found, rows, strict=True):
         if "status" not in names and line.attempt.status != "ok":

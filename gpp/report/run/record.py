@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpp.analysis.comparison import Attempt, best_of
+from gpp.analysis.comparison import Attempt, Status, best_of
 from gpp.graph.series_parallel import branches
 from gpp.report.run.gain_words import gain_dicts
-from gpp.report.run.result import Status, finite, plan_dict, prediction_error
+from gpp.report.run.result import finite, plan_dict, prediction_error
 from gpp.timeline import Metrics, Outcome, Timeline
 
 if TYPE_CHECKING:

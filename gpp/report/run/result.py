@@ -10,7 +10,7 @@ import resource
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from gpp.files import write_text
 from gpp.plan.plan import Plan
@@ -36,9 +36,6 @@ def peak_memory_bytes() -> int:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 
 
 def prediction_error(predicted: Metrics | None, measured: Metrics | None) -> float | None:

@@ -15,6 +15,9 @@ from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.run.result import optimality_gap, peak_memory, plan_dict
 from gpp.timeline import Metrics
 
+WORDS = ("strategy", "status", "own objective")
+"""Columns that hold words; the others hold numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyLine:

@@ -14,8 +14,8 @@ from typing import Any, Required
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from gpp.analysis.comparison import Status
 from gpp.errors import InvalidFile
-from gpp.report.run.result import Status
 from gpp.serialization import read_json
 
 SETUP = ("model", "strategy", "cluster", "engine")

@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 def _leaves(job: Job) -> list[frozenset[str]]:
     """Names of the tensors that each stage holds."""
-    return [leaves_of(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes]) for stage in job.plan.stages]
+    return [leaves_of(job.captured, job.graph.nodes_of(stage.ops)) for stage in job.plan.stages]
 
 
 def _first_holders(job: Job, leaves: Sequence[frozenset[str]]) -> dict[str, int]:

@@ -31,9 +31,8 @@ from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
 
-CLOCKS = 2
-_CLOCKS = Form((CLOCKS,), torch.float64)
-"""Numbers in a message: when it arrives by the virtual clock, and by this machine's."""
+CLOCKS = Form((2,), torch.float64)
+"""The form of a message, two numbers: when it arrives by the virtual clock, and by this machine's."""
 
 PR_SET_TIMERSLACK = 29
 
@@ -55,7 +54,7 @@ def ring_sizes(actions: Iterable[Action], device: int) -> dict[Channel, RingSize
     for action in actions:
         if action.kind in TRANSFERS and action.peer_device != device:
             count[channel_of(action, device)] += 1
-    return {channel: RingSize(8 * CLOCKS, messages) for channel, messages in count.items()}
+    return {channel: RingSize(CLOCKS.num_bytes, messages) for channel, messages in count.items()}
 
 
 class Clock:
@@ -123,7 +122,7 @@ class EmulatedMailbox(AbstractMailbox):
         return out
 
     def _form(self, channel: Channel, samples: int) -> Form:
-        return _CLOCKS
+        return CLOCKS
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
         """Wait for the time at which the messages may be used."""

@@ -151,8 +151,7 @@ class Distributed(AbstractServer):
         from gpp.runtime.controller.controller import run_workers
 
         if (course := course_run(job)) is not None:
-            logs = run_workers(course.workers, job, run_dir, job.plan.num_devices, progress)
-            return course.collect(job, run_dir, logs.starts, logs.ends)
+            return course.execute(job, run_dir, progress)
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.main", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":

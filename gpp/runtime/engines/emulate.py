@@ -60,8 +60,7 @@ class Emulate(AbstractServer):
         from gpp.runtime.controller.controller import run_workers
 
         if (course := course_run(job)) is not None:
-            logs = run_workers(course.emulated, job, run_dir, job.plan.num_devices, progress, processes=1)
-            return course.collect(job, run_dir, logs.starts, logs.ends, emulated=True)
+            return course.execute(job, run_dir, progress, emulated=True)
         quiet = Progress(on_step=lambda step, loss, rate: progress.on_step(step, None, None))
         logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]

@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,10 @@ def main() -> None:
     import torch._dynamo  # torch's optimizers load it when the first of them is made
 
     import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
-    from gpp.mechanism import found
     from gpp.runtime.job import Job
-    from gpp.runtime.mode import AbstractCourseRun
     from gpp.runtime.worker.forked import run_forked
     from gpp.runtime.worker.process import guarded
 
-    for course in found("run", "RUN", AbstractCourseRun).values():
-        import_module(course.workers)
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
     gc.freeze()
     print(READY, flush=True)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.added import lowerings
+from gpp.program.channels import Channel
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
@@ -85,10 +86,6 @@ class SendTimer:
             except BaseException as error:  # the worker's own thread raises it where it waits
                 sent.error = error
             sent.left.set()
-
-
-Channel = tuple[str, int, int, int, int]
-"""Direction (F, B, or one of a mechanism's own), source stage, destination stage, source device, destination device."""
 
 
 Mark = Any
@@ -248,11 +245,9 @@ class TorchTransport(AbstractTransport):
         self._shares = shared_memory and available()
         self._tag = {channel: tag for tag, channel in enumerate(channels_of(plan)) if device in channel[3:]}
         world = dist.distributed_c10d._get_default_group()
-        self._route: dict[Channel, tuple[dist.ProcessGroup, int]] = {}
-        for channel in channels_of(plan):
-            src, dst = rank_of[channel[3]], rank_of[channel[4]]
-            if device in channel[3:]:
-                self._route[channel] = world, dst if device == channel[3] else src
+        self._route: dict[Channel, tuple[dist.ProcessGroup, int]] = {
+            channel: (world, rank_of[channel[4] if device == channel[3] else channel[3]]) for channel in self._tag
+        }
         self._reduce: list[Any] = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         made = {devices: dist.new_group([rank_of[d] for d in devices]) for devices in teams(plan)}
         self._teams = {devices: group for devices, group in made.items() if device in devices}

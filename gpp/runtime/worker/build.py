@@ -101,7 +101,7 @@ def build_modules(
     origin = origin_of(run_dir)
     with job_weights(run_dir) as weights:
         for s in stages:
-            nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+            nodes = job.graph.nodes_of(job.plan.stages[s].ops)
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
             if origin is None:
@@ -128,7 +128,7 @@ def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], dev
     own = {job.captured.node_of[name].target for name in job.captured.constants}
     with job_weights(folder) as constants:
         for s, known in modules.items():
-            nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+            nodes = job.graph.nodes_of(job.plan.stages[s].ops)
             module = found[s] = build_stage(job.captured, nodes, device=device)
             counted = known.counts.module.named_buffers() if known.counts else ()
             shared = {n: t for n, t in (*counted, *known.named_parameters(), *known.named_buffers()) if n not in own}

@@ -79,10 +79,6 @@ class Hooks:
         """Kind -> how the device runs actions of that kind."""
         return {}
 
-    def before_update(self, stage: int, minibatch: int) -> None:
-        """Do what belongs between the last backward of a mini-batch and its update, when the sums are over."""
-        return None
-
     def after_updates(self) -> None:
         """Do what belongs behind the updates of all stages of the device, in a pipeline that drains."""
         return None

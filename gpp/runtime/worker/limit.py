@@ -82,7 +82,7 @@ def _rehearse(job: Job, device_id: int) -> None:
         stage = job.plan.stages[s]
         if stage.devices_per_replica > 1:
             continue  # its pass needs the other devices
-        module = build_stage(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes], device="cpu")
+        module = build_stage(job.captured, job.graph.nodes_of(stage.ops), device="cpu")
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.zero_()

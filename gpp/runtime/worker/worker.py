@@ -191,8 +191,6 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
-        for hooks in self._hooks:
-            hooks.before_update(stage, minibatch)
         if optimizer is not None and not self.gradients.omits:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             set_rate(optimizer, rate)

@@ -19,7 +19,6 @@ from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD
 from gpp.plan.plan import Plan
-from gpp.program.added import prove
 from gpp.program.kinds import UPDATES
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
@@ -96,11 +95,12 @@ def test_programs_that_cannot_run_are_refused(old: str, new: str, message: str) 
 
 def test_a_helper_that_is_sent_nothing_is_refused() -> None:
     plan = helped(weight_device=4)
-    text = STREAM.lower(plan, PROBLEM).to_text()
+    program = STREAM.lower(plan, PROBLEM)
+    text, samples = program.to_text(), plan.minibatch_size * program.minibatches
     for old in ("s1.SW0>s1.d4[0:2]@d1 ", "s1.RW0<s1.d1[0:2]@d4 "):
         text = text.replace(old, "")
-    with pytest.raises(MalformedProgram, match=r"s1\.HW0@d4 helps a stage of another device, and is not sent what"):
-        prove(plan, Program.from_text(text))
+    with pytest.raises(MalformedProgram, match=r"s1\.SW0.* stands there 0 times, and by plan.json and graph.json it must be 1"):
+        check_work(Program.from_text(text), plan, PROBLEM.graph, samples, Path("program.txt"))
 
 
 def test_two_stages_of_a_device_update_each_in_its_own_period() -> None:

@@ -12,7 +12,7 @@ from gpp.app.given import check_engine
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import beside_bytes
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, UnsupportedPlan
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
 from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
 from gpp.mechanisms.marks.policies import Recompute
@@ -189,8 +189,8 @@ def test_policies_that_need_more_than_a_helper_has_are_refused(weights: Abstract
 def test_an_unequal_plan_has_no_periods() -> None:
     plan = helped(weight_device=4)
     unequal = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], microbatch_size=1, in_flight=1)))
-    with pytest.raises(UnsupportedPlan, match="stage 3: microbatch_size=1 is not 2, as of stage 0"):
-        STREAM.lower(unequal, PROBLEM)
+    with pytest.raises(InvalidPlan, match="stage 3: microbatch_size=1 is not 2, as of stage 0"):
+        STREAM.check(unequal, PROBLEM)
 
 
 def test_a_helper_without_work_is_refused() -> None:

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from gpp.errors import InvalidFile
-from gpp.mechanisms.serving.course import ServeSettings
-from gpp.mechanisms.serving.requests import Arrivals
+from gpp.mechanisms.serving.course import Arrivals, Requests
 from gpp.runtime.job import Settings
 from gpp.serialization import from_json, to_json
 
 PLAIN: dict[str, Any] = {
     "steps": 1, "minibatch_size": 8, "dtype": "float32", "seed": 0, "optimizer": {}, "data": {}, "model": {}
 }  # fmt: skip
-COURSE = ServeSettings(buffers=2, arrivals=Arrivals(requests=3, rate=5.0), samples=4, kept={"window": 8})
+COURSE = Requests(buffers=2, arrivals=Arrivals(requests=3, rate=5.0), answers=True, samples=4)
 
 
 def test_a_course_stands_under_its_mechanism() -> None:
@@ -28,8 +27,10 @@ def test_a_course_stands_under_its_mechanism() -> None:
 
 
 def test_files_of_earlier_versions_have_it_under_its_own_name() -> None:
-    earlier = PLAIN | {"serving": json.loads(to_json(COURSE))}
-    assert from_json(Settings, json.dumps(earlier)).course == COURSE
+    course = json.loads(to_json(COURSE)) | {"kept": {"window": 8}}
+    for earlier in ({"serving": course}, {"course": {"serving": course}}):
+        found = from_json(Settings, json.dumps(PLAIN | earlier))
+        assert (found.course, found.kept) == (COURSE, {"window": 8})
 
 
 @pytest.mark.parametrize("course", [3, {}, {"unknown": {}}, {"serving": {"buffers": 0}}])

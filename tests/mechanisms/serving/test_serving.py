@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.serving import answers
-from gpp.mechanisms.serving.course import ServeSettings
-from gpp.mechanisms.serving.requests import Arrivals
+from gpp.mechanisms.serving.course import Requests
 from gpp.mechanisms.serving.server import stay
 from tests.support.cli import run
 from tests.support.conf import option
@@ -146,7 +145,7 @@ def test_answers_for_which_the_disk_has_no_room_are_refused(monkeypatch: pytest.
 
     node = SimpleNamespace(shape=("b", 10), batch_dim=0, dtype="float32")
     captured = SimpleNamespace(results={"answer:logits": "n"}, node_of={"n": node})
-    settings = SimpleNamespace(course=ServeSettings(buffers=2, arrivals=Arrivals()), steps=5)
+    settings = SimpleNamespace(course=Requests(buffers=2, answers=True), steps=5)
     job: Any = SimpleNamespace(settings=settings, captured=captured, plan=SimpleNamespace(minibatch_size=8))
     for free, refused in ((1599, True), (1600, False)):
         monkeypatch.setattr(answers.os, "statvfs", lambda folder, free=free: SimpleNamespace(f_bavail=free, f_frsize=1))

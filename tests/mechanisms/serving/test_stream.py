@@ -23,10 +23,9 @@ from gpp.graph.forward_only import forward_only
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.mechanisms.helpers.stage import Helpers
 from gpp.mechanisms.marks.stage import marked
-from gpp.mechanisms.serving.course import ServeSettings
+from gpp.mechanisms.serving.course import Arrivals, Requests, requests_of
 from gpp.mechanisms.serving.emulated import EmulatedServer
 from gpp.mechanisms.serving.planning import Stream, scored, serve
-from gpp.mechanisms.serving.requests import Arrivals, Requests, requests_of
 from gpp.mechanisms.serving.stream import check_served, places, stream_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
@@ -91,14 +90,14 @@ def program_of(problem: Problem, plan: Plan) -> Program:
 def test_every_request_begins_and_ends_as_by_a_clock_that_ticks(seed: int) -> None:
     problem, plan, edges = random_stream(seed)
     stream = Stream(program_of(problem, plan), plan, problem)
-    came = requests_of(problem).arrivals.times_s()
+    came = requests_of(problem.regime.course).arrivals.times_s()
     found = [stream.request(at) for at in came]
     bytes_of = {t.producer: round(t.bytes_per_sample) for t in problem.graph.tensors}
     latency = round(problem.cluster.link(0, 1).latency_s)
     expected = requests.ends(
         [round(op.forward_flops) for op in problem.graph.ops],
         [requests.Edge(a, b, bytes_of[a], latency) for a, b in edges],
-        requests_of(problem).buffers,
+        requests_of(problem.regime.course).buffers,
         [round(at) for at in came],
         problem.minibatch_size,
     )
@@ -113,7 +112,7 @@ def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
     fine = OpGraph(name="two", ops=ops, tensors=(tensor,))
     whole = OpGraph(name="one", ops=(summed("a+b", "op", fine, (0, 1)),), tensors=())
     for graph, expected in ((fine, ([10.0, 5.0] if writes else [4.0, 2.0])), (whole, [15.0 if writes else 6.0])):
-        regime = Regime(course=Requests(buffers=2, arrivals=Arrivals(requests=4), writes=writes))
+        regime = Regime(course=Requests(buffers=2, arrivals=Arrivals(requests=4), answers=writes))
         problem = Problem(
             graph=forward_only(graph),
             cluster=replace(one_cluster(graph.num_ops), devices=(DEVICE,) * graph.num_ops),
@@ -130,7 +129,7 @@ def test_whoever_makes_an_answer_writes_it(writes: bool) -> None:
 def test_every_stage_is_in_the_picture_of_a_stream_at_its_pace(seed: int) -> None:
     """A stage at the end may be many requests behind the first one."""
     problem, plan, _ = random_stream(seed)
-    asked = replace(requests_of(problem), arrivals=Arrivals(requests=3))
+    asked = replace(requests_of(problem.regime.course), arrivals=Arrivals(requests=3))
     problem = replace(problem, regime=replace(problem.regime, course=asked))
     found = serve(program_of(problem, plan), plan, problem)
     passes = Counter(event.stage for event in found.events if event.kind == "F")
@@ -166,7 +165,7 @@ def test_a_full_buffer_stalls_its_sender() -> None:
 
 def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
     """By the virtual clock of emulated devices, in threads: when each request was begun, or came, and when it was over."""
-    arrivals, buffers = requests_of(problem).arrivals, requests_of(problem).buffers
+    arrivals, buffers = requests_of(problem.regime.course).arrivals, requests_of(problem.regime.course).buffers
     assert buffers is not None
     job: Job = assemble(
         Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
@@ -181,7 +180,6 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
         seed=0,
         train_samples=0,
         device_kind="cpu",
-        course=ServeSettings(buffers=buffers, arrivals=arrivals),
     )
     assert job.program == program_of(problem, plan)
     network = FakeNetwork(reduce_groups(plan, problem.graph), plan.num_devices)
@@ -206,7 +204,7 @@ def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> None:
     problem, plan, _ = random_stream(seed)
-    arrivals, stream = requests_of(problem).arrivals, Stream(program_of(problem, plan), plan, problem)
+    arrivals, stream = requests_of(problem.regime.course).arrivals, Stream(program_of(problem, plan), plan, problem)
     for at, (begin, end) in zip(arrivals.times_s(), emulated(problem, plan), strict=True):
         begun, over = stream.request(at)
         assert begin == pytest.approx(at if arrivals.rate else begun, rel=1e-12)

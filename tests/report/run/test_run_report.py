@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.analysis.comparison import Status
 from gpp.app.tracked import devices_table
 from gpp.report.run.console import make_console
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status
 from gpp.report.run.terminal import show_result
 from gpp.report.sweep.files import summarise
 from gpp.report.sweep.jobs import SweepJob

@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
+from gpp.analysis.comparison import Status
 from gpp.report.run.console import PIPE_WIDTH, StepProgress, make_console
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.sweep.terminal import results_table
 from tests.support.fake_runs import unplanned_run

@@ -40,10 +40,7 @@ def assigned(forward: ForwardProblem, kinds: Kinds, masks: Sequence[int]) -> Ass
             low = middle + 1
         else:
             best, high = found, middle - 1
-    if best is None:
-        return None
-    free = [list(group) for group in kinds.groups]
-    return tuple((mask, free[kind].pop(0)) for mask, kind in zip(masks, best, strict=True))
+    return None if best is None else kinds.placed(zip(masks, best, strict=True))
 
 
 def _within(

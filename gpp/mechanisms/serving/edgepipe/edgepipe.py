@@ -184,8 +184,7 @@ def _cut(forward: ForwardProblem, kinds: Kinds, order: tuple[int, ...]) -> Assig
 
 def placed(chain: list[PlacedStage], kinds: Kinds, order: tuple[int, ...]) -> Assigned:
     """A chain over an order as stages on devices, the first ones of their types."""
-    free = [list(group) for group in kinds.groups]
-    return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
+    return kinds.placed((mask_of(order[start:end]), kind) for kind, start, end in chain)
 
 
 def _least_s(forward: ForwardProblem, kinds: Kinds) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -16,6 +16,9 @@ from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.typed_chain import TypedChain
 from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.stage_costs import StageCosts
+
+Assigned = tuple[tuple[int, int], ...]
+"""(operator mask, device) of each stage, in an order in which messages go forward."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Kinds:
             del groups[b]
         return Kinds(self.cluster, tuple(groups))
 
+    def placed(self, stages: Iterable[tuple[int, int]]) -> Assigned:
+        """Stages, each a mask and a type, on the first devices of their types."""
+        free = [iter(group) for group in self.groups]
+        return tuple((mask, next(free[kind])) for mask, kind in stages)
+
     def links(self, a: int, b: int) -> tuple[Link, ...]:
         """The links, each once, between a device of one type and another device of the other; none within a type of one device."""
         return self.cluster.wiring.between(self.groups[a], self.groups[b]) if a != b or len(self.groups[a]) > 1 else ()
@@ -71,10 +79,6 @@ class Kinds:
     def move_s(self, a: int, b: int, num_bytes: float) -> float:
         """Seconds of a message from a device of one type to one of another, over the slowest of their links."""
         return max((link.transfer_s(num_bytes) for link in self.links(a, b)), default=0.0)
-
-
-Assigned = tuple[tuple[int, int], ...]
-"""(operator mask, device) of each stage, in an order in which messages go forward."""
 
 
 @dataclass(frozen=True)

@@ -158,5 +158,4 @@ class TypedStages:
         while (before := ways[state]) is not None:
             state, mask, kind = before
             stages.append((mask, kind))
-        free = [list(group) for group in self._kinds.groups]
-        return tuple((mask, free[kind].pop(0)) for mask, kind in reversed(stages))
+        return self._kinds.placed(reversed(stages))

@@ -295,9 +295,6 @@ def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, pa
             optimizer.state[param][DIRECTION] = direction
 
 
-foreach: Any = torch
-"""torch, whose functions over lists of tensors have no declared types."""
-
 DRIFT = "drift"
 """Slot of the optimizer's state with the mean."""
 
