@@ -66,10 +66,12 @@ class RandomSearch:
     best: tuple[float, Layout, Plan] | None = None
     predicted: int = 0
 
-    def run(self, cpu_s: float) -> Found:
-        """The best plan that is found in so many seconds of the processor."""
+    def run(self, cpu_s: float, climbs: int | None = None) -> Found:
+        """The best plan that is found in so many seconds of the processor, and in so many climbs."""
         end = time.process_time() + cpu_s
-        while time.process_time() < end:
+        for _ in itertools.count() if climbs is None else range(climbs):
+            if time.process_time() >= end:
+                break
             self._climb(self._start(), end)
         assert self.best is not None, "nothing fits"
         return Found(self.best[2], self.best[0], self.predicted)
