@@ -63,12 +63,10 @@ with two seeds.)"""
 PASSES = 4_000, 20_000
 """Passes of all stages that a short round times, and a long one, for each operator of a model of `SMALL` operators or fewer."""
 
-FEW, MORE = 12, 9
-"""Models of fewer operators get so many more long rounds, each with passes as for `FEW`, in which two stages get any devices at
-once: by turns for `MORE_SIZES` micro-batch sizes, from the best plan and from layouts. Without them 4 of 292 models of 3 to 5
-operators were more than 2 % from the best of all plans, by up to 7 %; with them none is. (`python -m tests.quality oracle`)"""
-
-MORE_SIZES = 3
+FEW, MORE = 12, 3
+"""Models of fewer operators get so many more long rounds for each micro-batch size, each with passes as for `FEW`, in which two
+stages get any devices at once: from the size's best plan, and from layouts. Without them 4 of 292 models of 3 to 5 operators were
+more than 2 % from the best of all plans, by up to 7 %; with them none is. (`python -m tests.quality oracle`)"""
 
 SMALL = 16
 """Operators beyond which a round times as many passes as their square asks for: each has more places where it could go."""
@@ -169,22 +167,17 @@ class _Walks:
         num_ops = self.incumbent.assessor.costs.graph.num_ops
         if num_ops >= FEW or rounds <= SHORT:
             return
-        passes = PASSES[1] * FEW // num_ops
-        for b in [size for size in starts if size not in self.found]:
-            for start in starts[b]:
-                self._round(b, rounds, start, THRESHOLDS[1], passes, deals=True)
-                if b in self.found:
-                    break
-        best = self._best_sizes(MORE_SIZES)
-        for number in range(MORE if best else 0):
-            b = best[number % len(best)]
-            places = [self.found[b][0][1], *starts[b][1:]]
-            start = places[number // len(best) % len(places)]
-            self._round(b, rounds + number, start, THRESHOLDS[1], passes, deals=True)
+        passes, costs = PASSES[1] * FEW // num_ops, self.incumbent.assessor.costs
+        for b, own in starts.items():
+            for number in range(max(MORE, 0 if b in self.found else len(own))):
+                best_s = min((found[0][0] for found in self.found.values()), default=float("inf"))
+                if _always_busy_s(costs, b) < best_s:
+                    places = [self.found[b][0][1], *own[1:]] if b in self.found else own
+                    self._round(b, rounds + number, places[number % len(places)], THRESHOLDS[1], passes, deals=True)
 
-    def _best_sizes(self, count: int = SIZES) -> list[int]:
+    def _best_sizes(self) -> list[int]:
         """The micro-batch sizes of the shortest steps so far."""
-        return sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:count]
+        return sorted(self.found, key=lambda b: (self.found[b][0][0], b))[:SIZES]
 
     def _round(self, b: int, seed: int, start: State, threshold: float, passes: int, deals: bool = False) -> None:
         """One walk; the best plans that are known of the size are kept.
