@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.weight_versions.stash import Stash
@@ -26,7 +27,7 @@ from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, problem, two_towers
 from tests.support.long import thinned
-from tests.support.problems import random_problem
+from tests.support.problems import cluster, random_problem
 
 
 def strategy(colocate: Colocate = "auto", *, replication: bool = True) -> Strategy:
@@ -125,6 +126,19 @@ def test_a_device_has_room_for_its_stages_together(seed: int) -> None:
             assert found.bound_s <= strategy().predict(plan, tight).metrics.iteration_s * (1 + 1e-9)
         verdicts.add(fits)
     assert True in verdicts
+
+
+@pytest.mark.parametrize("devices", [(0,), (0, 1)])
+def test_a_bound_has_no_message_of_a_device_to_itself_and_one_sum_of_the_same_devices(devices: tuple[int, ...]) -> None:
+    """Where all links are alike, too: all stages have the same devices, which wait for slow links in that sum alone."""
+    prob = replace(random_problem(3, max_ops=5, max_devices=2), minibatch_size=8)
+    prob = replace(prob, cluster=cluster(2, link=Link(latency_s=1e-2, bandwidth_bytes_per_s=1e6)))
+    parts = [(1 << op, len(devices)) for op in range(prob.graph.num_ops)]
+    placement = (devices,) * len(parts)
+    found = Assessor(StageCosts(prob)).assess(parts, 8, placement=placement)
+    assert isinstance(found, Candidate)
+    plan = make_plan(prob, "test", parts, 8, ordered=True, placement=placement)
+    assert found.bound_s == pytest.approx(strategy().predict(plan, prob).metrics.iteration_s, rel=1e-9)
 
 
 def test_the_brute_force_finds_what_is_known() -> None:

@@ -140,8 +140,14 @@ class Assessor:
     def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
         """The seconds of each device in an iteration: the passes and updates of all parts that it holds."""
         out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
+        held = dict[tuple[int, ...], int]()
         for (mask, _), devices in zip(parts, placement, strict=True):
-            took = count * sum(self.stage_s(mask, microbatch_size, devices)) + self.update_s(mask, devices)
+            took = count * sum(self.stage_s(mask, microbatch_size, devices))
+            for device in devices:
+                out[device] += took
+            held[devices] = held.get(devices, 0) | mask
+        for devices, mask in held.items():  # parts on the same devices sum their gradients at once
+            took = self.update_s(mask, devices)
             for device in devices:
                 out[device] += took
         return out
@@ -293,7 +299,7 @@ class Assessor:
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
         links = [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in self.cluster.wiring.between(a, b)]
-        if self.cluster.wiring.by_node is None and not set(a).isdisjoint(b):
+        if not set(a).isdisjoint(b):
             links.append((0.0, 0.0))  # from a device to itself
         key = share, tuple(links)
         if key not in self._routes:
