@@ -192,7 +192,8 @@ class Assessor:
         """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
         out = [sum(self.stage_s(mask, b, (first,) * count)) for first in self.placer.types]
         if self.cluster.wiring.by_node is None:
-            size = max(self.costs.boundary(mask)[:2]) * b / count
+            sums = self.problem.sums(mask)
+            size = max(sums.incoming + sums.outgoing_back, sums.outgoing + sums.incoming_back) * b / count
             out = [max(took, size / rate) for took, rate in zip(out, self.placer.mean_rates, strict=True)]
         return out
 
