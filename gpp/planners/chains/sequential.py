@@ -151,18 +151,17 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
     # In a long chain places that are equally far apart in time.
     places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
     at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
+    simulate_layouts(incumbent, costs, table, at)
 
 
-def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
+def chain_candidates(assessor: Assessor, *, any_one: bool = False) -> list[Candidate]:
     """For every micro-batch size and number of stages the chain with the best estimate, if it fits.
 
     Args:
         any_one: stop at the first micro-batch size for which a chain fits.
-        order: to cut; None for the depth-first one.
     """
     costs = assessor.costs
-    table = intervals(costs, order or depth_first_order(costs.graph))
+    table = intervals(costs, depth_first_order(costs.graph))
     out, best = [], np.inf
     searches = [_ChainSearch(costs, table, b) for b in costs.microbatch_sizes]
     for search in sorted(searches, key=lambda search: (search.least_s, search.b)):

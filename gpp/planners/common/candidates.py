@@ -186,7 +186,7 @@ class Assessor:
         seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self.need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
-        return placer.unequal(counts, self._between(parts, b, ways), seconds, needs)
+        return placer.near(placer.deal(counts, seconds, needs), self._between(parts, b, ways))
 
     def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
         """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
