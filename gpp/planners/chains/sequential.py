@@ -87,8 +87,8 @@ class Sequential(AbstractPlanner):
         )
         return replace(best, explanation=(text,))
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
-        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+    def _attempt(self, problem: Problem) -> Candidate | None:
+        costs = StageCosts(problem, replication=self.replication)
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
 
 

@@ -23,13 +23,12 @@ class StageCosts:
 
     Args:
         replication: whether a stage may have several replicas (every divisor of b up to the devices).
-        memory_scale: factor on every device's memory; above 1 to ask what would fit.
     """
 
-    def __init__(self, problem: Problem, *, replication: bool = True, memory_scale: float = 1.0) -> None:
-        self.problem, self.replication, self.memory_scale = problem, replication, memory_scale
+    def __init__(self, problem: Problem, *, replication: bool = True) -> None:
+        self.problem, self.replication = problem, replication
         self.graph, self.cluster = problem.graph, problem.cluster
-        self.limit_bytes = problem.memory_limit_bytes * memory_scale
+        self.limit_bytes = problem.memory_limit_bytes
         self.microbatch_sizes = problem.microbatch_sizes()
         most = min(self.cluster.num_devices, problem.max_replicas or self.cluster.num_devices) if replication else 1
         self.replicas = {b: tuple(r for r in range(1, min(most, b) + 1) if b % r == 0) for b in self.microbatch_sizes}
