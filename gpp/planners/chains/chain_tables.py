@@ -266,24 +266,11 @@ class AbstractChainSearch(ABC):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        budget: Budget,
-        form: str,
-        limit: int,
-        *,
-        called: str,
-        fix: str,
-        replication: bool,
-        prune: bool,
+        self, problem: Problem, budget: Budget, form: str, limit: int, *, called: str, fix: str, replication: bool, prune: bool
     ) -> None:
         self.problem, self.budget, self.replication, self.seconds = problem, budget, replication, Seconds(problem)
-        self.limit, self.num_devices, self.link = (
-            problem.memory_limit_bytes,
-            problem.cluster.num_devices,
-            problem.cluster.wiring.common,
-        )
-        self.caps = CAPS if prune else NO_CAP
+        self.limit, self.num_devices = problem.memory_limit_bytes, problem.cluster.num_devices
+        self.link, self.caps = problem.cluster.wiring.common, CAPS if prune else NO_CAP
         graph, weights = problem.graph, np.sum(self.seconds.of(problem.microbatch_sizes()[0]), axis=0)
         masks = None if form == "linear" else all_states(graph, limit, budget)
         if masks is None and form == "all":

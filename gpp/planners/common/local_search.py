@@ -71,11 +71,7 @@ class Hill(ABC, Generic[State]):
 
 
 def climb(
-    hill: Hill[State],
-    starts: Sequence[tuple[State, float]],
-    *,
-    patience: int | None = None,
-    least_gain: float = 0.0,
+    hill: Hill[State], starts: Sequence[tuple[State, float]], *, patience: int | None = None, least_gain: float = 0.0
 ) -> tuple[State, float]:
     """The best state that is found from some, and its predicted seconds.
 
