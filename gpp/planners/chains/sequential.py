@@ -147,11 +147,15 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
 
     costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
-    into = table.prefix_s[0]
-    # In a long chain places that are equally far apart in time.
-    places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
-    at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at)
+    simulate_layouts(incumbent, costs, table, _places(table))
+
+
+def _places(table: Intervals) -> Sequence[int]:
+    """Where a line may be cut, both ends included: in a very long one at places that are equally far apart in time."""
+    last, into = len(table.order), table.prefix_s[0]
+    if last <= MOST_PLACES:
+        return range(last + 1)
+    return sorted({0, last, *map(int, np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES))})
 
 
 def chain_candidates(assessor: Assessor, *, any_one: bool = False) -> list[Candidate]:
@@ -178,7 +182,7 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False) -> list[Candi
 
 
 MOST_PLACES = 256
-"""Places where a chain may be cut on unequal devices, or if it is very long."""
+"""Places where a line may be cut."""
 
 WORTH = 1.3
 """Chains are kept up to this factor above the best estimate: what transfers may change in a prediction."""
@@ -288,11 +292,7 @@ class _ChainSearch:
         """
         if self.least_s >= worth_s / WORTH:
             return []
-        into = self.intervals.prefix_s[0]
-        places = range(self.num_ops + 1)
-        if self.num_ops > MOST_PLACES:
-            inner = np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES)
-            places = sorted({0, *map(int, inner), self.num_ops})
+        places = _places(self.intervals)
         rows, _ = self._rows(min(FAR * self.least_s, worth_s), places)
         i, j = np.searchsorted(places, rows.i), np.searchsorted(places, rows.j)
         of = (rows.replicas, rows.busy_s, rows.through_s, rows.depth)

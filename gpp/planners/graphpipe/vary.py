@@ -54,14 +54,13 @@ PATIENCE = 12
 """Simulations without a better plan that end a round."""
 
 
-def vary(incumbent: Incumbent) -> int:
-    """Find plans of unequal micro-batches or ks that are faster than the incumbent's best; the number of simulations."""
+def vary(incumbent: Incumbent) -> None:
+    """Find plans of unequal micro-batches or ks that are faster than the incumbent's best."""
     if incumbent.best is None:
-        return 0
+        return
     hill = PerStage(incumbent)
     for plan, seconds in incumbent.best_by_size()[:STARTS]:
         climb(hill, [(Point.of(plan, incumbent.assessor.graph), seconds)], patience=PATIENCE)
-    return hill.simulated
 
 
 @final
