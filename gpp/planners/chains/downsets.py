@@ -151,6 +151,11 @@ class Stages:
         """[num_stages, num_words] masks."""
         return self.family.words[self.start] & ~self.family.words[self.end]
 
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """[num_stages] sums of a value over each stage's operators."""
+        sums = self.family.sums(values)
+        return np.maximum(sums[self.start] - sums[self.end], 0.0)
+
     def members(self) -> np.ndarray:
         """[num_stages, num_ops] whether a stage holds an operator."""
         return (self.family.members[self.start] - self.family.members[self.end]).astype(bool)
