@@ -29,8 +29,8 @@ from tests.support.published import profile
 CLUSTERS = ("summit_1x4", "flat", "local_4")
 PIPER = Piper(tensor_parallel=False)
 BASELINES = {
-    "pipedream": (PipeDream(), pipedream_s, lambda problem: pipedream._Flat(problem, PipeDream(), Budget("test", 60, 1e9), 1.0)),
-    "piper": (PIPER, piper_s, lambda problem: piper._PiperSearch(problem, PIPER, Budget("test", 60, 1e9), 1.0)),
+    "pipedream": (PipeDream(), pipedream_s, lambda problem: pipedream.FlatSearch(problem, PipeDream(), Budget("test", 60, 1e9))),
+    "piper": (PIPER, piper_s, lambda problem: piper.PiperSearch(problem, PIPER, Budget("test", 60, 1e9))),
 }
 
 

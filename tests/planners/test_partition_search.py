@@ -22,6 +22,13 @@ from gpp.planners.graphpipe.sp_structure import SPStructure
 from tests.support.problems import cluster, random_problem, towers
 
 
+def deepest(costs, mask, b, r):
+    """The longest pipeline from a stage on that fits the smallest device."""
+    most, memory = costs.problem.minibatch_size // b, costs.held(mask, b // r)
+    fits = max((m for m in range(1, most + 1) if memory.peak(m) <= costs.limit_bytes), default=0)
+    return int(costs.problem.regime.holds.furthest(fits, most, 1 << 30))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_fewest_devices_of_a_line(seed):
     """Every lane and depth of a line against all ways to cut it and all numbers of replicas."""
@@ -48,7 +55,7 @@ def test_fewest_devices_of_a_line(seed):
                             r
                             for r in costs.replicas[b]
                             if seconds[r][i, j] <= limit_s
-                            and costs.max_depth(mask_of(line[i:j]), b, r) >= min(depth, search.max_depth)
+                            and deepest(costs, mask_of(line[i:j]), b, r) >= min(depth, search.max_depth)
                         )
                         fewest += next(fits, NONE)
                     best = min(best, fewest)

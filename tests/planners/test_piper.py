@@ -42,10 +42,10 @@ def test_objective_is_the_best_of_all_chains(seed):
         return
     planner = Piper(linearize="always")
     from gpp.planners.chains.downsets import Budget
-    from gpp.planners.chains.piper import _PiperSearch
+    from gpp.planners.chains.piper import PiperSearch
     from gpp.planners.common.linear_orders import depth_first_order
 
-    search = _PiperSearch(problem, planner, Budget("x", 60, 1e9), 1.0)
+    search = PiperSearch(problem, planner, Budget("x", 60, 1e9))
     order = depth_first_order(problem.graph)
     for b in problem.microbatch_sizes():
         found = search.find(b)

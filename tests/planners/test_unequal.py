@@ -171,7 +171,7 @@ def test_lines_are_laid_out_by_device_type():
     """The limit is the least: ten operators on speeds 1 and 1/4 take as long as eight on the first."""
     problem = Problem(graph=chain(10), cluster=with_devices(cluster(2), FAST, SLOW), cost=Constant(), minibatch_size=64)
     costs, placer = StageCosts(average(problem)[0]), Placer(problem.cluster)
-    layouts = HeterogeneousChain(costs, problem, placer, intervals(costs, tuple(range(10))), range(11), depth_scale=1.0).layouts()
+    layouts = HeterogeneousChain(costs, problem, placer, intervals(costs, tuple(range(10))), range(11)).layouts()
     least = min(layouts)
     sizes = {
         mask.bit_count(): placer.cluster.devices[placer.types[types[0]]].speed_factor

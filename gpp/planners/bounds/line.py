@@ -383,10 +383,7 @@ class PathBound:
             micro if self.problem.regime.keeps_all else 1.0, micro * trip / seconds
         )
         least = np.where(allowed, t.replicas * t.memory.peak(t.held), np.inf).min(axis=0)
-        for takes, alone in (
-            (spent, each / (t.capacity * seconds)),
-            (r * held / t.total_memory, least / t.total_memory),
-        ):
+        for takes, alone in ((spent, each / (t.capacity * seconds)), (r * held / t.total_memory, least / t.total_memory)):
             off = np.where(np.isin(np.arange(len(alone)), self.path), 0.0, alone)
             # The closure's operators off the path are in the stage's share already.
             counted = self._sums(off[None])[0][stages.begin, stages.end]

@@ -189,13 +189,15 @@ def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:
     if problem.minibatch_ops:  # their stage is most often on a device of another one: only what holds for such plans is of use
         return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms, spares=spares)
     low, binding = _raised(low, binding, lambda seconds: _impossible(tables, before, seconds))
-    for line in _lines(problem, tables, before):
+    path = _heaviest_path(tables, before)
+    if len(tables.micro) * len(path) ** 2 / 2 <= CELLS:
+        line = PathBound(problem, tables, path)
         if _on_line(tables, before, line, FOREVER * low) is not None:
             raise Infeasible(
                 "whatever the cuts, some stage of the longest path through the graph does not fit the memory of a device",
                 "devices with more memory",
             )
-        low, binding = _raised(low, binding, lambda seconds, line=line: _on_line(tables, before, line, seconds), LINE_STEP)
+        low, binding = _raised(low, binding, lambda seconds: _on_line(tables, before, line, seconds), LINE_STEP)
     return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms, spares=spares)
 
 
@@ -216,8 +218,8 @@ def _raised(low: float, binding: str, impossible: Callable[[float], str | None],
     return low, binding
 
 
-def _lines(problem: Problem, t: BoundTables, before: list[list[int]]) -> list[PathBound]:
-    """The path that has most of the work and of the memory, if its stages are not too many."""
+def _heaviest_path(t: BoundTables, before: list[list[int]]) -> list[int]:
+    """The path that has most of the work and of the memory."""
     work = np.where(t.fits, t.replicas * t.micro * (t.forward + t.backward), np.inf).min(axis=0)
     held = t.amounts.static + t.amounts.kept
     weights = work / max(work.sum(), 1e-300) + held / max(held.sum(), 1e-300)
@@ -225,8 +227,7 @@ def _lines(problem: Problem, t: BoundTables, before: list[list[int]]) -> list[Pa
     path = [int(longest.argmax())]
     while before[path[-1]]:
         path.append(max(before[path[-1]], key=lambda p: longest[p]))
-    path.reverse()
-    return [PathBound(problem, t, path)] if len(t.micro) * len(path) ** 2 / 2 <= CELLS else []
+    return path[::-1]
 
 
 def _on_line(t: BoundTables, before: list[list[int]], line: PathBound, seconds: float) -> str | None:

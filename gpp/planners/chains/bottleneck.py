@@ -134,14 +134,8 @@ class _BottleneckTable:
     """The dynamic program at one cap."""
 
     def __init__(self, family: StateFamily, room: Room, ways: Sequence[Way], num_devices: int, depth: int, budget: Budget) -> None:
-        self.family, self.room, self.ways, self.num_devices, self.depth, self.budget = (
-            family,
-            room,
-            ways,
-            num_devices,
-            depth,
-            budget,
-        )
+        self.family, self.room, self.ways = family, room, ways
+        self.num_devices, self.depth, self.budget = num_devices, depth, budget
         shape = (num_devices + 1, depth + 1, family.num_states)
         budget.hold(8.0 * shape[0] * shape[1] * shape[2], "its table")
         self.best = np.full(shape, np.inf)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy as np
 from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, pass_times, stage_bytes
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import bits
 from gpp.graph.transients import Transients
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import Predict
+from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.chains.downsets import Budget, StateFamily, all_states, linear_states
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN
@@ -66,7 +68,8 @@ class Tables:
         self._back = self._bytes * np.array([t.differentiable for t in self._tensors], dtype=float)
         self._unsaved = self._bytes * np.array([not t.saved for t in self._tensors], dtype=float)
         self._saved = family.sums(np.array([op.saved_bytes for op in graph.ops]))
-        sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in self._shared(graph)]
+        tied = [p for p in graph.params if graph.readers[p.name].bit_count() > 1]
+        sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in tied]
         shared = {p.name for p, _ in sizes}
         own = [[graph.param_of[name] for name in op.params if name not in shared] for op in graph.ops]
         self._trainable = family.sums(np.array([float(sum(p.num_bytes * p.trainable for p in ps)) for ps in own]))
@@ -74,16 +77,8 @@ class Tables:
         self._tied = [(p, family.members[:, readers].sum(axis=1)) for p, readers in sizes]
         self._rows = [(size, family.members[:, list(bits(readers))].sum(axis=1)) for size, readers in graph.rows]
         self._all: Pairs | None = None
-        self.live = self._live()
-
-    @staticmethod
-    def _shared(graph: OpGraph) -> list:
-        return [p for p in graph.params if graph.readers[p.name].bit_count() > 1]
-
-    def _live(self) -> np.ndarray:
+        self.live = (~self._made & (self._read > 0)) @ (self._sent + self._back)
         """[num_states] bytes per sample that cross each cut, both passes, each tensor once."""
-        crosses = ~self._made & (self._read > 0)
-        return crosses @ (self._sent + self._back)
 
     def of(self, pairs: np.ndarray) -> Pairs:
         """Some pairs, by index."""
@@ -150,35 +145,6 @@ def replicas(problem: Problem, microbatch_size: int) -> list[int]:
     return [r for r in range(1, most + 1) if microbatch_size % r == 0]
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """A family of states and how it came about."""
-
-    family: StateFamily
-    linear: bool
-    text: str
-
-
-def choose_cuts(graph: OpGraph, form: str, limit: int, weights: np.ndarray, budget: Budget) -> Cuts | None:
-    """All cuts of the graph, or those of one order.
-
-    Args:
-        form: `linear`, `all`, or `auto` for all of them if they are at most `limit`.
-
-    Returns:
-        None if `all` was asked for and they are more than `limit`.
-    """
-    masks = None if form == "linear" else all_states(graph, limit, budget)
-    if masks is None and form == "all":
-        return None
-    if masks is not None:
-        return Cuts(StateFamily(graph, masks, weights, budget), False, f"all {len(masks)} cuts of the graph")
-    text = "cuts of one depth-first order"
-    if form == "auto":
-        text += f" (the graph itself has more than {limit:,})"
-    return Cuts(StateFamily(graph, linear_states(depth_first_order(graph)), weights, budget), True, text)
-
-
 class Part(NamedTuple):
     """A stage of a chain: its operators, its replicas, its devices where they matter, and what mechanisms say."""
 
@@ -222,19 +188,11 @@ def fits(problem: Problem, parts: Sequence[Part], microbatch_size: int) -> bool:
 def first_that_fits(problem: Problem, find: Callable[[int], tuple[float, list[Part]] | None]) -> Candidate | None:
     """A chain as an example of what fits, for `gpp.planners.common.infeasible.explain`."""
     for b in problem.microbatch_sizes():
-        found = find(b)
-        if found is not None:
-            return _candidate(found[1], found[0], b)
+        if (found := find(b)) is not None:
+            value_s, parts = found
+            placement = tuple(stage.devices for stage in chain_plan(problem, "", parts, b).stages)
+            return Candidate(value_s, len(parts), b, True, tuple((part.mask, part.num_devices) for part in parts), placement)
     return None
-
-
-def _candidate(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
-    sized = tuple((part.mask, part.num_devices) for part in parts)
-    ends = list(accumulate(count for _, count in sized))
-    placement = tuple(
-        part.devices or tuple(range(end - count, end)) for part, (_, count), end in zip(parts, sized, ends, strict=True)
-    )
-    return Candidate(value_s, len(parts), microbatch_size, True, sized, placement)
 
 
 class Best:
@@ -292,3 +250,65 @@ class Best:
             least = max(least, before + plan.minibatch_size // b * took)
             before = before + took if self.problem.regime.minibatches == 1 and (s, s + 1) in returning else 0.0
         return least
+
+
+class AbstractChainSearch(ABC):
+    """The search of one problem, by micro-batch size, for the chain whose slowest stage is fastest (`bottleneck.best_chain`).
+
+    Args:
+        budget: of the planner that asks.
+        form: of the cuts: `linear` for those of one order, `all` for the graph's, `auto` for these if they are at most `limit`.
+        called, fix: what the planner calls cuts, and how to get along where they are more than `limit`.
+        prune: whether stages slower than a cap are left out, which is raised step by step.
+
+    Raises:
+        Infeasible: the form is `all`, and cuts are more than `limit`.
+    """
+
+    def __init__(
+        self, problem: Problem, budget: Budget, form: str, limit: int, *, called: str, fix: str, replication: bool, prune: bool
+    ) -> None:
+        self.problem, self.budget, self.replication, self.seconds = problem, budget, replication, Seconds(problem)
+        self.limit, self.num_devices = problem.memory_limit_bytes, problem.cluster.num_devices
+        self.link, self.caps = problem.cluster.wiring.common, CAPS if prune else NO_CAP
+        graph, weights = problem.graph, np.sum(self.seconds.of(problem.microbatch_sizes()[0]), axis=0)
+        masks = None if form == "linear" else all_states(graph, limit, budget)
+        if masks is None and form == "all":
+            raise Infeasible(f"the graph has more than {limit:,} {called}, {budget.planner}'s limit", fix)
+        self.text = "cuts of one depth-first order" if masks is None else f"all {len(masks)} cuts of the graph"
+        if masks is None and form == "auto":
+            self.text += f" (the graph itself has more than {limit:,})"
+        self.family = StateFamily(graph, masks or linear_states(depth_first_order(graph)), weights, budget)
+        self.tables, self.most = Tables(problem, self.family), min(self.num_devices, self.family.num_states - 1)
+
+    @abstractmethod
+    def work(self, b: int) -> np.ndarray:
+        """[num_states] least device seconds of one micro-batch."""
+
+    @abstractmethod
+    def ways(self, room: Room, b: int) -> list[Way]:
+        """The stages that may be part of a solution, with their times."""
+
+    @abstractmethod
+    def part(self, mask: int, way: Way) -> Part:
+        """A stage of the solution."""
+
+    def counts(self, b: int) -> list[int]:
+        """Numbers of replicas that a stage may have."""
+        return replicas(self.problem, b) if self.replication else [1]
+
+    def ideal_s(self) -> dict[int, float]:
+        """Micro-batch size -> seconds of a mini-batch that no chain goes below."""
+        total = self.problem.minibatch_size
+        return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
+
+    def find(self, b: int) -> tuple[float, list[Part]] | None:
+        """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
+        family = self.family
+        chain = best_chain(
+            family, self.work(b), lambda room: self.ways(room, b), self.num_devices, self.budget, depth=self.most, caps=self.caps
+        )
+        if chain is None:
+            return None
+        stages = [(family.masks[family.start[cut.pair]] & ~family.masks[family.end[cut.pair]], cut.way) for cut in chain.cuts]
+        return chain.value_s, [self.part(mask, way) for mask, way in stages]

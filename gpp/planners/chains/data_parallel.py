@@ -64,13 +64,14 @@ def whole_model(problem: Problem, planner: str, devices: int) -> Plan:
         Infeasible: it does not fit into memory; names what would.
     """
 
-    def attempt(problem: Problem, memory_scale: float) -> Candidate | None:
+    def attempt(problem: Problem) -> Candidate | None:
         b = problem.microbatch_size or problem.minibatch_size
-        costs = StageCosts(problem, memory_scale=memory_scale)
-        found = Assessor(costs).assess([(problem.graph.all_mask, devices)], b, chain=True) if b % devices == 0 else None
+        found = (
+            Assessor(StageCosts(problem)).assess([(problem.graph.all_mask, devices)], b, chain=True) if b % devices == 0 else None
+        )
         return found if isinstance(found, Candidate) else None
 
-    if attempt(problem, 1.0) is None:
+    if attempt(problem) is None:
         raise explain(problem, attempt)
     b = problem.microbatch_size or problem.minibatch_size
     return make_plan(problem, planner, [(problem.graph.all_mask, devices)], b)

@@ -53,9 +53,8 @@ class Even(AbstractPlanner):
         text = f"{devices} stages of about equal time; {len(candidates)} of {len(problem.microbatch_sizes())} micro-batch sizes fit"
         return replace(incumbent.best, explanation=(text,))
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
-        costs = StageCosts(problem, replication=False, memory_scale=memory_scale)
-        return next(iter(even_candidates(Assessor(costs))), None)
+    def _attempt(self, problem: Problem) -> Candidate | None:
+        return next(iter(even_candidates(Assessor(StageCosts(problem, replication=False)))), None)
 
 
 def even_candidates(assessor: Assessor) -> list[Candidate]:

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
-from gpp.planners.chains.chain_tables import Part, Seconds, Tables, replicas
-from gpp.planners.chains.downsets import Budget
+from gpp.planners.chains.chain_tables import AbstractChainSearch, Part
 
 
 def even_servers(cluster: Cluster) -> list[tuple[int, ...]] | None:
@@ -34,21 +32,13 @@ class _Inside(NamedTuple):
 class Servers:
     """The search over nodes."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        tables: Tables,
-        servers: list[tuple[int, ...]],
-        seconds: Seconds,
-        budget: Budget,
-        limit_bytes: float,
-        replication: bool,
-    ) -> None:
-        self.problem, self.tables, self.family, self.servers = problem, tables, tables.family, servers
-        self.seconds, self.budget, self.limit, self.replication = seconds, budget, limit_bytes, replication
+    def __init__(self, search: AbstractChainSearch, servers: list[tuple[int, ...]]) -> None:
+        problem = search.problem
+        self.search, self.problem, self.tables, self.family, self.servers = search, problem, search.tables, search.family, servers
+        self.seconds, self.budget, self.limit = search.seconds, search.budget, search.limit
         self.per_node, (self.inner, self.outer) = len(servers[0]), problem.cluster.wiring.means
-        budget.hold(8.0 * self.family.num_states**2 * 4 * self.per_node, "its tables")
-        self.amounts, self.copies = tables.of(np.arange(self.family.num_pairs)).amounts, problem.regime.assumed_copies
+        self.budget.hold(8.0 * self.family.num_states**2 * 4 * self.per_node, "its tables")
+        self.amounts, self.copies = self.tables.of(np.arange(self.family.num_pairs)).amounts, problem.regime.assumed_copies
 
     def find(self, b: int) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits.
@@ -76,7 +66,7 @@ class Servers:
 
     def _at(self, b: int, depth: int) -> tuple[float, list[Part]] | None:
         family, tables, last = self.family, self.tables, self.family.num_states - 1
-        nodes = [m for m in (replicas(self.problem, b) if self.replication else [1]) if m <= len(self.servers)]
+        nodes = [m for m in self.search.counts(b) if m <= len(self.servers)]
         count = self.problem.accumulation(b)
         held = self.problem.regime.held(depth, self.problem.minibatch_size // b)
         inside = {m: self._inside(b // m, m, count, held) for m in nodes}
@@ -120,7 +110,7 @@ class Servers:
         family, tables = self.family, self.tables
         n, last = family.num_states, family.num_states - 1
         whole, tail = {}, {}
-        for r in [r for r in (replicas(self.problem, b) if self.replication else [1]) if r <= self.per_node]:
+        for r in (r for r in self.search.counts(b) if r <= self.per_node):
             samples = b // r
             sums = family.sums(np.sum(self.seconds.of(samples), axis=0))
             time_s = sums[family.start] - sums[family.end]

@@ -14,8 +14,8 @@ ones. For every micro-batch size the best chain is found so; the best prediction
 Constraints:
 1. Stages are differences of nested cuts: `StateFamily`. They run as a chain.
 2. Memory: the stage at position p from the end keeps min(p, N) micro-batches, and the versions of its weights that the policy has
-   there: `_Flat._bytes`, `_rows`. Over nodes the position inside the recursion is not known: all stages are held to the length of
-   the chain that comes out, in rounds (`Servers`), with as many versions as are assumed.
+   there: `FlatSearch._bytes`, `_rows`. Over nodes the position inside the recursion is not known: all stages are held to the
+   length of the chain that comes out, in rounds (`Servers`), with as many versions as are assumed.
 3. r divides b. All stages use the same b; b is swept.
 
 Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `bottleneck` cuts
@@ -42,24 +42,12 @@ import numpy as np
 from gpp.cost.amounts import Amounts, StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
-from gpp.errors import Infeasible
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
-from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
-from gpp.planners.chains.chain_tables import (
-    AUTO_STATES,
-    Best,
-    Cuts,
-    Part,
-    Seconds,
-    Tables,
-    choose_cuts,
-    first_that_fits,
-    replicas,
-)
+from gpp.planners.chains.bottleneck import Room, Way
+from gpp.planners.chains.chain_tables import AUTO_STATES, AbstractChainSearch, Best, Part, first_that_fits
 from gpp.planners.chains.downsets import Budget
 from gpp.planners.chains.hierarchical import Servers, even_servers
-from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
 from gpp.weights.base import PipelinePosition
@@ -115,93 +103,58 @@ class PipeDream(AbstractPlanner):
             return self.released.plan(self, problem, predict)
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
         best = Best(problem, "pipedream", predict, self.replication)
-        flat = _Flat(problem, self, budget, 1.0)
-        best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
+        flat = FlatSearch(problem, self, budget)
+        best.sweep(flat.ideal_s(), flat.best, prune=self.prune)
         if flat.servers is not None and (best.plan is None or problem.regime.minibatches > 1):
             # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit. Where
             # nothing drains a micro-batch is a whole mini-batch and memory is scarce, so that a better chain may be among them.
-            over_devices = _Flat(problem, replace(self, hierarchical=False), budget, 1.0)
+            over_devices = FlatSearch(problem, replace(self, hierarchical=False), budget)
             before = best.plan
-            best.sweep(over_devices.ideal_s(), over_devices.find, prune=self.prune)
+            best.sweep(over_devices.ideal_s(), over_devices.best, prune=self.prune)
             flat = flat if best.plan is before else over_devices
         if best.plan is None:
-            raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+            uncapped = replace(self, prune=False)
+            raise explain(problem, lambda other: first_that_fits(other, FlatSearch(other, uncapped, budget).best))
         objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
         lines = (
-            f"own objective: {objective}, {flat.text}, over {flat.cuts.text}",
+            f"own objective: {objective}, {flat.links}, over {flat.text}",
             f"best prediction of {best.num_tried} chains over the micro-batch sizes; gradients are charged once a mini-batch, "
             "memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, objective=objective, explanation=lines)
 
-    def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
-        flat = _Flat(problem, self, budget, memory_scale)
-        return first_that_fits(problem, lambda b: flat.find(b, caps=NO_CAP))
 
-
-class _Flat:
+class FlatSearch(AbstractChainSearch):
     """The search on links that are all alike; over nodes it hands over to `Servers`."""
 
-    def __init__(self, problem: Problem, settings: PipeDream, budget: Budget, memory_scale: float) -> None:
-        self.problem, self.settings, self.budget = problem, settings, budget
-        self.limit = problem.memory_limit_bytes * memory_scale
-        self.num_devices = problem.cluster.num_devices
-        self.seconds = Seconds(problem)
+    def __init__(self, problem: Problem, settings: PipeDream, budget: Budget) -> None:
         servers = even_servers(problem.cluster) if settings.hierarchical else None
         form = {"auto": "auto", "antichain": "all", "linear": "linear"}[settings.states]
         most = min(settings.max_states, AUTO_STATES if servers is None else HIERARCHY_STATES)
-        limit = most if form == "auto" else settings.max_states
-        smallest = problem.microbatch_sizes()[0]
-        weights = np.sum(self.seconds.of(smallest), axis=0)
-        cuts = choose_cuts(problem.graph, form, limit, weights, budget)
-        if cuts is None:
-            raise Infeasible(
-                f"the graph has more than {settings.max_states:,} antichains, pipedream's limit",
-                "strategy.planner.states=linear, or a higher strategy.planner.max_states",
-            )
-        self.cuts: Cuts = cuts
-        self.family, self.tables = cuts.family, Tables(problem, cuts.family)
-        self.most = min(self.num_devices, self.family.num_states - 1)
-        self.replication = settings.replication
-        self.link = problem.cluster.wiring.common
-        self.text = "on one kind of link"
-        self.servers = None
-        if servers is not None:
-            self.text = f"inside {len(servers)} nodes, then between them"
-            self.servers = Servers(problem, self.tables, servers, self.seconds, budget, self.limit, settings.replication)
-
-    def counts(self, b: int) -> list[int]:
-        return replicas(self.problem, b) if self.replication else [1]
+        super().__init__(
+            problem,
+            budget,
+            form,
+            most if form == "auto" else settings.max_states,
+            called="antichains",
+            fix="strategy.planner.states=linear, or a higher strategy.planner.max_states",
+            replication=settings.replication,
+            prune=settings.prune,
+        )
+        self.settings, self.servers = settings, None if servers is None else Servers(self, servers)
+        self.links = "on one kind of link" if servers is None else f"inside {len(servers)} nodes, then between them"
 
     def work(self, b: int) -> np.ndarray:
-        """[num_states] least device seconds of one micro-batch."""
         return self.family.sums(np.min([r * np.sum(self.seconds.of(b // r), axis=0) for r in self.counts(b)], axis=0))
 
-    def ideal_s(self) -> dict[int, float]:
-        total = self.problem.minibatch_size
-        return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
+    def best(self, b: int) -> tuple[float, list[Part]] | None:
+        """`find`, over nodes where links inside them differ from those between them."""
+        return self.find(b) if self.servers is None else self.servers.find(b)
 
-    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
-        """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
-        if self.servers is not None:
-            return self.servers.find(b)
-        chain = best_chain(
-            self.family,
-            self.work(b),
-            lambda room: self._ways(room, b),
-            self.num_devices,
-            self.budget,
-            depth=self.most,
-            caps=caps or (CAPS if self.settings.prune else NO_CAP),
-        )
-        if chain is None:
-            return None
-        masks, family = self.family.masks, self.family
-        return chain.value_s, [
-            Part(masks[family.start[cut.pair]] & ~masks[family.end[cut.pair]], cut.way.devices) for cut in chain.cuts
-        ]
+    def part(self, mask: int, way: Way) -> Part:
+        return Part(mask, way.devices)
 
-    def _ways(self, room: Room, b: int) -> list[Way]:
+    def ways(self, room: Room, b: int) -> list[Way]:
         family, out, last = self.family, [], self.family.num_states - 1
         count = self.problem.minibatch_size // b
         between_updates = self.problem.accumulation(b)

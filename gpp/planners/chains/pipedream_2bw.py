@@ -93,8 +93,8 @@ class PipeDream2BW(AbstractPlanner):
         )
         return replace(plan, objective=objective, explanation=lines)
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
-        search = _ShapeSearch(problem, self, memory_scale)
+    def _attempt(self, problem: Problem) -> Candidate | None:
+        search = _ShapeSearch(problem, self)
         return next((search.example(each) for each in search.found()), None)
 
 
@@ -128,9 +128,9 @@ def _one_of_each_width_first(found: list[_Found]) -> list[_Found]:
 class _ShapeSearch:
     """All shapes of one problem, each with its best cut."""
 
-    def __init__(self, problem: Problem, settings: PipeDream2BW, memory_scale: float = 1.0) -> None:
+    def __init__(self, problem: Problem, settings: PipeDream2BW) -> None:
         self.problem, self.settings = problem, settings
-        self.limit = problem.memory_limit_bytes * memory_scale * ROUNDING
+        self.limit = problem.memory_limit_bytes * ROUNDING
         self.placer, self.seconds = Placer(problem.cluster), Seconds(problem)
         costs, graph = StageCosts(problem), problem.graph
         orders = dict.fromkeys((depth_first_order(graph), branch_first_order(graph)))

@@ -44,23 +44,12 @@ from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.cost.variants import running, sums_s
-from gpp.errors import Infeasible
 from gpp.graph.op_graph import Variant
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
-from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, StageCut, Way, best_chain
-from gpp.planners.chains.chain_tables import (
-    AUTO_STATES,
-    Best,
-    Part,
-    Seconds,
-    Tables,
-    choose_cuts,
-    first_that_fits,
-    replicas,
-)
+from gpp.planners.chains.bottleneck import Room, Way
+from gpp.planners.chains.chain_tables import AUTO_STATES, AbstractChainSearch, Best, Part, first_that_fits
 from gpp.planners.chains.downsets import Budget, Stages
-from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.settings import Count, Positive, settings
 from gpp.stage import value_of
@@ -108,10 +97,11 @@ class Piper(AbstractPlanner):
             return self.released.plan(self, problem, predict)
         budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)
         best = Best(problem, "piper", predict, self.replication)
-        search = _PiperSearch(problem, self, budget, 1.0)
+        search = PiperSearch(problem, self, budget)
         best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
-            raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+            uncapped = replace(self, prune=False)
+            raise explain(problem, lambda other: first_that_fits(other, PiperSearch(other, uncapped, budget).find))
         degrees = sorted({stage.devices_per_replica for stage in best.plan.stages} - {1})
         split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
         objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
@@ -121,10 +111,6 @@ class Piper(AbstractPlanner):
             "memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, objective=objective, explanation=lines)
-
-    def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
-        search = _PiperSearch(problem, self, budget, memory_scale)
-        return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
 
 
 class _Menu(NamedTuple):
@@ -142,41 +128,34 @@ class _Menu(NamedTuple):
     share: np.ndarray
 
 
-class _PiperSearch:
+class PiperSearch(AbstractChainSearch):
     """The search of one problem."""
 
-    def __init__(self, problem: Problem, settings: Piper, budget: Budget, memory_scale: float) -> None:
-        self.problem, self.settings, self.budget = problem, settings, budget
-        self.limit = problem.memory_limit_bytes * memory_scale
-        self.num_devices = problem.cluster.num_devices
-        self.seconds = Seconds(problem)
+    def __init__(self, problem: Problem, settings: Piper, budget: Budget) -> None:
         form = {"auto": "auto", "never": "all", "always": "linear"}[settings.linearize]
-        limit = min(settings.max_states, AUTO_STATES) if form == "auto" else settings.max_states
-        weights = np.sum(self.seconds.of(problem.microbatch_sizes()[0]), axis=0)
-        cuts = choose_cuts(problem.graph, form, limit, weights, budget)
-        if cuts is None:
-            raise Infeasible(
-                f"the graph has more than {settings.max_states:,} downsets, piper's limit",
-                "strategy.planner.linearize=auto, or a higher strategy.planner.max_states",
-            )
-        self.family, self.text, self.tables = cuts.family, cuts.text, Tables(problem, cuts.family)
-        self.link = problem.cluster.wiring.common
-        self.degrees = self._degrees()
+        super().__init__(
+            problem,
+            budget,
+            form,
+            min(settings.max_states, AUTO_STATES) if form == "auto" else settings.max_states,
+            called="downsets",
+            fix="strategy.planner.linearize=auto, or a higher strategy.planner.max_states",
+            replication=settings.replication,
+            prune=settings.prune,
+        )
+        self.degrees = self._degrees(settings.tensor_parallel)
         self._menus: dict[tuple[int, int], _Menu] = {}
         self._known: dict[tuple[int, int, int], np.ndarray] = {}
 
-    def _degrees(self) -> dict[int, np.ndarray]:
+    def _degrees(self, tensor_parallel: bool) -> dict[int, np.ndarray]:
         """Tensor-parallel degree -> [num_ops] whether an operator declares it."""
         graph = self.problem.graph
         out = {1: np.ones(graph.num_ops, dtype=bool)}
-        if self.settings.tensor_parallel:
+        if tensor_parallel:
             for t in sorted({v.degree for op in graph.ops for v in op.variants} - {1}):
                 if t <= self.num_devices:
                     out[t] = np.array([any(v.degree == t and not v.recompute for v in op.variants) for op in graph.ops])
         return out
-
-    def counts(self, b: int) -> list[int]:
-        return replicas(self.problem, b) if self.settings.replication else [1]
 
     def menu(self, t: int, samples: int) -> _Menu:
         """How the operators run; an operator that does not declare `t` is there as it stands, and never used."""
@@ -205,7 +184,6 @@ class _PiperSearch:
         return sum(sums_s(self.problem.cluster, sums, samples, team) for sums in each)
 
     def work(self, b: int) -> np.ndarray:
-        """[num_states] least device seconds of one micro-batch."""
         least = np.full(self.problem.graph.num_ops, np.inf)
         for t, able in self.degrees.items():
             for r in self.counts(b):
@@ -213,24 +191,7 @@ class _PiperSearch:
                 least = np.minimum(least, np.where(able, r * t * menu.seconds, np.inf))
         return self.family.sums(least)
 
-    def ideal_s(self) -> dict[int, float]:
-        total = self.problem.minibatch_size
-        return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
-
-    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
-        """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
-        chain = best_chain(
-            self.family,
-            self.work(b),
-            lambda room: self._ways(room, b),
-            self.num_devices,
-            self.budget,
-            depth=min(self.num_devices, self.family.num_states - 1),
-            caps=caps or (CAPS if self.settings.prune else NO_CAP),
-        )
-        return None if chain is None else (chain.value_s, [self._part(cut) for cut in chain.cuts])
-
-    def _ways(self, room: Room, b: int) -> list[Way]:
+    def ways(self, room: Room, b: int) -> list[Way]:
         family, out = self.family, []
         for t, able in self.degrees.items():
             unable = family.sums((~able).astype(float))
@@ -305,10 +266,10 @@ class _PiperSearch:
 
     def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
         """Times by position from the end, infinite where a stage does not fit; one row if all fit everywhere."""
-        family, memory = stages.family, self._held(amounts, menu, stages, samples)
+        memory = self._held(amounts, menu, stages, samples)
         held = partial(self.problem.regime.held, most=count)
         every = self.problem.regime.keeps_all
-        most = min(self.num_devices, family.num_states - 1, count)
+        most = min(self.most, count)
         depths = [1] if every else list(range(1, most + 1))
         if not (memory.peak(held(depths[-1])) > self.limit).any():
             return time_s[None, :]
@@ -317,7 +278,7 @@ class _PiperSearch:
             row[memory.peak(held(depth)) > self.limit] = np.inf
         if every:
             return by_depth
-        positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1
+        positions = np.clip(np.arange(self.most + 1), 1, most) - 1
         return by_depth[positions]
 
     def _held(self, amounts: Amounts, menu: _Menu, stages: Stages, samples: int) -> StageBytes:
@@ -325,10 +286,8 @@ class _PiperSearch:
         kept, once = amounts.kept + stages_sum(stages, menu.kept), amounts.once + stages_sum(stages, menu.extra)
         return amounts._replace(kept=kept, once=once).held(samples, self.problem.regime.assumed_copies)
 
-    def _part(self, cut: StageCut) -> Part:
-        t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
-        family = self.family
-        mask = family.masks[int(family.start[cut.pair])] & ~family.masks[int(family.end[cut.pair])]
+    def part(self, mask: int, way: Way) -> Part:
+        t, r = way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `ways` made it
         return Part(mask, r, mechanisms=(value_of("tensor_parallel", degree=t),) if t > 1 else ())
 
 

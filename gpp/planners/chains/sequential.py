@@ -87,8 +87,8 @@ class Sequential(AbstractPlanner):
         )
         return replace(best, explanation=(text,))
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
-        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+    def _attempt(self, problem: Problem) -> Candidate | None:
+        costs = StageCosts(problem, replication=self.replication)
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
 
 
@@ -147,22 +147,25 @@ def _on_types(incumbent: Incumbent, order: tuple[int, ...]) -> None:
 
     costs = StageCosts(average(incumbent.assessor.problem)[0], replication=incumbent.assessor.costs.replication)
     table = intervals(costs, order)
-    into = table.prefix_s[0]
-    # In a long chain places that are equally far apart in time.
-    places = np.searchsorted(into, into[-1] * np.arange(MOST_PLACES) / MOST_PLACES) if len(into) > MOST_PLACES else range(len(into))
-    at = sorted({0, *map(int, places), len(order)})
-    simulate_layouts(incumbent, costs, table, at, (1.0,), chain=True)
+    simulate_layouts(incumbent, costs, table, _places(table))
 
 
-def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
+def _places(table: Intervals) -> Sequence[int]:
+    """Where a line may be cut, both ends included: in a very long one at places that are equally far apart in time."""
+    last, into = len(table.order), table.prefix_s[0]
+    if last <= MOST_PLACES:
+        return range(last + 1)
+    return sorted({0, last, *map(int, np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES))})
+
+
+def chain_candidates(assessor: Assessor, *, any_one: bool = False) -> list[Candidate]:
     """For every micro-batch size and number of stages the chain with the best estimate, if it fits.
 
     Args:
         any_one: stop at the first micro-batch size for which a chain fits.
-        order: to cut; None for the depth-first one.
     """
     costs = assessor.costs
-    table = intervals(costs, order or depth_first_order(costs.graph))
+    table = intervals(costs, depth_first_order(costs.graph))
     out, best = [], np.inf
     searches = [_ChainSearch(costs, table, b) for b in costs.microbatch_sizes]
     for search in sorted(searches, key=lambda search: (search.least_s, search.b)):
@@ -179,7 +182,7 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
 
 
 MOST_PLACES = 256
-"""Places where a chain may be cut on unequal devices, or if it is very long."""
+"""Places where a line may be cut."""
 
 WORTH = 1.3
 """Chains are kept up to this factor above the best estimate: what transfers may change in a prediction."""
@@ -289,11 +292,7 @@ class _ChainSearch:
         """
         if self.least_s >= worth_s / WORTH:
             return []
-        into = self.intervals.prefix_s[0]
-        places = range(self.num_ops + 1)
-        if self.num_ops > MOST_PLACES:
-            inner = np.searchsorted(into, into[-1] * np.arange(1, MOST_PLACES) / MOST_PLACES)
-            places = sorted({0, *map(int, inner), self.num_ops})
+        places = _places(self.intervals)
         rows, _ = self._rows(min(FAR * self.least_s, worth_s), places)
         i, j = np.searchsorted(places, rows.i), np.searchsorted(places, rows.j)
         of = (rows.replicas, rows.busy_s, rows.through_s, rows.depth)

@@ -18,19 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import final
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
 from gpp.plan.plan import Plan
-from gpp.planners.common.moves import Point, adjacent, border_moves
-
-
-class _BorderRank(NamedTuple):
-    """The rank of a partition: seconds of the busiest device, then the sum of squares."""
-
-    busiest: float
-    squares: float
+from gpp.planners.common.moves import FEW_OPS, Point, adjacent, border_moves
 
 
 @final
@@ -45,7 +38,7 @@ class Borders:
         self._plan, self._problem, self._graph = plan, problem, problem.graph
         self._start = Point.of(plan, problem.graph)
         self._seconds: dict[tuple[int, int], float] = {}
-        self._ranks: dict[Point, _BorderRank] = {}
+        self._ranks: dict[Point, tuple[float, float]] = {}
 
     def on_the_way(self) -> Iterator[Plan]:
         """Every partition that a pass goes through, in order; better ones come in every pass but the last."""
@@ -78,7 +71,7 @@ class Borders:
     def _over(self, here: Point, borders: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], Point]]:
         """Partitions with some operators moved over a border, one way or the other."""
         for p, q in borders:
-            for other in dict.fromkeys(border_moves(self._graph, here, p, q)):
+            for other in dict.fromkeys(border_moves(self._graph, here, p, q, FEW_OPS)):
                 if self._in_order(other):
                     yield (p, q), other
 
@@ -91,13 +84,14 @@ class Borders:
                 return False
         return True
 
-    def _rank(self, point: Point) -> _BorderRank:
+    def _rank(self, point: Point) -> tuple[float, float]:
+        """Seconds of the busiest device, then the sum of squares."""
         if point not in self._ranks:
             load = dict[int, float]()
             for s, (mask, _) in enumerate(point.parts):
                 for device in self._plan.stages[s].devices:
                     load[device] = load.get(device, 0.0) + self._stage_s(s, mask)
-            self._ranks[point] = _BorderRank(max(load.values()), sum(own * own for own in load.values()))
+            self._ranks[point] = max(load.values()), sum(own * own for own in load.values())
         return self._ranks[point]
 
     def _stage_s(self, s: int, mask: int) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpp.cost.amounts import StageBytes
 from gpp.cost.holding import Held
 from gpp.cost.stage import finish_s
 from gpp.cost.together import together
@@ -65,14 +64,13 @@ class Assessor:
         self._read = listed(map(bits, costs.graph.predecessors))
         self._groups: dict[tuple[int, ...], DeviceGroup] = {}
         self._routes: dict[tuple[float, tuple[tuple[float, float], ...]], MessageRoute] = {}
-        self._held: dict[tuple[int, int], StageBytes] = {}
         self._states: dict[tuple[int, int, int], tuple[Held, ...]] = {}
         self._needs: dict[tuple[int, int, int, int, int], tuple[float, float]] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self.placer = Placer(costs.cluster)
-        self.posed = Posed(costs.problem, costs.replicas, costs.memory_scale, self.needs)
+        self.posed = Posed(costs.problem, costs.replicas, self.needs)
 
     def assess(
         self,
@@ -113,7 +111,7 @@ class Assessor:
         if placed is None:
             return None
         if shared or not ways.fits(self.costs.limit_bytes):  # that of the smallest device
-            short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, ways.depths())
+            short = self._shortage(ordered, placed, microbatch_size, ways.depths())
             if short is not None:
                 return short
         ways.place(placed)
@@ -190,15 +188,15 @@ class Assessor:
             return self.placer.equal(counts)
         placer, depth = self.placer, ways.depths()
         seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
-        scale = self.costs.memory_scale
-        needs = [self.need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
-        return placer.unequal(counts, self._between(parts, b, ways), seconds, needs)
+        needs = [self.need_bytes(mask, count, b, d, max(depth)) for (mask, count), d in zip(parts, depth, strict=True)]
+        return placer.near(placer.deal(counts, seconds, needs), self._between(parts, b, ways))
 
     def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
         """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
         out = [sum(self.stage_s(mask, b, (first,) * count)) for first in self.placer.types]
         if self.cluster.wiring.by_node is None:
-            size = max(self.costs.boundary(mask)[:2]) * b / count
+            sums = self.problem.sums(mask)
+            size = max(sums.incoming + sums.outgoing_back, sums.outgoing + sums.incoming_back) * b / count
             out = [max(took, size / rate) for took, rate in zip(out, self.placer.mean_rates, strict=True)]
         return out
 
@@ -224,11 +222,8 @@ class Assessor:
         found = self._needs.get(key)
         if found is not None:
             return found
-        held = self._held.get((mask, b // count))
-        if held is None:
-            held = self._held[mask, b // count] = self.costs.held(mask, b // count)
-        states = self.states(b, distance, depth)
-        found = self._needs[key] = max(held.peak(*state) for state in states), held.passing
+        held = self.costs.held(mask, b // count)
+        found = self._needs[key] = max(held.peak(*state) for state in self.states(b, distance, depth)), held.passing
         return found
 
     def states(self, b: int, distance: int, depth: int) -> tuple[Held, ...]:
@@ -244,32 +239,22 @@ class Assessor:
         return self.problem.regime.held(distance, self.problem.minibatch_size // b)
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
-        short: list[tuple[float, float, float, int]] = []
-        deepest = max(depth)
-        for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            need = self.needs(mask, count, b, d, deepest)[0]
-            if need > self.costs.limit_bytes:  # of the smallest device
-                have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
-                if need > have:
-                    short.append((need / have, need, have, mask))
-        return _worst(short)
-
-    def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
-        """The bytes missing on the device that misses most, where devices hold several stages; its largest stage stands for all."""
+        """The bytes missing on the device that misses most; where it holds several stages, its largest one stands for all."""
         needs: dict[int, list[tuple[float, float, int]]] = {}
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            need, passing = self.needs(mask, count, b, d, max(depth))
+            own = (*self.needs(mask, count, b, d, max(depth)), mask)
             for device in devices:
-                needs.setdefault(device, []).append((need, passing, mask))
+                needs.setdefault(device, []).append(own)
         short: list[tuple[float, float, float, int]] = []
-        for device, own in needs.items():
-            need, have = (
-                together((n, passing) for n, passing, _ in own),
-                self.cluster.devices[device].memory_bytes * self.costs.memory_scale,
-            )
+        for device, held in needs.items():
+            have = self.cluster.devices[device].memory_bytes
+            need = together((n, passing) for n, passing, _ in held) if len(held) > 1 else held[0][0]
             if need > have:
-                short.append((need / have, need, have, max(own)[-1]))
-        return _worst(short)
+                short.append((need / have, need, have, max(held)[-1]))
+        if not short:
+            return None
+        _, need, have, mask = max(short)
+        return Shortage(mask, need, have)
 
     def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         """Seconds of a forward and of a backward of a stage."""
@@ -313,14 +298,6 @@ class Assessor:
         if found is None:
             found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
-
-
-def _worst(short: Sequence[tuple[float, float, float, int]]) -> Shortage | None:
-    """The largest of some shortages: bytes needed in units of those there, both, and the operators of a stage."""
-    if not short:
-        return None
-    _, need, have, mask = max(short)
-    return Shortage(mask, need, have)
 
 
 def _shared(parts: Sequence[Part], placement: Sequence[tuple[int, ...]]) -> bool:

@@ -4,13 +4,12 @@ Objective: the slowest stage's time, under a limit on it; then as few stages as 
 
 For a limit, a micro-batch size and a line of operators, `reach[used, h]` is the smallest position from which on the line can be
 laid out in h stages on `used[k]` devices of each type k. Under a limit the longest stage that fits is the best one with its
-type and replicas: what is left is shorter. So the table is exact for a line, but for the depth that memory is
-reckoned with (a line is deeper than the plan that it becomes) and for replicas on devices of one type only.
+type and replicas: what is left is shorter. So the table is exact for a chain, but for replicas on devices of one type only.
 
 Constraints:
 1. Stages are intervals between the places to cut: `HeterogeneousChain`.
 2. A stage's time on its type, or its transfers, and its share of the update: at most the limit, `_begins`.
-3. Memory on its type at `depth_scale` times its depth in the line: `_begins`.
+3. Memory on its type at its depth in the line: `_begins`.
 4. r replicas, r a divisor of b, all of one type: `_steps`.
 
 Complexity: O(U K R L H) for U = product of (devices of a type + 1), refused above `MOST_STATES`, R numbers of replicas, L lanes, H
@@ -82,13 +81,10 @@ class HeterogeneousChain:
     Args:
         costs: of average devices; problem: on the cluster as it is.
         table: the line; at: the places where it may be cut, both ends included.
-        depth_scale: how deep a stage really is for each stage behind it in the line, for the memory check.
     """
 
-    def __init__(
-        self, costs: StageCosts, problem: Problem, placer: Placer, table: Intervals, at: Sequence[int], *, depth_scale: float
-    ) -> None:
-        self.costs, self.problem, self.placer, self.depth_scale = costs, problem, placer, depth_scale
+    def __init__(self, costs: StageCosts, problem: Problem, placer: Placer, table: Intervals, at: Sequence[int]) -> None:
+        self.costs, self.problem, self.placer = costs, problem, placer
         self.table, self.at = table, np.array(at)
         counts = placer.counts
         self.states = np.array(list(itertools.product(*(range(count + 1) for count in counts))))
@@ -169,8 +165,7 @@ class HeterogeneousChain:
         if b % r:
             return np.full((self.max_depth + 1, places + 1), places, np.int16)
         seconds, depths = self._stages(device_type, b, r)
-        deep = np.ceil(1 + np.arange(-1, self.max_depth) * self.depth_scale)
-        ok = (seconds <= limit_s) & (depths >= deep[:, None, None])
+        ok = (seconds <= limit_s) & (depths >= np.arange(self.max_depth + 1)[:, None, None])
         found = np.where(ok.any(axis=1), ok.argmax(axis=1), places)
         return np.concatenate([found, np.full((len(found), 1), places)], axis=1).astype(np.int16)
 
@@ -237,37 +232,23 @@ class HeterogeneousChain:
                 types.append((step.device_type,) * step.num_replicas)
                 state, at, left = before, end, left - 1
             micro = self.problem.minibatch_size // b
-            out.append(ChainLayout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(types)))
+            out.append(ChainLayout((micro + h - 1) * limit, b, tuple(parts), tuple(types)))
         return out
 
 
-def simulate_layouts(
-    incumbent: Incumbent,
-    costs: StageCosts,
-    table: Intervals,
-    at: Sequence[int],
-    scales: Sequence[float],
-    *,
-    chain: bool = False,
-) -> None:
-    """Simulate the best layouts of a line, if its tables stay small: with more and more depth, until all of them fit.
+def simulate_layouts(incumbent: Incumbent, costs: StageCosts, table: Intervals, at: Sequence[int]) -> None:
+    """Simulate the best layouts of a chain, if its tables stay small.
 
     Args:
-        costs, table, at: as in `HeterogeneousChain`; scales: the depths that are tried.
-        chain: whether each stage waits for the one before, even where no data go between them; then the line stays as it is.
+        costs, table, at: as in `HeterogeneousChain`.
     """
     assessor = incumbent.assessor
     if math.prod(count + 1 for count in assessor.placer.counts) > MOST_STATES:
         return
-    for scale in scales:
-        lacking, found = [], []
-        search = HeterogeneousChain(costs, assessor.problem, assessor.placer, table, at, depth_scale=scale)
-        for layout in search.layouts()[:LAYOUTS]:
-            b = layout.microbatch_size
-            tried = [assessor.assess(layout.parts, b, types=types, chain=chain) for types in (layout.types, None)]
-            fitting = [candidate for candidate in tried if isinstance(candidate, Candidate)]
-            found += fitting
-            lacking += [layout] * (not fitting)
-        incumbent.simulate_all(found, PATIENCE)
-        if not lacking:
-            break
+    layouts = HeterogeneousChain(costs, assessor.problem, assessor.placer, table, at).layouts()[:LAYOUTS]
+    tried = (
+        assessor.assess(layout.parts, layout.microbatch_size, types=types, chain=True)
+        for layout in layouts
+        for types in (layout.types, None)
+    )
+    incumbent.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], PATIENCE)

@@ -61,20 +61,17 @@ class Incumbent:
                 seconds = math.inf
             if seconds < self.best_s * MARGIN:
                 self.best, self.best_s = found, seconds
-        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
-            self._by_size[b] = found, seconds
+        self._note(b, found, seconds)
         return seconds
 
+    def _note(self, b: int, found: Plan | Candidate, seconds: float) -> None:
+        """Keep what is the best of its micro-batch size."""
+        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
+            self._by_size[b] = found, seconds
+
     def _plan(self, candidate: Candidate) -> Plan:
-        return make_plan(
-            self.assessor.problem,
-            self.planner,
-            candidate.parts,
-            candidate.microbatch_size,
-            chain=candidate.chain,
-            ordered=True,
-            placement=candidate.placement,
-        )
+        _, _, b, chain, parts, placement = candidate
+        return make_plan(self.assessor.problem, self.planner, parts, b, chain=chain, ordered=True, placement=placement)
 
     def offer(self, plan: Plan) -> float:
         """Keep a plan from elsewhere if it is the best; returns its predicted seconds."""
@@ -84,20 +81,14 @@ class Incumbent:
             self.best, self.best_s = replace(plan, planner=self.planner, explanation=()), seconds
         return seconds
 
-    def absorb(self, other: Incumbent) -> bool:
-        """Take over the findings of another search of the same problem; returns whether its best plan is the best now.
-
-        Neither search's best plan is lost, so this one ends with none that is worse than either.
-        """
+    def absorb(self, other: Incumbent) -> None:
+        """Take over the findings of another search of the same problem, whose best plan is not lost."""
         self.num_simulated += other.num_simulated
         self._seen |= other._seen
         for b, (plan, seconds) in other._by_size.items():
-            if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
-                self._by_size[b] = plan, seconds
-        better = other.best_s < self.best_s * MARGIN
-        if better:
+            self._note(b, plan, seconds)
+        if other.best_s < self.best_s * MARGIN:
             self.best, self.best_s = other.best, other.best_s
-        return better
 
     def best_by_size(self) -> list[tuple[Plan, float]]:
         """The best plan of each micro-batch size and its seconds, best first."""

@@ -17,8 +17,8 @@ from gpp.planners.common.stage_costs import StageCosts
 
 Found = TypeVar("Found")
 
-Attempt = Callable[[Problem, float], Candidate | None]
-"""(problem, factor on every device's memory) -> some candidate that fits, or None."""
+Attempt = Callable[[Problem], Candidate | None]
+"""problem -> some candidate that fits, or None."""
 
 DIGITS = 4
 """Of the memory that is named, rounded up."""
@@ -68,7 +68,7 @@ def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: I
             f"{max(stage.microbatch_size for stage in found.stages)}) takes {_bytes(needs[most])} for the stage of "
             f"{ops_text(problem.graph, ops)}, and a device has {_bytes(have)}"
         )
-        return Infeasible(constraint, _remedy(problem, have * high, lambda asked, _: attempt(asked)))
+        return Infeasible(constraint, _remedy(problem, have * high, attempt))
 
     return Infeasible.later(said, find)
 
@@ -94,7 +94,7 @@ def _least_memory(problem: Problem, attempt: Callable[[Problem], Found | None], 
 
 def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
     have = problem.memory_limit_bytes
-    least = _least_memory(problem, lambda asked: attempt(asked, 1.0), PRECISION)
+    least = _least_memory(problem, attempt, PRECISION)
     if least is None:
         return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
     high, fits = least
@@ -109,7 +109,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
     return Infeasible(constraint, _remedy(problem, have * high, attempt))
 
 
-def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem, float], object | None]) -> str:
+def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem], object | None]) -> str:
     """The words of a remedy: so much memory, or a smaller micro-batch with which a plan is found."""
     named = _rounded_up(memory_bytes)
     remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
@@ -132,11 +132,11 @@ def _rounded_up(amount: float) -> float:
     return math.ceil(amount / unit) * unit
 
 
-def _smaller_microbatch(problem: Problem, attempt: Callable[[Problem, float], object | None]) -> int | None:
+def _smaller_microbatch(problem: Problem, attempt: Callable[[Problem], object | None]) -> int | None:
     """The largest size below the imposed one with which the planner finds a plan."""
     imposed, minibatch = problem.microbatch_size or 1, problem.minibatch_size // problem.regime.minibatches
     for b in range(imposed - 1, 0, -1):
-        if minibatch % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
+        if minibatch % b == 0 and attempt(replace(problem, microbatch_size=b)) is not None:
             return b
     return None
 

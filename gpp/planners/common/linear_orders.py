@@ -80,14 +80,15 @@ class Intervals:
             if not tensor.consumers:
                 continue
             size, back = tensor.bytes_per_sample, tensor.bytes_per_sample * tensor.differentiable
+            way = back if graph.differentiated else size
             i, consumers = at[tensor.producer], sorted(at[c] for c in tensor.consumers)
             # Made inside and read outside: i in the interval, which ends before the last consumer.
-            _add(going, 0, i, i + 1, consumers[-1], back)
+            _add(going, 0, i, i + 1, consumers[-1], way)
             if not tensor.saved:
                 _add(kept, 0, i, i + 1, consumers[-1], size)
             # Made before the interval and read inside it.
             _add_first(kept, consumers, i + 1, size)
-            _add_first(coming, consumers, i + 1, back)
+            _add_first(coming, consumers, i + 1, way)
             sent = problem.sent_bytes(tensor) + back
             _add_first(entering, consumers, i + 1, sent)
             self.link_out_bytes[i + 1] += sent
@@ -95,7 +96,9 @@ class Intervals:
             table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, rows, kept, coming, going, entering)
         )
         self.trainable = trainable
-        self.moved = coming + going if graph.differentiated else self._one_way(graph, at)
+        self.moved = coming + going
+        if not graph.differentiated:
+            self.moved, coming, going = np.maximum(coming, going), 0.0 * coming, 0.0 * going
         transient = Transients(graph).of_intervals(order).within(coming, going)
         static = static_bytes(trainable, frozen, problem.state_factor)
         self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed, waiting=going), rows)
@@ -103,19 +106,6 @@ class Intervals:
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
         )
-
-    @staticmethod
-    def _one_way(graph: OpGraph, at: dict[int, int]) -> np.ndarray:
-        """Bytes per sample that an interval receives or sends, whichever are more, where nothing comes back."""
-        n = len(at)
-        received, sent = np.zeros((n + 2, n + 2)), np.zeros((n + 2, n + 2))
-        for tensor in graph.tensors:
-            if tensor.consumers:
-                i, consumers = at[tensor.producer], sorted(at[c] for c in tensor.consumers)
-                _add(sent, 0, i, i + 1, consumers[-1], tensor.bytes_per_sample)
-                _add_first(received, consumers, i + 1, tensor.bytes_per_sample)
-        received, sent = (table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (received, sent))
-        return np.maximum(received, sent)
 
     def held(self, index: Any, samples: Any) -> StageBytes:
         """Bytes of some intervals as stages, with so many samples of a micro-batch on a device.

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
-from gpp.planners.common.candidates import Assessor, Candidate, Shortage
+from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.moves import ANY_STAGES, Around, Move, Point
 
@@ -71,12 +71,7 @@ class Hill(ABC, Generic[State]):
 
 
 def climb(
-    hill: Hill[State],
-    starts: Sequence[tuple[State, float]],
-    *,
-    patience: int | None = None,
-    least_gain: float = 0.0,
-    margin: float = MARGIN,
+    hill: Hill[State], starts: Sequence[tuple[State, float]], *, patience: int | None = None, least_gain: float = 0.0
 ) -> tuple[State, float]:
     """The best state that is found from some, and its predicted seconds.
 
@@ -86,7 +81,6 @@ def climb(
         starts: states, and the predicted seconds of each.
         patience: predictions without a better state that end a step; None for no end.
         least_gain: relative gain of a step below which it counts as none.
-        margin: factor on the best seconds below which a prediction counts as better.
     """
 
     def step(state: State, seconds: float) -> tuple[State, float]:
@@ -94,12 +88,12 @@ def climb(
         left = patience
         found = [(bound, at, other) for at, (bound, other) in enumerate(hill.neighbours(state, seconds))]
         for bound, _, other in sorted(found, key=itemgetter(0, 1)):
-            if left == 0 or bound >= seconds * margin:
+            if left == 0 or bound >= seconds * MARGIN:
                 break
             took = hill.seconds(other, seconds)
             if took is None:
                 continue
-            if took < seconds * margin:
+            if took < seconds * MARGIN:
                 state, seconds, left = other, took, patience
             elif left is not None and took < math.inf:
                 left -= 1
@@ -139,16 +133,15 @@ class EqualMicrobatches(Hill[Candidate]):
         if count > self.all_stages:
             most = MOST_HOT if count > MANY_STAGES else None
             hot = frozenset(assessor.slow_parts(state.parts, state.microbatch_size, HOT, chain=chain, most=most))
-        point = Point(
-            parts=state.parts,
-            sizes=(state.microbatch_size,) * count,
-            ks=(1,) * count,
-            chain=chain,
-            devices=state.placement if self.keeps_devices else None,
-        )
+        sizes, devices = (state.microbatch_size,) * count, state.placement if self.keeps_devices else None
+        point = Point(parts=state.parts, sizes=sizes, ks=(1,) * count, chain=chain, devices=devices)
         around = Around(assessor=assessor, hot=hot, order=self.order)
         points = dict.fromkeys(other for move in self.moves for other in move(around, point))
-        found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
+        verdicts = (
+            assessor.assess(other.parts, other.sizes[0], chain=other.chain, placement=other.devices, below_s=below_s)
+            for other in points
+        )
+        found = {verdict for verdict in verdicts if isinstance(verdict, Candidate)}
         # Shallow ones first among equal bounds.
         return [(candidate.bound_s, candidate) for candidate in sorted(found)]
 
@@ -161,11 +154,6 @@ class EqualMicrobatches(Hill[Candidate]):
         point = Point.of(plan, graph)
         assert point.devices is not None
         return Candidate(0.0, plan.depth, point.sizes[0], point.chain, point.parts, point.devices)
-
-
-def assess(assessor: Assessor, point: Point, below_s: float = float("inf")) -> Candidate | Shortage | None:
-    """The verdict on a point of one micro-batch size; None also if its bound is not below `below_s`."""
-    return assessor.assess(point.parts, point.sizes[0], chain=point.chain, placement=point.devices, below_s=below_s)
 
 
 def climb_best(

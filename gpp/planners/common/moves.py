@@ -150,12 +150,7 @@ def boundaries(around: Around, point: Point) -> Iterator[Point]:
         if around.order is not None:
             yield from _interval_boundary(around.order, point, p)
         else:
-            yield from _boundary(around.graph, point, p, q)
-
-
-def border_moves(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
-    """Operators over the boundary of stages p and q, any small number of them together."""
-    yield from _boundary(graph, point, p, q, FEW_OPS)
+            yield from border_moves(around.graph, point, p, q)
 
 
 def merges(around: Around, point: Point) -> Iterator[Point]:
@@ -266,7 +261,7 @@ def adjacent(graph: OpGraph, parts: Sequence[Part], chain: bool) -> Iterator[tup
                 yield p, q
 
 
-def _boundary(graph: OpGraph, point: Point, p: int, q: int, few: int = 1) -> Iterator[Point]:
+def border_moves(graph: OpGraph, point: Point, p: int, q: int, few: int = 1) -> Iterator[Point]:
     """Operators from the end of stage p to stage q, or from the start of q to p: any one, or the last or first few.
 
     Args:

@@ -6,7 +6,7 @@ A stage's replicas exchange its whole gradients at the end of every mini-batch, 
 equal devices the numbers of replicas decide alone (`Placer.equal`): stages of whole nodes first, then the others in stage
 order, each into its predecessor's node if there is room, else into the fullest with room.
 
-On unequal ones (`Placer.unequal`) the types of devices are dealt out first, under a limit on every stage's time that is the
+On unequal ones (`Placer.deal`) the types of devices are dealt out first, under a limit on every stage's time that is the
 smallest of those that stages have on some type: the stages with the smallest choice of fast enough, large enough devices come
 first, and each takes the slowest and smallest of its choice, replicas of one type if it has as many. Devices of a type are
 then chosen by node; where devices and pairs have links of their own, one by one, by what the messages of a micro-batch would
@@ -86,25 +86,14 @@ class Placer:
         in_turn = (d for devices in itertools.zip_longest(*nodes) for d in devices if d is not None)
         return tuple(d for devices in nodes for d in devices), tuple(in_turn)
 
-    def unequal(
-        self,
-        counts: Sequence[int],
-        bytes_between: dict[tuple[int, int], float],
-        seconds: Sequence[Sequence[float]],
-        needs_bytes: Sequence[float],
-    ) -> Placement:
-        """Devices for stages in stage order, on a cluster of unequal devices.
+    def deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[DeviceTypes]:
+        """Types for every stage under the smallest limit for which this finds any; if memory is short, the largest first.
 
         Args:
             counts: replicas of each stage; together at most the cluster's devices.
-            bytes_between: (stage, stage) -> bytes of one micro-batch over that edge.
             seconds: of each stage on every type.
             needs_bytes: memory of each stage on one device.
         """
-        return self.near(self._deal(counts, seconds, needs_bytes), bytes_between)
-
-    def _deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[DeviceTypes]:
-        """DeviceTypes for every stage under the smallest limit for which this finds any; if memory is short, the largest first."""
         enough = [[memory >= need for memory in self.memory_bytes] for need in needs_bytes]
         levels = sorted({s for row, fits in zip(seconds, enough, strict=True) for s, fit in zip(row, fits, strict=True) if fit})
         low, high, best = 0, len(levels) - 1, None
@@ -157,7 +146,11 @@ class Placer:
         return out
 
     def near(self, types: Sequence[DeviceTypes], bytes_between: dict[tuple[int, int], float]) -> Placement:
-        """Devices of the given types: a stage's in one node if possible, in that of the stages it talks to most."""
+        """Devices of the given types: a stage's in one node if possible, in that of the stages it talks to most.
+
+        Args:
+            bytes_between: (stage, stage) -> bytes of one micro-batch over that edge.
+        """
         if self.cluster.wiring.by_node is None:
             return self._linked(types, bytes_between)
         nodes = self.cluster.nodes

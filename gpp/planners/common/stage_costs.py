@@ -9,34 +9,13 @@ judged on its own devices (see `candidates`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_array_s, finish_s
+from gpp.cost.stage import finish_array_s
 from gpp.graph.op_graph import bits
-
-UNLIMITED = 1 << 30
-"""A depth that no pipeline reaches."""
-
-
-class Option(NamedTuple):
-    """One number of replicas of a stage.
-
-    Args:
-        num_replicas: devices.
-        time_s: of one micro-batch, forward plus backward, or its boundary's transfers if they take longer; and its
-            share of the all-reduce and the update at the end of the mini-batch.
-        compute_s: seconds of one micro-batch, forward plus backward.
-        max_depth: longest pipeline from here on, this stage included, whose micro-batches in flight fit.
-    """
-
-    num_replicas: int
-    time_s: float
-    compute_s: float
-    max_depth: int
 
 
 class StageCosts:
@@ -44,13 +23,12 @@ class StageCosts:
 
     Args:
         replication: whether a stage may have several replicas (every divisor of b up to the devices).
-        memory_scale: factor on every device's memory; above 1 to ask what would fit.
     """
 
-    def __init__(self, problem: Problem, *, replication: bool = True, memory_scale: float = 1.0) -> None:
-        self.problem, self.replication, self.memory_scale = problem, replication, memory_scale
+    def __init__(self, problem: Problem, *, replication: bool = True) -> None:
+        self.problem, self.replication = problem, replication
         self.graph, self.cluster = problem.graph, problem.cluster
-        self.limit_bytes = problem.memory_limit_bytes * memory_scale
+        self.limit_bytes = problem.memory_limit_bytes
         self.microbatch_sizes = problem.microbatch_sizes()
         most = min(self.cluster.num_devices, problem.max_replicas or self.cluster.num_devices) if replication else 1
         self.replicas = {b: tuple(r for r in range(1, min(most, b) + 1) if b % r == 0) for b in self.microbatch_sizes}
@@ -65,8 +43,6 @@ class StageCosts:
         self.link = self.cluster.wiring.common
         self._even = problem if self.cluster.wiring.by_node else replace(problem, cluster=self.cluster.evened())
         self.of_orders: dict[tuple[int, ...], object] = {}
-        self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
-        self._finish: dict[tuple[float, int], float] = {}
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
@@ -98,25 +74,6 @@ class StageCosts:
             found = self._work[key] = min(self.compute_s(mask, microbatch_size // r) * r for r in self.replicas[microbatch_size])
         return found
 
-    def boundary(self, mask: int) -> tuple[float, float, int]:
-        """Bytes per sample that a stage receives and sends in a micro-batch, both passes, and its number of tensors."""
-        sums = self.problem.sums(mask)
-        return sums.incoming + sums.outgoing_back, sums.outgoing + sums.incoming_back, sums.num_tensors
-
-    def max_depth(self, mask: int, microbatch_size: int, num_replicas: int) -> int:
-        """Longest pipeline from this stage on that fits the smallest device; 0 if not even one micro-batch does."""
-        memory = self.held(mask, microbatch_size // num_replicas)
-        most = self.problem.minibatch_size // microbatch_size
-        if memory.peak(most) <= self.limit_bytes:
-            return UNLIMITED
-        room = self.limit_bytes - memory.resident
-        # Not all of them, as that has been tried.
-        depth = max(0, min(most - 1, int(room / memory.microbatch) + 1)) if memory.microbatch else 0
-        # Rounding must not make this disagree with the peak itself.
-        while depth and memory.peak(depth) > self.limit_bytes:
-            depth -= 1
-        return int(self.problem.regime.holds.furthest(depth, most, UNLIMITED))
-
     def held(self, mask: int, samples: int) -> StageBytes:
         """Bytes of a set as a stage, with so many samples of a micro-batch on a device."""
         found = self._held.get((mask, samples))
@@ -129,34 +86,7 @@ class StageCosts:
         """Bytes of trainable parameters that a set reads."""
         return self.problem.sums(mask).trainable
 
-    def finish_s(self, trainable_bytes: float, num_replicas: int) -> float:
-        """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
-        key = (trainable_bytes, num_replicas)
-        if key not in self._finish:
-            once = finish_s(self._even, trainable_bytes, tuple(range(num_replicas)))
-            self._finish[key] = once * self.problem.regime.minibatches
-        return self._finish[key]
-
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
-        """`finish_s` of many stages."""
+        """Gradient all-reduce over neighbouring devices and optimizer's step of stages, for all mini-batches."""
         once = finish_array_s(self._even, trainable_bytes, tuple(range(num_replicas)))
         return once * self.problem.regime.minibatches
-
-    def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
-        """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""
-        key = (mask, microbatch_size)
-        found = self._options.get(key)
-        if found is None:
-            receive, send, count = self.boundary(mask)
-            per_sample = max(receive, send) / self.link.bandwidth_bytes_per_s
-            trainable, out = self.trainable_bytes(mask), []
-            num_microbatches = self.problem.minibatch_size // microbatch_size
-            for r in self.replicas[microbatch_size]:
-                depth = self.max_depth(mask, microbatch_size, r)
-                if depth:
-                    samples = microbatch_size // r
-                    compute = self.compute_s(mask, samples)
-                    transfers = per_sample * samples if count else 0.0
-                    out.append(Option(r, max(compute, transfers) + self.finish_s(trainable, r) / num_microbatches, compute, depth))
-            found = self._options[key] = tuple(out)
-        return found

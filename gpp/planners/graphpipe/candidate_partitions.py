@@ -56,12 +56,14 @@ NO_LIMIT = 1e30
 
 
 class PartitionRow(NamedTuple):
-    """A row of a table: about how long an iteration takes, the table, and where it stands there."""
+    """A row of a table: about how long an iteration takes, the table, where it stands there, and what its lane is for."""
 
     estimate_s: float
     table: int
     lane: int
     h: int
+    microbatch_size: int
+    limit_s: float
 
 
 class _SolvedLanes:
@@ -98,14 +100,8 @@ class _SolvedLanes:
         rows = []
         for (b, h, _), (limit_s, t, lane) in least.items():
             way_s = min((h - 1) * limit_s, self.longest_s(b))
-            rows.append(PartitionRow(self.costs.problem.minibatch_size // b * limit_s + way_s, t, lane, h))
+            rows.append(PartitionRow(self.costs.problem.minibatch_size // b * limit_s + way_s, t, lane, h, b, limit_s))
         return sorted(rows)
-
-    def size(self, row: PartitionRow) -> int:
-        return int(self.solved[row.table][0].sizes[row.lane])
-
-    def limit_s(self, row: PartitionRow) -> float:
-        return float(self.solved[row.table][0].limits_s[row.lane])
 
     def brackets(self, b: int, floor_s: float) -> list[tuple[float, float]]:
         """(largest infeasible, smallest feasible) limit of every depth at which a smaller one becomes feasible."""
@@ -178,7 +174,7 @@ def _narrowed(tables: _SolvedLanes, floor: dict[int, float], tried: set[int], be
     attainable: dict[int, np.ndarray] = {}
     chosen: list[int] = []
     for _ in range(ROUNDS):
-        promising = (tables.size(row) for row in tables.rows(spare=False) if row.estimate_s < below_s)
+        promising = (row.microbatch_size for row in tables.rows(spare=False) if row.estimate_s < below_s)
         chosen = [b for b in dict.fromkeys(promising) if b not in tried][:BEST_SIZES]
         for b in chosen:
             if b not in attainable:
@@ -234,14 +230,14 @@ def _laid_out(tables: _SolvedLanes, sizes: list[int], below_s: float) -> Iterato
     for spare in (False, True):
         taken = dict.fromkeys(sizes, 0)
         for row in tables.rows(spare):
-            b = tables.size(row)
+            b = row.microbatch_size
             if row.estimate_s >= below_s:
                 break
             if taken.get(b, LAYOUTS) >= LAYOUTS:
                 continue
             taken[b] += 1
             parts = tuple(tables.solved[row.table][1].parts(row.lane, row.h)[0])
-            merged = merge_light(costs, parts, b, tables.limit_s(row))
+            merged = merge_light(costs, parts, b, row.limit_s)
             for each in (merged, parts) if len(merged) < len(parts) else (parts,):
                 if sum(r for _, r in each) <= costs.cluster.num_devices:
                     yield row.estimate_s, each, b

@@ -191,9 +191,9 @@ class GraphPipe(AbstractPlanner):
                 if found.lacking_s >= incumbent.best_s:
                     break
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+    def _attempt(self, problem: Problem) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
-        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+        costs = StageCosts(problem, replication=self.replication)
         assessor = Assessor(costs)
         for part in itertools.chain.from_iterable(_searches(costs, _GraphShape.of(costs))):
             found = any_that_fits(part, assessor)

@@ -269,7 +269,7 @@ class Solved:
                 continue
             end = self.ends[n][i, lane]
             j = int(end if end.ndim == 0 else end[h - 1])
-            out.append((self.search.structure.mask(bounds[i], bounds[j]), self.replicas[n]))
+            out.append((self.search.structure.intervals.mask(bounds[i], bounds[j]), self.replicas[n]))
             i, h = j, h - 1
         return out, h
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import Order, signature
 from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.stage_costs import StageCosts
@@ -55,29 +55,22 @@ class SPStructure:
     Args:
         structure: reachability that is series-parallel; None to take `line` as one chain.
         line: a topological order of the operators, if there is no structure.
-        bounds: where that line may be cut, both ends included; None for its lightest boundaries.
-        cuts_per_device: how many of these.
+        cuts_per_device: the lightest boundaries of that line that are kept.
     """
 
     def __init__(
-        self,
-        costs: StageCosts,
-        structure: Order | None,
-        line: tuple[int, ...] = (),
-        bounds: list[int] | None = None,
-        cuts_per_device: float = CUTS_PER_DEVICE,
+        self, costs: StageCosts, structure: Order | None, line: tuple[int, ...] = (), cuts_per_device: float = CUTS_PER_DEVICE
     ) -> None:
         self.costs, self.graph, self._per_device = costs, costs.graph, cuts_per_device
         self._labels = costs.labels()
         self.line: list[int] = []
         if structure is None:
             self.line = list(line)
-            self.root = SeriesChain(bounds=list(bounds or range(len(line) + 1)))
+            self.root = SeriesChain(bounds=list(range(len(line) + 1)))
         else:
             self.root = self._take_apart(structure, self.graph.all_mask)
         self.intervals = intervals(costs, tuple(self.line))
-        if bounds is None:
-            self._thin(self.root)
+        self._thin(self.root)
         self.depth = _longest(self.root)
 
     def _take_apart(self, order: Order, mask: int) -> SeriesChain:
@@ -144,10 +137,6 @@ class SPStructure:
             return kept
 
         thin(chain)
-
-    def mask(self, i: int, j: int) -> int:
-        """The operators at positions [i, j)."""
-        return mask_of(self.line[i:j])
 
 
 def _longest(chain: SeriesChain) -> int:

@@ -32,7 +32,7 @@ from typing import final
 
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
-from gpp.graph.op_graph import mask_of
+from gpp.graph.op_graph import bits
 from gpp.plan.plan import Plan
 from gpp.planners.common.incumbent import MARGIN, Incumbent
 from gpp.planners.common.local_search import Hill, climb
@@ -54,14 +54,13 @@ PATIENCE = 12
 """Simulations without a better plan that end a round."""
 
 
-def vary(incumbent: Incumbent) -> int:
-    """Find plans of unequal micro-batches or ks that are faster than the incumbent's best; the number of simulations."""
+def vary(incumbent: Incumbent) -> None:
+    """Find plans of unequal micro-batches or ks that are faster than the incumbent's best."""
     if incumbent.best is None:
-        return 0
+        return
     hill = PerStage(incumbent)
     for plan, seconds in incumbent.best_by_size()[:STARTS]:
         climb(hill, [(Point.of(plan, incumbent.assessor.graph), seconds)], patience=PATIENCE)
-    return hill.simulated
 
 
 @final
@@ -74,7 +73,6 @@ class PerStage(Hill[Point]):
         self.simulated = self.passes = 0
         self._seen: set[Point] = set()
         self._plans: dict[Point, Plan] = {}
-        self._back: dict[tuple[int, int], bool] = {}
 
     def neighbours(self, state: Point, below_s: float) -> Iterator[tuple[float, Point]]:
         self._plans.clear()
@@ -178,7 +176,7 @@ class PerStage(Hill[Point]):
         before = [{s} for s in range(count)]
         for s, (mask, r) in enumerate(state.parts):
             b, devices = state.sizes[s], (state.devices or ())[s]
-            ops = tuple(op for op in range(graph.num_ops) if mask >> op & 1)
+            ops = tuple(bits(mask))
             key = r, b, self.problem.stage_times(ops, b, devices), self.problem.amounts(mask)
             alike.setdefault(key, set()).add(s)
         edges = list(adjacent(graph, list(state.parts), state.chain))
@@ -189,26 +187,15 @@ class PerStage(Hill[Point]):
         every = [{s} for s in range(count)] + list(alike.values()) + behind + before
         return list(dict.fromkeys(frozenset(group) for group in every if group))
 
-    def _returns(self, first: int, second: int) -> bool:
-        """Whether anything comes back over the edge between two sets of operators."""
-        key = first, second
-        if key not in self._back:
-            tensors = self.problem.crossing(first, second)
-            graph = self.assessor.graph
-            both = all(mask & graph.differentiated for mask in (first, second)) or graph.differentiated == graph.all_mask
-            self._back[key] = any(tensor.differentiable for tensor in tensors) if tensors else both
-        return self._back[key]
-
     def bound_s(self, plan: Plan) -> float:
         """No iteration of the plan is shorter, under a schedule that keeps to its samples in flight."""
         problem, stages = self.problem, plan.stages
         times = [problem.stage_times(stage.ops, stage.microbatch_size, stage.devices) for stage in stages]
-        masks = [mask_of(stage.ops) for stage in stages]
-        back = {(s, t): self._returns(masks[s], masks[t]) for s, t in plan.edges}
+        back = plan.returning(self.assessor.graph)
         count = len(stages)
         way, trip, out = [0.0] * count, [0.0] * count, 0.0
         for s in reversed(range(count)):
-            trip[s] = sum(times[s]) + max((trip[t] for t in plan.successors[s] if back[s, t]), default=0.0)
+            trip[s] = sum(times[s]) + max((trip[t] for t in plan.successors[s] if (s, t) in back), default=0.0)
         for s, stage in enumerate(stages):
             forward, backward = times[s]
             micro = plan.minibatch_size // stage.microbatch_size
@@ -219,7 +206,7 @@ class PerStage(Hill[Point]):
             for t in plan.successors[s]:
                 # A micro-batch of t is made of so many of this stage's, which follow its last backward too.
                 parts = -(-stages[t].microbatch_size // stage.microbatch_size)
-                if back[s, t]:
+                if (s, t) in back:
                     way[t] = max(way[t], max(way[s], finish) + parts * (forward + backward))
         return out
 

@@ -32,14 +32,12 @@ class Posed(NamedTuple):
 
     Args:
         replicas: micro-batch size -> the numbers of replicas that a stage may have.
-        memory_scale: factor on every device's memory.
         needs: bytes of a stage on each of its devices, and of these `StageBytes.passing`, given its operators, its number of
             devices, the micro-batch size, the stages from it to the sink and the depth of the plan.
     """
 
     problem: Problem
     replicas: Mapping[int, Sequence[int]]
-    memory_scale: float
     needs: Callable[[int, int, int, int, int], tuple[float, float]]
 
 
@@ -66,7 +64,7 @@ class ProblemNumbers:
         links = [[cluster.link(a, b) if a != b else None for b in every] for a in every]
         self.latency = array("d", [link.latency_s if link else 0.0 for row in links for link in row])
         self.bandwidth = array("d", [link.bandwidth_bytes_per_s if link else 1.0 for row in links for link in row])
-        self.memory = array("d", [device.memory_bytes * posed.memory_scale for device in cluster.devices])
+        self.memory = array("d", [device.memory_bytes for device in cluster.devices])
         self.held = array("q", [0, *(int(problem.regime.held(d, self.count)) for d in range(1, most_stages + 1))])
         over = problem.overheads
         self.overheads = array(

@@ -150,9 +150,9 @@ class EdgePipe(AbstractPlanner):
         used = f"{len(stages)} of {forward.problem.cluster.num_devices} devices are used"
         return replace(plan, objective=value, explanation=(f"own objective: {value}", *how, used))
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+    def _attempt(self, problem: Problem) -> Candidate | None:
         """Some chain that fits, for the explanation of why none does."""
-        costs = StageCosts(problem, replication=False, memory_scale=memory_scale)
+        costs = StageCosts(problem, replication=False)
         kinds, order = _kinds(ForwardProblem(problem, costs, problem.microbatch_sizes()[0]))[0], depth_first_order(problem.graph)
         for b in problem.microbatch_sizes():
             chain = ForwardProblem(problem, costs, b).chain(order, kinds).within(math.inf)
