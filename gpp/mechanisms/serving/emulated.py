@@ -106,7 +106,7 @@ class ServedMailbox(EmulatedMailbox):
         Args:
             arrivals: when each request comes, for a stage that no other feeds; None: at once.
         """
-        self.begin(anew=True)
+        self.channels.begin(anew=True)
         self.route, self.requests, self.arrivals, self.begins = route, requests, arrivals, list[float]()
         self._left = deque([(0.0, 0.0)] * (route.buffers + 1), maxlen=route.buffers + 1)
         self._heard: dict[Channel, list[float]] = {}
@@ -141,7 +141,7 @@ class ServedMailbox(EmulatedMailbox):
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         found = super()._message(channel, microbatch, lo, hi, last)
-        gone, before = self._channel_free[channel], self._left[-1]
+        gone, before = self.channels.free[channel], self._left[-1]
         self._left[-1] = max(gone[0], before[0]), max(gone[1], before[1])
         return found
 

@@ -12,7 +12,7 @@ import ctypes
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import final
+from typing import Generic, TypeVar, final
 
 import torch
 
@@ -83,6 +83,43 @@ class Clock:
         return start, time.perf_counter()
 
 
+When = tuple[float, float]
+"""A time by the virtual clock and by this machine's."""
+
+_LONG_AGO: When = (0.0, 0.0)
+Name = TypeVar("Name", Channel, Resource)
+
+
+@final
+class EmulatedChannels(Generic[Name]):
+    """Channels of a device, each of which carries one thing at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.free: dict[Name, When] = {}
+        """When each channel is free again."""
+        self._opened: dict[Name, tuple[float, float]] = {}
+
+    def begin(self, *, anew: bool) -> None:
+        """Start to follow the clock; `anew`: nothing is under way."""
+        self.free = {} if anew else {name: (free, self.clock.real_s(free)) for name, (free, _) in self.free.items()}
+        self._opened.clear()
+
+    def occupy(self, name: Name, seconds: float, *, after: When) -> tuple[When, When]:
+        """Begin and end of what a channel carries next: now, when it is free, or later."""
+        free = self.free.get(name, _LONG_AGO)
+        begin = max(self.clock.virtual_s, free[0], after[0]), max(time.perf_counter(), free[1], after[1])
+        self._opened.setdefault(name, (free[0], begin[0]))
+        over = self.free[name] = begin[0] + seconds, begin[1] + seconds * self.clock.time_scale
+        return begin, over
+
+    def used(self) -> list[tuple[float, float, float]]:
+        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
+        out = [(*opened, self.free[name][0]) for name, opened in self._opened.items()]
+        self._opened.clear()
+        return out
+
+
 class EmulatedMailbox(AbstractMailbox):
     """Messages that say when they arrive. A hand-over between stages of this device takes no time.
 
@@ -104,22 +141,7 @@ class EmulatedMailbox(AbstractMailbox):
         self.rates, self.cluster, self.clock = rates, cluster, clock
         self.ready_s = 0.0
         """When, by the virtual clock, the device and the messages of the compute action last awaited were ready."""
-        self._channel_free: dict[Channel, tuple[float, float]] = {}
-        self._opened: dict[Channel, tuple[float, float]] = {}
-
-    def begin(self, *, anew: bool) -> None:
-        """Start to follow the clock; `anew`: no transfer is under way."""
-        if anew:
-            self._channel_free.clear()
-        for channel, (virtual_s, _) in self._channel_free.items():
-            self._channel_free[channel] = virtual_s, self.clock.real_s(virtual_s)
-        self._opened.clear()
-
-    def channels(self) -> list[tuple[float, float, float]]:
-        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
-        out = [(*opened, self._channel_free[channel][0]) for channel, opened in self._opened.items()]
-        self._opened.clear()
-        return out
+        self.channels = EmulatedChannels[Channel](clock)
 
     def _form(self, channel: Channel, samples: int) -> Form:
         return CLOCKS
@@ -139,15 +161,10 @@ class EmulatedMailbox(AbstractMailbox):
         direction, stage, peer_stage, device, peer_device = channel
         per_sample, fixed = self.rates[direction, stage, peer_stage]
         num_bytes = per_sample * (hi - lo) + fixed
-        link, scale = self.cluster.link(device, peer_device), self.clock.time_scale
-        occupied_s = num_bytes / link.bandwidth_bytes_per_s
-        free = self._channel_free.get(channel, (0.0, 0.0))
-        begin_s = max(self.clock.virtual_s, free[0], self._taken_s(channel, microbatch))
-        self._opened.setdefault(channel, (free[0], begin_s))
-        virtual_s = begin_s + occupied_s
-        real_s = max(time.perf_counter(), free[1]) + occupied_s * scale if scale else 0.0
-        self._channel_free[channel] = virtual_s, real_s
-        arrival = [virtual_s + link.latency_s, real_s + link.latency_s * scale]
+        link = self.cluster.link(device, peer_device)
+        taken = self._taken_s(channel, microbatch), 0.0
+        _, over = self.channels.occupy(channel, num_bytes / link.bandwidth_bytes_per_s, after=taken)
+        arrival = [over[0] + link.latency_s, over[1] + link.latency_s * self.clock.time_scale]
         return torch.tensor(arrival, dtype=torch.float64), round(num_bytes)
 
     def _taken_s(self, channel: Channel, microbatch: int) -> float:
@@ -156,12 +173,6 @@ class EmulatedMailbox(AbstractMailbox):
 
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
         return None
-
-
-When = tuple[float, float]
-"""A time by the virtual clock and by this machine's."""
-
-_LONG_AGO: When = (0.0, 0.0)
 
 
 @final
@@ -174,29 +185,13 @@ class EmulatedHost:
 
     def __init__(self, costs: CopyCosts, clock: Clock) -> None:
         self.costs, self.clock = costs, clock
-        self._free: dict[Resource, When] = {}
-        self._opened: dict[Resource, tuple[float, float]] = {}
-
-    def begin(self, *, anew: bool) -> None:
-        """Start to follow the clock; `anew`: no copy is under way."""
-        self._free = {} if anew else {way: (free, self.clock.real_s(free)) for way, (free, _) in self._free.items()}
-        self._opened.clear()
-
-    def channels(self) -> list[tuple[float, float, float]]:
-        """As those of `EmulatedMailbox`."""
-        out = [(*opened, self._free[way][0]) for way, opened in self._opened.items()]
-        self._opened.clear()
-        return out
+        self.channels = EmulatedChannels[Resource](clock)
 
     def copy(self, way: Resource, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
         """When a copy is over that begins now, or later; and when it runs, by this machine's clock."""
         seconds, _ = self.costs[way, stage].of(last=last)
-        free, scale = self._free.get(way, _LONG_AGO), self.clock.time_scale
-        begin_s = max(self.clock.virtual_s, free[0], after[0])
-        self._opened.setdefault(way, (free[0], begin_s))
-        real_s = max(time.perf_counter(), free[1], after[1])
-        over = self._free[way] = begin_s + seconds, real_s + seconds * scale
-        return over, (real_s, over[1])
+        begin, over = self.channels.occupy(way, seconds, after=after)
+        return over, (begin[1], over[1])
 
 
 @final
@@ -235,7 +230,7 @@ class EmulatedRunner:
             self._gone.clear()
             self._coming.clear()
         self._going = self._going[0], self.clock.real_s(self._going[0])
-        self.mailbox.begin(anew=anew)
+        self.mailbox.channels.begin(anew=anew)
 
     def forward(self, microbatch: int) -> Span:
         """Occupy the device for a forward; the micro-batch is in flight from then on."""

@@ -133,7 +133,7 @@ class EmulatedWorker:
         start, earliest, latest = self.agree([time.perf_counter() + SETTLE_S, -self.clock.virtual_s, self.clock.virtual_s])
         self.status.waiting(False)
         self.clock.time_scale, self.clock.zero_s = time_scale, start + earliest * time_scale
-        self.host.begin(anew=self.job.streams)
+        self.host.channels.begin(anew=self.job.streams)
         if self.job.streams:
             self.held.begin()
         for runner in self.runners.values():
@@ -167,8 +167,8 @@ class EmulatedWorker:
             opened = float("inf") if self.clock.opened_s is None else self.clock.opened_s
             own = [
                 (before, opened, self.clock.virtual_s),
-                *self.host.channels(),
-                *(c for runner in self.runners.values() for c in runner.mailbox.channels()),
+                *self.host.channels.used(),
+                *(c for runner in self.runners.values() for c in runner.mailbox.channels.used()),
             ]
             seconds = period.after(*zip(*own, strict=True))
             if seconds is not None:
