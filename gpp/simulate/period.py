@@ -11,8 +11,8 @@ When the resources (devices and channels) are free after a step is a max-plus li
   with f = s, which their start held back, and the largest x - f of all. Where both are equal they are the limit. In a chain that
   is so in the very first step: it begins and ends on its first device.
 * Else the next step follows from the state that this one left. No resource's growth can exceed the largest growth of the step
-  before, so the largest one bounds the limit from above at every step. It is the limit once the end grows by the same twice in
-  a row. An end alone does not say so: a device that has more to do falls behind for many steps before the end is its own.
+  before, so the largest one bounds the limit from above at every step. It is taken for the limit once the end grows by as much,
+  twice in a row. An end alone does not do: a device that has more to do falls behind for many steps before the end is its own.
 * After `MOST` steps the period is the largest mean growth over the last half of them: at least what any resource has to do.
 
 Two stages before a common one, one micro-batch, two steps. A step alone takes 8 seconds, and the period is 6:

@@ -164,12 +164,13 @@ class _Walks:
 
     def _more(self, rounds: int, starts: Mapping[int, Sequence[State]]) -> None:
         """The long rounds that only models of few operators get, behind all others."""
-        num_ops = self.incumbent.assessor.costs.graph.num_ops
-        if num_ops >= FEW or rounds <= SHORT:
+        costs = self.incumbent.assessor.costs
+        if costs.graph.num_ops >= FEW or rounds <= SHORT:
             return
-        passes, costs = PASSES[1] * FEW // num_ops, self.incumbent.assessor.costs
+        passes = PASSES[1] * FEW // costs.graph.num_ops
         for b, own in starts.items():
-            for number in range(max(MORE, 0 if b in self.found else len(own))):
+            # A size of which no plan fits yet begins at all of its layouts.
+            for number in range(MORE if b in self.found else max(MORE, len(own))):
                 best_s = min((found[0][0] for found in self.found.values()), default=float("inf"))
                 if _always_busy_s(costs, b) < best_s:
                     places = [self.found[b][0][1], *own[1:]] if b in self.found else own

@@ -10,7 +10,8 @@ NEVER = float("inf")
 def best_chain(begin, end, replicas, busy_s, through_s, depth, last: int, num_devices: int):
     """The estimate of the best chain, and the rows that are its stages, from the first to the last; infinity and none.
 
-    The estimate of a stage and what follows is g = max(busy, through + g(what follows)).
+    The estimate of a stage and what follows is g = max(busy, through + g(what follows)). One chain is kept for each place and
+    number of devices: where memory limits the depth, a slower chain of fewer stages, which would have fitted there, may be missed.
 
     Args:
         begin, end: places of each stage that may be, by ascending `begin`; of equally good ones the first row is taken.
