@@ -34,13 +34,11 @@ def test_losses_and_weights_of_one_processor(
     same(place, name, workers, words, tmp_path, figure)
 
 
+@pytest.mark.long  # tests/runtime/test_processes.py runs other models without cards
 @pytest.mark.dist
 @pytest.mark.parametrize("place", [CPU], indirect=True)
-@pytest.mark.parametrize(("name", "workers", "words"), [("digits", 2, inprocess.few_layers("digits"))])
-def test_the_same_without_a_card(
-    place: Place, name: str, workers: int, words: tuple[str, ...], tmp_path: Path, figure: Callable[..., None]
-) -> None:
-    same(place, name, workers, words, tmp_path, figure)
+def test_the_same_without_a_card(place: Place, tmp_path: Path, figure: Callable[..., None]) -> None:
+    same(place, "digits", 2, inprocess.few_layers("digits"), tmp_path, figure)
 
 
 def same(place: Place, name: str, workers: int, words: tuple[str, ...], tmp_path: Path, figure: Callable[..., None]) -> None:

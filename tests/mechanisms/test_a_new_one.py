@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan
+from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import use
+from gpp.plan.plan import Plan
+from gpp.serialization import from_json, read_json
+from tests.support.call import call
 from tests.support.cli import Finished, run
 from tests.support.inprocess import few_layers
 
@@ -105,18 +109,21 @@ def test_emulated_devices_run_it(tmp_path: Path) -> None:
     assert found.result["emulation"]["virtual_iteration_s"] == pytest.approx(found.result["predicted"]["iteration_s"], rel=1e-6)
 
 
-def test_a_value_that_does_not_fit_is_refused_with_its_place(trained: Finished, tmp_path: Path) -> None:
-    path = trained.run_dir / "job" / "plan.json"
+def refuse_values(path: str) -> None:
+    """In a process of its own, in which the package is used."""
+    use(["tests.mechanisms.checksum"])
+    text = Path(path).read_text()
     for old, new, rule in (
         ('"to": 0', '"to": 9', "must be one of 3 stages"),
         ('"to": 0', '"two": 0', "'checksum', of which to is missing"),
         ("checksum", "other", "'other'"),
     ):
-        wrong = tmp_path / "plan.json"
-        wrong.write_text(path.read_text().replace(old, new))
-        found = run(tmp_path / "run", *words(ASKED, f"plan={wrong}", "engine=simulate"))
-        assert found.code == 2, found.out
-        assert rule in found.out
+        with pytest.raises((InvalidFile, InvalidPlan), match=rule):
+            from_json(Plan, text.replace(old, new)).check_stages(read_json(OpGraph, Path(path).with_name("graph.json")), 3)
+
+
+def test_a_value_that_does_not_fit_is_refused(trained: Finished) -> None:
+    call(__name__, "refuse_values", str(trained.run_dir / "job" / "plan.json"))
 
 
 def test_a_package_that_is_none_is_refused() -> None:

@@ -24,7 +24,7 @@ from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
 from tests.simulate.test_recurrence import Updates, random_dag
-from tests.support.graphs import DEVICE, chain, problem
+from tests.support.graphs import DEVICE
 from tests.support.host import on_host
 from tests.support.long import thinned
 from tests.support.programs import lower
@@ -185,13 +185,6 @@ def test_a_step_is_what_a_further_one_adds(seed: int) -> None:
     assert found == pytest.approx(ends[-1] - ends[-2], rel=1e-9)
     assert found <= ends[0] * (1 + 1e-12)
     assert found == pytest.approx(ends[3] - ends[2], rel=0.02)
-
-
-def test_the_step_of_a_chain_is_its_period() -> None:
-    prob = problem(chain(4), 4, 8)
-    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(4)], 1)
-    program = lower(plan, prob.graph, OneFOneB())
-    assert simulate(program, plan, prob).metrics.iteration_s == pytest.approx((8 + 3) * 3)
 
 
 def test_towers_of_unequal_length_overlap_successive_steps() -> None:

@@ -16,8 +16,8 @@ from tests.mechanisms.weight_versions.test_worker import job_of
 
 @pytest.mark.parametrize("weights", [Flush(), Stash()], ids=["drains", "streams"])
 def test_programs_of_a_job_for_cards(weights: AbstractWeights, tmp_path) -> None:
-    gloo, _ = job_of(weights, evaluation_samples=40)
-    cards, _ = job_of(weights, evaluation_samples=40, device_kind="cuda")
+    gloo, _ = job_of(weights, held_out=40)
+    cards, _ = job_of(weights, held_out=40, device_kind="cuda")
     assert (gloo.settings.backend, cards.settings.backend) == ("gloo", "nccl")
     groups = reduce_groups(cards.plan, cards.graph)
     assert cards.evaluation is not None

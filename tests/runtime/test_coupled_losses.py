@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp.capture.build import capture
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -23,6 +24,7 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.long import thinned
+from tests.support.one_device import equals_one_device
 from tests.support.problems import random_partition
 
 CLIP = ("clip_small", "model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1")
@@ -46,16 +48,9 @@ def test_losses_and_gradients_of_clip_equal_one_device(
     assert found.coupled
     problem, plan = planned(found, size, seed=3, replicas=replicas)
     assert plan.stages[-1].microbatch_size == 16 and plan.shares_devices
-    job = inprocess.make_job(
-        found, problem, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=STEPS, dtype="float64", held_out=36
-    )
-    with inprocess.recorded_gradients() as gradients:
-        losses, state, workers = inprocess.run(job, tmp_path, weights)
-        expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=16, dtype="float64")
-        inprocess.check_gradients(workers, params, gradients, steps=STEPS)
-    assert losses == pytest.approx(expected, abs=1e-9)
-    for name, tensor in params.items():
-        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-8)
+    own = {"model": model, "data": DATA, "optimizer": OPTIMIZER, "steps": STEPS, "held_out": 36}
+    job = inprocess.make_job(found, problem, plan, schedule, **own)
+    _, state, workers = equals_one_device(job, weights, tmp_path, gradients_within=1e-8)
     check_evaluation(model, state, workers)
 
 
@@ -105,8 +100,6 @@ class _OwnLoss(torch.nn.Linear):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str) -> None:
-    from gpp.capture.build import capture
-
     measure, coupled, summed = LOSSES[name]
     network = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
     found = capture(network, {"input": torch.zeros(2, 5)}, torch.zeros(2, 3), measure, name="small")
@@ -126,8 +119,6 @@ def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str)
 
 
 def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
-    from gpp.capture.build import capture
-
     found = capture(_OwnLoss(5, 4), {"input": torch.zeros(2, 5)}, torch.zeros(2), lambda loss, target: loss, name="own")
     assert found.summed and found.coupled and not found.loss_ops
     plan = make_plan(inprocess.problem_of(found, 1, 16), "test", [(found.graph.all_mask, 1)], 4)
@@ -148,8 +139,6 @@ def test_logits_that_the_network_makes_belong_to_the_loss() -> None:
 
     def measure(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits, torch.arange(logits.shape[0])) + 0.0 * target.mean()
-
-    from gpp.capture.build import capture
 
     inputs = {"x": torch.zeros(2, 5), "y": torch.zeros(2, 5)}
     found = capture(Pairs(), inputs, torch.zeros(2), measure, name="pairs")

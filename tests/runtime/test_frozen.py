@@ -49,13 +49,12 @@ def planned(schedule: AbstractSchedule, *, chain: bool = False):
     return model, found, weights, of, plan
 
 
-@pytest.mark.parametrize("chained", [False, True])
-@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(("schedule", "chained"), [(OneFOneB(), False), (GPipe(), True)], ids=["1F1B", "GPipe, chained"])
 def test_frozen_towers_of_llava_send_nothing_back_and_keep_nothing(
     schedule: AbstractSchedule, chained: bool, tmp_path: Path
 ) -> None:
     model, found, weights, of, plan = planned(schedule, chain=chained)
-    job = inprocess.make_job(found, of, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=2, dtype="float64")
+    job = inprocess.make_job(found, of, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=2)
     for s in FROZEN:
         kinds = {action.kind for action in job.program.actions[s]}
         assert not kinds & {"B", "SB", "RB", "R"}, kinds
@@ -78,7 +77,7 @@ def test_frozen_towers_of_llava_send_nothing_back_and_keep_nothing(
     assert sent == predicted.metrics.communication_bytes > 0
     records = [[json.loads(line) for line in log.getvalue().splitlines()] for log in logs]
     losses = [sum(record.get("loss", 0.0) for record in step) for step in zip(*records, strict=True)]
-    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=2, minibatch_size=8, dtype="float64")
+    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=2, minibatch_size=8)
     assert losses == pytest.approx(expected, abs=1e-9)
     for worker in workers:
         for name, param in worker.params.items():
@@ -170,7 +169,7 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
         for part in (worker, worker.training, *worker.training.mailboxes.values()):
             part.transport = narrow[-1]  # pyright: ignore[reportAttributeAccessIssue]
     inprocess.in_threads([lambda w=w: [w.train(step, 1, lambda record: None) for step in range(2)] for w in workers])
-    _, params = inprocess.reference(model, data, OPTIMIZER, weights, steps=2, minibatch_size=24, dtype="float64")
+    _, params = inprocess.reference(model, data, OPTIMIZER, weights, steps=2, minibatch_size=24)
     for worker in workers:
         for name, param in worker.params.items():
             torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-8)

@@ -24,6 +24,7 @@ from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.models.losses import module_of
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
+from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
 from gpp.runtime.cut_batches import ANOTHER_ENGINE, cut_warnings
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
@@ -122,15 +123,19 @@ def captured(loss: Callable[..., Any], items: dict[str, Any] | None = None) -> t
     return network, capture(network, {"x": zeros}, zeros, loss, name="reader", items=items)
 
 
-def job_of(network: Reader, found: Captured, folder: Path, schedule: AbstractSchedule, loss: Any) -> tuple[Job, dict[str, Tensor]]:
+def job_of(
+    network: Reader, found: Captured, folder: Path, schedule: AbstractSchedule, loss: Any, scope: str = "microbatch"
+) -> tuple[Job, dict[str, Tensor]]:
     """Three stages, the last with two replicas, whose micro-batches are of different sizes."""
     for split, num in (("train", SAMPLES), ("test", HELD_OUT)):
         tokens, labels = padded(num)
-        order = torch.arange(num)
-        write(folder / "data", split, {"x": tokens[order], "target:target": labels[order]})
-    problem = replace(inprocess.problem_of(found, 4, BATCH), graph=found.graph)
-    parts = [(mask, 1 + (i == 2)) for i, mask in enumerate(parts_of(found.graph))]
+        write(folder / "data", split, {"x": tokens, "target:target": labels})
+    graph = coarsen_for(found, 16, scope) if scope == "minibatch" else found.graph
+    problem = replace(inprocess.problem_of(found, 4, BATCH), graph=graph)
+    problem = replace(problem, minibatch_ops=loss_mask(found, graph)) if scope == "minibatch" else problem
+    parts = [(mask, 1 + (i == 2)) for i, mask in enumerate(filter(None, parts_of(graph)))]
     plan = make_plan(problem, "test", parts, [2, 2, 4] if schedule == OneFOneB() else 4)
+    plan = with_loss_apart(plan, problem) if scope == "minibatch" else plan
     job = inprocess.make_job(
         found,
         problem,
@@ -151,21 +156,23 @@ def total(value: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "items", "schedule"),
+    ("loss", "items", "schedule", "scope"),
     [
-        *thinned(((loss, None, OneFOneB()) for loss in (*RECOGNISED, Tempered())), 3),
-        (over_labels, None, ZeroBubbleH1()),
-        pytest.param(unrecognised, COUNTED, GPipe(), marks=pytest.mark.long),
-        (unrecognised, COUNTED, ZeroBubbleH1()),
+        *thinned(((loss, None, OneFOneB(), "microbatch") for loss in (*RECOGNISED, Tempered())), 3),
+        (over_labels, None, ZeroBubbleH1(), "microbatch"),
+        pytest.param(unrecognised, COUNTED, GPipe(), "microbatch", marks=pytest.mark.long),
+        (unrecognised, COUNTED, ZeroBubbleH1(), "microbatch"),
+        # In torchtitan (#2972) the pipeline differentiated the sum over tokens, and divided the logged loss alone by their number.
+        (over_labels, None, OneFOneB(), "minibatch"),
     ],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
 )
 def test_losses_weights_and_evaluations_are_those_of_one_device(
-    loss: Callable[..., Any], items: dict[str, Any] | None, schedule: AbstractSchedule, tmp_path: Path
+    loss: Callable[..., Any], items: dict[str, Any] | None, schedule: AbstractSchedule, scope: str, tmp_path: Path
 ) -> None:
     network, found = captured(loss, items)
     assert found.coupled is False
-    job, weights = job_of(network, found, tmp_path, schedule, loss)
+    job, weights = job_of(network, found, tmp_path, schedule, loss, scope)
     losses, state, workers = inprocess.run(job, tmp_path / "run", weights)
     trained, expected = [*network.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())], []
     optimizer = torch.optim.SGD(trained, lr=0.2)

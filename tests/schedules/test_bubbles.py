@@ -44,6 +44,7 @@ def test_a_pipeline_that_drains(schedule: AbstractSchedule, depth: int, count: i
     prob = problem(chain(depth), depth, count, regime=Regime(holds=schedule.holds))
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(depth)], 1)
     metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
+    assert metrics.iteration_s == pytest.approx((count + depth - 1) * PER_MICROBATCH)
     assert metrics.bubble_fraction == pytest.approx((depth - 1) / (count + depth - 1))
     assert 100 * metrics.bubble_fraction == pytest.approx(percent, abs=0.005)
     held = list(metrics.max_in_flight_samples.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,12 +13,13 @@ from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
-from gpp.schedules.base import AbstractSchedule, StageSchedule
+from gpp.schedules.base import StageSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
-from tests.support.graphs import chain, diamond, graph, problem, two_towers
+from tests.support.graphs import chain, graph, problem, two_towers
+from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.programs import lower
 
@@ -26,18 +28,6 @@ SCHEDULES = [OneFOneB(), GPipe()]
 
 def plan_of(p, num_stages: int, b: int):
     return make_plan(p, "test", [(1 << op, 1) for op in range(num_stages)], b)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (3, 1), (5, 4), (8, 32)])
-def test_chain_takes_the_closed_form(schedule: AbstractSchedule, p: int, m: int) -> None:
-    prob = problem(chain(p), p, m, regime=Regime(holds=schedule.holds))
-    plan = plan_of(prob, p, 1)
-    metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
-    assert metrics.iteration_s == pytest.approx((m + p - 1) * 3.0)
-    assert metrics.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
-    expected = {s: min(p - s, m) if not schedule.holds.everything else m for s in range(p)}
-    assert metrics.max_in_flight_samples == expected
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
@@ -75,7 +65,7 @@ def test_unequal_micro_batches_of_the_paper() -> None:
     assert (runs[0].iteration_s, runs[1].iteration_s) == (66.0, 72.0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", thinned(range(60), 4))
 def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed: int) -> None:
     rng = random.Random(seed)
     n = rng.randint(1, 7)
@@ -94,22 +84,6 @@ def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed
     evaluation = lower(plan, prob.graph, ForwardOnly(), rng.randint(1, 40))
     check_program(evaluation)
     assert {a.kind for actions in evaluation.actions.values() for a in actions} <= {"F", "SF", "RF"}
-
-
-def test_every_sample_arrives_once_forwards_and_backwards() -> None:
-    prob = problem(diamond(), 7, 24)
-    plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 1), (8, 1)], [4, 6, 2, 12])
-    program = lower(plan, prob.graph, OneFOneB())
-    for s, t in plan.edges:
-        for kind, stage, peer in (("SF", s, t), ("RF", t, s), ("SB", t, s), ("RB", s, t)):
-            samples = sorted(
-                i
-                for actions in program.actions.values()
-                for a in actions
-                if (a.kind, a.stage, a.peer_stage) == (kind, stage, peer)
-                for i in range(a.lo, a.hi)
-            )
-            assert samples == list(range(24)), (kind, s, t)
 
 
 def test_a_smaller_last_micro_batch_takes_less() -> None:
@@ -150,8 +124,6 @@ def test_a_word_that_is_no_action_is_refused() -> None:
 
 def test_an_edge_without_gradients_has_no_backward_traffic() -> None:
     base = chain(2)
-    from dataclasses import replace
-
     frozen = replace(base, tensors=(replace(base.tensors[0], differentiable=False),))
     prob = problem(frozen, 2, 4)
     plan = plan_of(prob, 2, 1)
@@ -173,9 +145,10 @@ def test_simulating_32_stages_of_512_micro_batches_takes_a_few_calls_an_action()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: StageSchedule) -> None:
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 40), marks=pytest.mark.long)])
+def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: StageSchedule, seeds: range) -> None:
     """Random graphs, stages dealt out to fewer devices than there are stages, replicas among them."""
-    for seed in range(40):
+    for seed in seeds:
         rng = random.Random(seed)
         p = rng.choice([3, 4, 5])
         prob = problem(

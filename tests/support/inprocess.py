@@ -68,7 +68,7 @@ def make_job(
     data: AbstractData,
     optimizer: AbstractOptimizer,
     steps: int,
-    dtype: str,
+    dtype: str = "float64",
     seed: int = 0,
     held_out: int = 0,
     **settings: Any,
@@ -178,7 +178,12 @@ def recorded_gradients() -> Iterator[Callable[[torch.Tensor], list[torch.Tensor]
 
 
 def check_gradients(
-    workers: list[Worker], params: dict[str, torch.Tensor], gradients: Callable[[torch.Tensor], list[torch.Tensor]], *, steps: int
+    workers: list[Worker],
+    params: dict[str, torch.Tensor],
+    gradients: Callable[[torch.Tensor], list[torch.Tensor]],
+    *,
+    steps: int,
+    within: float = 1e-8,
 ) -> None:
     """Every holder of a parameter has seen the reference's gradients in every step.
 
@@ -193,7 +198,7 @@ def check_gradients(
                 seen, expected = gradients(param), gradients(params[name])
                 assert len(seen) == len(expected) == (steps if param.requires_grad else 0), name
                 for mine, theirs in zip(seen, expected, strict=True):
-                    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8, msg=lambda m, n=name: f"gradient of {n}: {m}")
+                    torch.testing.assert_close(mine, theirs, rtol=0, atol=within, msg=lambda m, n=name: f"gradient of {n}: {m}")
                     compared += 1
     assert compared
 
@@ -231,7 +236,7 @@ def reference(
     *,
     steps: int,
     minibatch_size: int,
-    dtype: str,
+    dtype: str = "float64",
     seed: int = 0,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training on one device in plain PyTorch, whole mini-batches."""

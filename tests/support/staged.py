@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.optimizers import SGD, AbstractOptimizer
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -19,6 +27,7 @@ from tests.support.small import Small
 
 MINIBATCH = 16
 DATA = Synthetic(num_samples=48, num_test_samples=8)
+OPTIMIZER = SGD(lr=0.3, momentum=0.9)
 SCHEDULES: dict[str, tuple[AbstractSchedule, int]] = {"GPipe": (GPipe(), 1), "1F1B": (OneFOneB(), 1), "2F2B": (OneFOneB(), 2)}
 
 
@@ -44,3 +53,42 @@ def problem_of(found: Captured, schedule: AbstractSchedule, num_devices: int) ->
     return Problem(
         **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "regime")}, "graph": found.graph}
     )
+
+
+def job_of(
+    network: str,
+    schedule: AbstractSchedule,
+    *,
+    sizes: int | Sequence[int] = 4,
+    replicas: Sequence[int] | None = None,
+    where: Sequence[tuple[int, ...]] | None = None,
+    order: Sequence[int] | None = None,
+    minibatch_size: int = MINIBATCH,
+    planned: Callable[[Plan], Plan] = lambda plan: plan,
+    optimizer: AbstractOptimizer = OPTIMIZER,
+    data: AbstractData = DATA,
+    steps: int = 2,
+    settings: dict[str, Any] | None = None,
+    **of_plan: Any,
+) -> tuple[Job, dict[str, torch.Tensor]]:
+    """The job of a network, a stage for each submodule, in float64; and its initial weights.
+
+    Args:
+        sizes: micro-batch of each stage, or of all.
+        replicas: devices of each stage; one each by default.
+        where: the devices themselves.
+        order: how the stages are numbered.
+        planned: changes the plan.
+        settings: further ones of the job.
+        of_plan: as of `make_plan`.
+    """
+    model, found, weights = captured(network)
+    masks = parts_of(found.graph)
+    counts = [len(devices) for devices in where] if where else replicas or [1] * len(masks)
+    world = 1 + max(device for devices in where for device in devices) if where else sum(counts)
+    problem = replace(problem_of(found, schedule, world), minibatch_size=minibatch_size)
+    parts = list(zip(masks, counts, strict=True))
+    numbered, own = [parts[s] for s in order or range(len(parts))], sizes if isinstance(sizes, int) else list(sizes)
+    plan = planned(make_plan(problem, "test", numbered, own, ordered=True, placement=where, **of_plan))
+    made = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, **(settings or {})}
+    return inprocess.make_job(found, problem, plan, schedule, **made), weights

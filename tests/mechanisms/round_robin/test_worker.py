@@ -1,4 +1,7 @@
-"""Replicas that take whole micro-batches in turn, trained: what one device, or one plain loop, gives."""
+"""Replicas that take whole micro-batches in turn, trained without drains: what a plain loop gives.
+
+With drains they are among the cases of `tests/runtime/test_equality.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json, to_json
 from gpp.simulate.simulator import steady_period
 from gpp.strategy import Strategy
@@ -34,33 +35,11 @@ from tests.runtime import test_emulate
 from tests.support import inprocess
 from tests.support.cli import run
 from tests.support.graphs import DEVICE
+from tests.support.long import thinned
 from tests.support.staged import DATA, captured, parts_of, problem_of
 
 OPTIMIZER = SGD(lr=0.2, momentum=0.9)
 STEPS = 7
-
-
-@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize(
-    ("network", "counts"), [("Chain", [2, 1, 1]), ("Chain", [1, 3, 2]), ("Fork", [2, 1, 3, 1]), ("Fork", [1, 2, 2, 3])]
-)
-def test_replicas_in_turn_equal_one_device(network: str, counts: list[int], schedule: OneFOneB | GPipe, tmp_path: Path) -> None:
-    """Gradients are the mean over the mini-batch, whoever has computed which micro-batch."""
-    model, found, weights = captured(network)
-    problem = replace(problem_of(found, schedule, sum(counts)), minibatch_size=24)
-    parts = list(zip(parts_of(found.graph), counts, strict=True))
-    plan = make_plan(problem, "test", parts, 4, ordered=True, sharing=IN_TURN)
-    assert [stage.stride for stage in plan.stages] == counts
-    settings = {"model": model, "data": DATA, "optimizer": OPTIMIZER, "steps": STEPS, "dtype": "float64"}
-    job = inprocess.make_job(found, problem, plan, schedule, **settings)
-    losses, state, workers = inprocess.run(job, tmp_path, weights)
-    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=24, dtype="float64")
-    assert losses == pytest.approx(expected, abs=1e-12)
-    for worker in workers:  # every replica
-        for module in worker.modules.values():
-            for name, param in module.named_parameters():
-                torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-12)
-    assert max(float((state[name] - weights[name]).abs().max()) for name in params) > 0.1, "nothing was learned"
 
 
 def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: int = STEPS) -> Job:
@@ -136,19 +115,20 @@ class Reference:
 CHAINS = [([2, 1, 1], 2), ([2, 1, 1], 4), ([1, 2, 1], 2), ([1, 3, 2], 6)]
 
 
-@pytest.mark.parametrize(("counts", "count"), CHAINS)
-@pytest.mark.parametrize("policy", [Stash(accumulation=2), PipeOptim(accumulation=2)], ids=lambda p: p.name)
+STASHED, AHEAD = Stash(accumulation=2), PipeOptim(accumulation=2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "counts", "count"),
+    [
+        *((each, *chain) for each, chain in zip([STASHED, AHEAD] * 2, CHAINS, strict=True)),
+        *(pytest.param(each, *chain, marks=pytest.mark.long) for each, chain in zip([AHEAD, STASHED] * 2, CHAINS, strict=True)),
+        (DoubleBuffer(), [2, 1, 1], 4),
+    ],
+)
 def test_without_drains_replicas_in_turn_equal_a_plain_loop(
     policy: AbstractWeights, counts: list[int], count: int, tmp_path: Path
 ) -> None:
-    _equals_the_loop(policy, counts, count, tmp_path)
-
-
-def test_two_versions_equal_a_plain_loop(tmp_path: Path) -> None:
-    _equals_the_loop(DoubleBuffer(), [2, 1, 1], 4, tmp_path)
-
-
-def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp_path: Path) -> None:
     model, _, weights = captured("Chain")
     job = endless_job(policy, counts, count)
     assert [stage.stride for stage in job.plan.stages] == counts
@@ -181,7 +161,7 @@ def emulated_job(seed: int) -> tuple[Job, Timeline]:
     return test_emulate.job_of(replace(problem, cluster=cluster), plan, schedule, weights)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12)))
 def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> None:
     job, predicted = emulated_job(seed)
     job.save(tmp_path)

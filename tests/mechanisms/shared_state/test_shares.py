@@ -28,9 +28,9 @@ from gpp.runtime.checkpoint.resume import Checkpoints, find
 from gpp.runtime.job import Job
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime.test_checkpoint import train
-from tests.support import inprocess
+from tests.support import inprocess, staged
 from tests.support.cli import run
-from tests.support.staged import DATA, captured, parts_of, problem_of
+from tests.support.staged import captured, problem_of
 
 STEPS = 4
 OPTIMIZERS: dict[str, AbstractOptimizer] = {
@@ -45,12 +45,7 @@ def job_of(
     optimizer: AbstractOptimizer, replicas: tuple[int, ...], network: str = "Fork", **more: Any
 ) -> tuple[Job, dict[str, torch.Tensor]]:
     """A graph of stages, some of them replicated."""
-    model, found, weights = captured(network)
-    problem = problem_of(found, OneFOneB(), sum(replicas))
-    parts = list(zip(parts_of(found.graph), replicas, strict=True))
-    plan = make_plan(problem, "test", parts, 4, ordered=True)
-    settings = {"model": model, "data": DATA, "optimizer": optimizer, "steps": STEPS, "dtype": "float64", **more}
-    return inprocess.make_job(found, problem, plan, OneFOneB(), **settings), weights
+    return staged.job_of(network, OneFOneB(), replicas=replicas, optimizer=optimizer, steps=STEPS, settings=more)
 
 
 def shared(optimizer: AbstractOptimizer) -> AbstractOptimizer:

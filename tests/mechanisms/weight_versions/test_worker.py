@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
@@ -21,16 +21,18 @@ from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate
 from gpp.planners.chains.even import Even
 from gpp.program.program import check_program, reduce_groups
 from gpp.program.steady_state import of_length
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.support import inprocess
+from tests.support.asynchronous import MINIBATCH, make_job
 from tests.support.programs import lower
 
 DEPTH, STEPS = 4, 17
+SGDM = SGD(lr=0.05, momentum=0.9)
 POLICIES: list[AbstractVersionPolicy] = [
     Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1)
 ]  # fmt: skip
@@ -38,44 +40,11 @@ NAMES = [f"{p.name}{getattr(p, 'form', '')}{getattr(p, 'offset', '')}" for p in 
 
 
 def job_of(
-    weights: AbstractWeights,
-    *,
-    optimizer: AbstractOptimizer | None = None,
-    steps: int = STEPS,
-    minibatch_size: int = 16,
-    microbatch_size: int | None = None,
-    **settings,
+    weights: AbstractWeights, optimizer: AbstractOptimizer | None = None, **settings: Any
 ) -> tuple[Job, dict[str, torch.Tensor]]:
-    """Four stages of two of the deep network's layers each."""
-    model, captured, initial = inprocess.captured_named("digits_deep")
-    data, optimizer = DigitsData(standardize=True), optimizer or SGD(lr=0.05, momentum=0.9)
-    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB() if weights.flushes else NoFlush(), weights=weights)
-    if microbatch_size is None and isinstance(weights, DoubleBuffer):
-        microbatch_size = minibatch_size // DEPTH
-    problem = inprocess.problem_of(
-        captured, DEPTH, minibatch_size, microbatch_size=microbatch_size, max_replicas=1, global_norm=optimizer.clips_model
-    )
-    plan = strategy.plan(problem)
-    assert plan.depth == DEPTH
-    job = assemble(
-        captured,
-        problem,
-        plan,
-        strategy,
-        optimizer=optimizer,
-        data=data,
-        model=model,
-        steps=steps,
-        dtype="float64",
-        seed=0,
-        train_samples=len(data.load("train", model, seed=0, dtype="float64")),
-        **settings,
-    )
-    return job, initial
-
-
-def run(job: Job, folder: Path, initial: dict[str, torch.Tensor]):
-    return inprocess.run(job, folder, initial)
+    """Four stages of a layer each."""
+    sizes = MINIBATCH // DEPTH if isinstance(weights, DoubleBuffer) else MINIBATCH
+    return make_job("Chain4", weights, optimizer or SGDM, **{"steps": STEPS, "sizes": sizes} | settings)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
@@ -142,7 +111,7 @@ def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_of_a_full_pipeline(
     optimizer = replace(optimizer, learning_rate=LearningRate(shape="cosine"))
     job, initial = job_of(policy, optimizer=optimizer, checkpoint_every=6, checkpoint_keep=9)
     whole = tmp_path / "whole"
-    losses, state, workers = run(job, whole, initial)
+    losses, state, workers = inprocess.run(job, whole, initial)
     for worker in workers:
         worker.checkpoints.wait()
     for done in (6, 12):
@@ -155,7 +124,7 @@ def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_of_a_full_pipeline(
 
 def test_under_another_plan_what_was_in_flight_is_forgotten(tmp_path: Path) -> None:
     job, initial = job_of(Stash(), checkpoint_every=6, checkpoint_keep=9)
-    _, _, workers = run(job, tmp_path / "whole", initial)
+    _, _, workers = inprocess.run(job, tmp_path / "whole", initial)
     for worker in workers:
         worker.checkpoints.wait()
     folder = tmp_path / "whole" / "checkpoints" / "step_6"
@@ -163,7 +132,7 @@ def test_under_another_plan_what_was_in_flight_is_forgotten(tmp_path: Path) -> N
     other = replace(other, settings=replace(other.settings, resume=str(folder), first_step=6))
     losses, _, workers = inprocess.run(other, tmp_path / "other", initial, first=6)
     assert all(worker.checkpoints.in_flight(worker.params) is None for worker in workers)
-    assert losses[-1] < 2.2
+    assert losses[-1] < losses[0]
 
 
 def test_a_policy_that_repeats_no_forward_asks_for_a_drain() -> None:
@@ -187,7 +156,7 @@ def test_casts_and_compiled_stages_are_refused_where_they_would_see_other_weight
 def test_a_drain_before_checkpoints_changes_the_order_of_updates(tmp_path: Path) -> None:
     drained, initial = job_of(Stash(), checkpoint_every=5, checkpoint_drain=True)
     full, _ = job_of(Stash(), checkpoint_every=5)
-    a, b = (run(job, tmp_path / name, initial)[0] for job, name in ((drained, "drained"), (full, "full")))
+    a, b = (inprocess.run(job, tmp_path / name, initial)[0] for job, name in ((drained, "drained"), (full, "full")))
     assert a[:5] == b[:5]
     assert a[5:] != b[5:]
 
@@ -195,7 +164,7 @@ def test_a_drain_before_checkpoints_changes_the_order_of_updates(tmp_path: Path)
 def test_stages_clip_by_their_own_norms_without_a_drain(tmp_path: Path) -> None:
     clipped, initial = job_of(Stash(), optimizer=SGD(lr=0.05, momentum=0.9, clip_norm=0.05, clip_scope="stage"))
     with inprocess.recorded_gradients() as gradients:
-        _, _, workers = run(clipped, tmp_path / "clipped", initial)
+        _, _, workers = inprocess.run(clipped, tmp_path / "clipped", initial)
         norms = []
         for worker in workers:
             seen = [gradients(p) for p in worker.weights[worker.stages[0]].own]
@@ -209,7 +178,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidConfig, match=r"optimizer\.clip_scope=stage"):
         job_of(PipeOptim(), optimizer=SGD(lr=0.05, momentum=0.9, clip_norm=1.0))
     with pytest.raises(InvalidConfig, match="at least 4 micro-batches in a mini-batch"):
-        job_of(DoubleBuffer(), microbatch_size=8)
+        job_of(DoubleBuffer(), sizes=MINIBATCH // 2)
     with pytest.raises(InvalidConfig, match="drains before every update"):
         Strategy(name="test", planner=Even(), schedule=OneFOneB(), weights=Stash())
     with pytest.raises(InvalidConfig, match="does not drain"):
