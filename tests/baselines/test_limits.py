@@ -8,16 +8,13 @@ import pytest
 
 from baselines.deepspeed import DeepSpeed
 from baselines.torch_pipelining import TorchPipelining
+from gpp import OneFOneB, Plan, Sequential, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Param
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.chains.sequential import Sequential
 from gpp.runtime.engine import EngineTask
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, with_weights
 from tests.support.problems import Rate, cluster
 

@@ -20,19 +20,12 @@ import gpp
 from baselines.reference import worker as reference_worker
 from baselines.reference.pipeline import Pipeline, run_reference
 from baselines.reference.reference import Reference
+from gpp import Distributed, DoubleBuffer, Naive, NoFlush, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.mechanisms.round_robin.stage import IN_TURN
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
 from gpp.runtime.checkpoint.final import finish_final, load_final
-from gpp.runtime.engines.distributed import Distributed
-from gpp.schedules.no_flush import NoFlush
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
 from tests.support.asynchronous import DATA, MINIBATCH, STEPS, captured, make_job

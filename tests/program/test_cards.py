@@ -14,10 +14,10 @@ from itertools import pairwise
 
 import pytest
 
+from gpp import GPipe, NoFlush, OneFOneB, Stash
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.mechanisms.round_robin.stage import IN_TURN
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.program.cards import check_cards
 from gpp.program.communicators import Communicator, communicators, first_messages
@@ -27,9 +27,6 @@ from gpp.program.program import Program, check_program, teams
 from gpp.program.steady_state import of_length, window
 from gpp.runtime.job import _checked
 from gpp.runtime.transport.channels import channels_of
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
 from tests.checks.cards import PATHS, check_many
 from tests.oracle.cards import outcome

@@ -15,19 +15,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import GPipe, Link, OneFOneB, Plan
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.communicators import Communicator, communicators
 from gpp.program.global_order import in_global_order
 from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
 from tests.oracle.card_times import end_s

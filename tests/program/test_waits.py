@@ -10,15 +10,12 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from gpp.cluster import Link, uniform
+from gpp import GPipe, Link, OneFOneB, Plan, uniform
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.runtime.job import _checked
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
+from gpp import Adam, GPipe
 from gpp.cost.regime import Regime
-from gpp.optimizers import Adam
 from gpp.plan.build import make_plan
 from gpp.runtime.worker.allocator import MemoryEvents, storage_bytes
-from gpp.schedules.gpipe import GPipe
 from tests.support import inprocess
 
 KIB = 256  # float32 numbers

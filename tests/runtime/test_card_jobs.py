@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpp import Flush, Stash
 from gpp.errors import MalformedProgram
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.program.cards import check_cards
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.mechanisms.weight_versions.test_worker import job_of
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import random
@@ -25,20 +24,15 @@ from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.program.program import reduce_groups
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.resume import Checkpoints, FoundCheckpoint, drop_halves, find, training_of
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, RunDir, RunIdentity, steps_in
-from gpp.runtime.worker.main import course
-from gpp.runtime.worker.seat import Seat
-from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
 from tests.support import inprocess
 from tests.support.checkpoints import STEPS, Rank, made, random_job
-from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 RATE = LearningRate(shape="cosine", warmup_steps=2)
 
@@ -50,17 +44,9 @@ def train(
     job = replace(job, settings=replace(job.settings, **checkpoint.settings(resumed), timeout_s=60.0))
     job.save(run_dir, weights)
     (run_dir / "ranks").mkdir(exist_ok=True)
-    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
-    workers = [
-        Worker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
-        for d in sorted(job.plan.stage_of_device)
-    ]
-    outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: course(w, out) for w, out in zip(workers, outs, strict=True)])
-    losses: dict[int, float] = {}
-    for out in outs:
-        for record in map(json.loads, out.getvalue().splitlines()):
-            losses[record["step"]] = losses.get(record["step"], 0.0) + record.get("loss", 0.0)
+    workers, losses = inprocess.workers_of(job, run_dir), dict[int, float]()
+    for record in inprocess.courses(workers):
+        losses[record["step"]] = losses.get(record["step"], 0.0) + record.get("loss", 0.0)
     state = {name: t for w in reversed(workers) for module in w.modules.values() for name, t in module.state_dict().items()}
     return losses, state
 
@@ -126,12 +112,9 @@ def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(HuggingFaceStorageReader, "read_data", spy)
     resumed = replace(job, settings=replace(job.settings, **Checkpoints().settings(find(tmp_path, STEPS))))
-    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
-    for device in sorted(job.plan.stage_of_device):
-        worker = Worker(
-            resumed, tmp_path, Seat(device_id=device, device=torch.device("cpu"), transport=FakeTransport(network, device))
-        )
-        keys = read.pop()
+    resumed.save(tmp_path / "resumed", weights)
+    # Each reads when it is made.
+    for worker, keys in zip(inprocess.workers_of(resumed, tmp_path / "resumed"), read, strict=True):
         assert {key for key in keys if key.startswith("weights.")} >= {f"weights.{name}" for name in worker.params}
         held = {*worker.params, *(name for module in worker.modules.values() for name, _ in module.named_buffers())}
         mine = {f"weights.{name}" for name in held} | {

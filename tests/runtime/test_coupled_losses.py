@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp import SGD, GPipe, OneFOneB, Plan
 from gpp.capture.build import capture
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.losses import loss
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
-from gpp.plan.plan import Plan
 from gpp.runtime.cut_batches import IN_STEPS, OF_A_LOOP, cut_warnings
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.long import thinned
 from tests.support.one_device import equals_one_device

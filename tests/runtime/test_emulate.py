@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpp import SGD, Emulate, Even, Flush, GPipe, OneFOneB, Piper, Plan, Split1F1B, Strategy, ZeroBubbleH1, ZeroBubbleH2
 from gpp.cluster import flat
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
@@ -25,27 +26,15 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marked, marks_of
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.piper import Piper
 from gpp.program.program import reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, EmulatedWorker
-from gpp.runtime.engines.emulate import Emulate
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.cli import run, start
 from tests.support.fake_transport import FakeNetwork, FakeTransport

@@ -83,6 +83,7 @@ CASES = {
     "in turn, dropout": Case(network="Dropping", sizes=(4, 8, 4), replicas=(1, 2, 1), round_robin=True),
     "in turn, two stages on replicated devices": Case(network="Fork", where=((0, 1), (1,), (2,), (0, 2)), round_robin=True),
     "in turn, last micro-batch smaller": Case(network="TwoSinks", sizes=(3, 5, 3), replicas=(3, 2, 2), round_robin=True),
+    "batch norm, whole mini-batches": Case(network="NormedBatch", sizes=16),
     "last micro-batch smaller": Case(network="Skip", sizes=(3, 5, 7, 6)),
     "last micro-batch smaller than its replicas": Case(network="TwoSinks", sizes=(5, 5, 3), replicas=(2, 3, 1)),
 }

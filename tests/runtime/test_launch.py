@@ -13,43 +13,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
-from gpp.data.digits import DigitsData
+from gpp import Distributed, Progress
 from gpp.errors import InvalidConfig, WorkerFailed
-from gpp.optimizers import SGD
-from gpp.plan.build import make_plan
 from gpp.runtime.controller.controller import all_ended, failure
 from gpp.runtime.controller.follow import RankFiles, commands, follow, gather, machines
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import Progress
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
 from gpp.runtime.worker.process import guarded, kind_of
-from gpp.schedules.one_f_one_b import OneFOneB
-from tests.support import inprocess
-from tests.support.problems import random_partition
+from tests.support.one_device import job_of
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, torch.Tensor]]:
-    """A job of two devices, one step."""
-    import random
-
-    model, cap, weights = inprocess.captured_named("digits")
-    problem = inprocess.problem_of(cap, 2, 16)
-    plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 2, random.Random(3))], 8)
-    job = inprocess.make_job(
-        cap,
-        problem,
-        plan,
-        OneFOneB(),
-        model=model,
-        data=DigitsData(),
-        optimizer=SGD(lr=0.1, momentum=0.9),
-        steps=2,
-        dtype="float64",
-    )
-    return job, weights
+    """A job of two devices."""
+    return job_of("digits", (2, 3), 8)
 
 
 def saved(prepared: tuple[Job, Any], run_dir: Path, **settings: Any) -> Job:

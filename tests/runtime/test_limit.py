@@ -5,7 +5,6 @@ What the limit says is compared with the plan's bill, and its words with where t
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp import Adam, Distributed, OneFOneB
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Exhausted, InvalidConfig, OutOfMemory
 from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marked
-from gpp.optimizers import Adam
 from gpp.plan.build import make_plan
 from gpp.program.program import reduce_groups
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.worker import allocator
@@ -29,8 +27,8 @@ from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.worker import Worker
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
+from tests.support.call import call
 from tests.support.conf import model_named
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 
@@ -46,58 +44,47 @@ def made(folder: Path) -> tuple[Job, int]:
     captured, weights = inprocess.capture(model, "float32")
     problem = inprocess.problem_of(captured, 1, SAMPLES)
     plan = make_plan(problem, "whole", [(problem.graph.all_mask, 1)], MICROBATCH)
-    optimizer, settings = Adam(lr=1e-3), {"steps": 3, "dtype": "float32", "enforce_memory": True}
+    optimizer = Adam(lr=1e-3)
     problem = replace(problem, optimizer_state_factor=optimizer.state_factor)
-    job = inprocess.make_job(
-        captured,
-        problem,
-        plan,
-        OneFOneB(),
-        model=model,
-        data=data,
-        optimizer=optimizer,
-        **settings,
-    )
+    settings = {"model": model, "data": data, "optimizer": optimizer, "steps": 2, "dtype": "float32", "enforce_memory": True}
+    job = inprocess.make_job(captured, problem, plan, OneFOneB(), **settings)
     job.save(folder, weights)
     return job, round(plan.device_memory(problem, {0: MICROBATCH})[0])
 
 
-def end_of(job: Job, folder: Path, memory_bytes: float) -> str:
-    """How the worker ends that has so much memory: `ok`, or its error."""
-    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in job.cluster.devices)
+def end_of(folder: Path, memory_bytes: float) -> str:
+    """How the worker of the saved job ends that has so much memory: `ok`, or its error."""
+    # Not forked from this process, whose heap has holes that no limit counts.
+    call(__name__, "work", str(folder), str(memory_bytes))
+    return (folder / "said").read_text()
+
+
+def work(folder: str, memory_bytes: str) -> None:
+    """The process of that worker."""
+    run_dir, job = Path(folder), Job.load(Path(folder))
+    devices = tuple(replace(device, memory_bytes=float(memory_bytes)) for device in job.cluster.devices)
     job = replace(job, cluster=replace(job.cluster, devices=devices))
-    # Not forked from this process, whose heap has holes that no limit counts, but from one that has imported this file alone.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    inner, outer = context.Pipe()
-    process = context.Process(target=_work, args=(job, folder, outer))
-    process.start()
-    assert inner.poll(120), "the worker says nothing"
-    process.join(30)
-    return inner.recv()
-
-
-def _work(job: Job, folder: Path, pipe: object) -> None:
     try:
         limit = Limit(job, 0, NoStatus())
         with limit.explained():
             network = FakeNetwork(reduce_groups(job.plan, job.graph), 1)
-            transport = FakeTransport(network, 0)
-            worker = Worker(job, folder, Seat(device_id=0, device=torch.device("cpu"), transport=transport, status=limit))
+            seat = Seat(device_id=0, device=torch.device("cpu"), transport=FakeTransport(network, 0), status=limit)
+            worker = Worker(job, run_dir, seat)
             limit.watch(worker)
-            (folder / "ranks").mkdir(exist_ok=True)
-            with open(folder / "ranks" / "rank_0.jsonl", "w") as out:
+            (run_dir / "ranks").mkdir(exist_ok=True)
+            with open(run_dir / "ranks" / "rank_0.jsonl", "w") as out:
                 course(worker, out)
-        pipe.send("ok")  # type: ignore[attr-defined]
+        said = "ok"
     except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}")  # type: ignore[attr-defined]
+        said = f"{type(error).__name__}: {error}"
+    (run_dir / "said").write_text(said)
 
 
 @pytest.mark.dist
 def test_a_plan_that_fits_runs_and_one_that_does_not_is_stopped(tmp_path: Path) -> None:
-    job, planned = made(tmp_path)
-    assert end_of(job, tmp_path, planned * 1.02) == "ok"
-    said = end_of(job, tmp_path, planned * 0.75)
+    _, planned = made(tmp_path)
+    assert end_of(tmp_path, planned * 1.02) == "ok"
+    said = end_of(tmp_path, planned * 0.75)
     # Where exactly depends on what libraries have taken for themselves, so any action will do.
     found = re.search(
         r"device 0 is out of memory: in s0\.\w+@d0 \([\w ]+\) in step \d.*? it asked for ([\d,]+) bytes and held ([\d,]+) of the "
@@ -110,7 +97,7 @@ def test_a_plan_that_fits_runs_and_one_that_does_not_is_stopped(tmp_path: Path) 
     # What fails is an activation's gradient, a weight's, or the state of the optimizer, beyond what there was room for.
     assert asked % (4 * WIDTH) == 0 and limit == round(planned * 0.75)
     assert 0 < held < planned
-    at_once = end_of(job, tmp_path, 1e6)
+    at_once = end_of(tmp_path, 1e6)
     assert at_once.startswith("OutOfMemory: device 0 is out of memory: before its first action it held"), at_once
 
 

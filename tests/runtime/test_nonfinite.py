@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,22 +13,16 @@ import torch
 from baselines.harness import Harness
 from baselines.reference.pipeline import Pipeline
 from baselines.whole_model_worker import WholeModel
+from gpp import SGD, Adam, Plan
 from gpp.data import digits
 from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
 from gpp.mechanisms.marks.stage import marked
-from gpp.optimizers import SGD, Adam
-from gpp.plan.plan import Plan
-from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, told
-from gpp.runtime.worker.main import course
-from gpp.runtime.worker.seat import Seat
-from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
 from tests.support.cli import run
-from tests.support.fake_transport import FakeNetwork, FakeTransport
 
 NAN = float("nan")
 
@@ -69,18 +61,11 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
     """What the workers of a job say, all in threads of this process."""
     job.save(run_dir, weights)
     (run_dir / "ranks").mkdir()
-    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
-    workers = [
-        Worker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
-        for d in sorted(job.plan.stage_of_device)
-    ]
+    workers = inprocess.workers_of(job, run_dir)
     for worker in workers:
         if poison.stage in worker.modules:
             poison.into(worker.modules[poison.stage], lambda w=worker: w.step)
-    outs = [io.StringIO() for _ in workers]
-    inprocess.in_threads([lambda w=w, out=out: course(w, out) for w, out in zip(workers, outs, strict=True)])
-    records = [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
-    return [record["warning"] for record in records if "warning" in record]
+    return [record["warning"] for record in inprocess.courses(workers) if "warning" in record]
 
 
 def poisoned_by_reference(job: Job, weights: dict[str, torch.Tensor], poison: Poison) -> list[str]:

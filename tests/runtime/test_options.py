@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp import SGD, OneFOneB
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.runtime.engines.distributed import _check_backend
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.problems import random_partition
+from tests.support.small import Small
 
 
 def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[str, torch.Tensor], list]:
-    """Branches on three devices, two steps; a small model, because compilers and bfloat16 on a processor take their time."""
-    model, _, _ = inprocess.captured_named("digits")
+    """Branches on three devices, two steps; a small network, because compilers and bfloat16 on a processor take their time."""
+    model = Small(kind="Fork")
     cap, weights = inprocess.capture(model, dtype)
     problem = inprocess.problem_of(cap, 3, 8)
     parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp import Adam, Plan
 from gpp.data.digits import DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import OpGraph
-from gpp.optimizers import Adam
-from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.final import load_final
 from gpp.serialization import read_json
 from tests.support import inprocess

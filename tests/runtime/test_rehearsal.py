@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import gpp.app.in_place as in_place
-from gpp.cluster import local
-from gpp.cost.models.analytical import Analytical
+from gpp import Analytical, Distributed, GraphPipe, OneFOneB, Plan, Progress, Strategy, local
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
@@ -24,15 +23,9 @@ from gpp.errors import WorkerFailed
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.serving.course import Arrivals, Requests
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.runtime.engine import Progress
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, _job, fit, known
 from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, Rehearsals, _others, _times, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support import cli
 
 SETTING = cpu_setting(1)

@@ -37,6 +37,7 @@ from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
 from tests.support.long import thinned
 from tests.support.machines import Machine, two_machines, why_not
+from tests.support.one_process import answered, check_only
 
 TORCHRUN = {
     "RANK": "3",
@@ -381,13 +382,14 @@ def alone(world: int) -> dict[str, str]:
     ],
 )
 def test_a_start_that_does_not_fit_is_refused_before_anything_is_planned(
-    tmp_path: Path, words: list[str], world: int, says: str
+    tmp_path: Path, words: list[str], world: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["-m"] if "-m" in words else []
+    for name, value in alone(world).items():
+        monkeypatch.setenv(name, value)
+    flags, folder = (["-m"], "sweep") if "-m" in words else ([], "run")
     words = [*flags, "logger=none", "cost=analytical", *(word for word in words if word != "-m")]
-    done = run(tmp_path / "run", *words, **alone(world))
-    assert done.code == 2, done.out
-    assert re.search(says, done.out), done.out
+    code, out = answered([*words, f"hydra.{folder}.dir={tmp_path}/run"], check_only, monkeypatch)
+    assert (code, bool(re.search(says, " ".join(out.split())))) == (2, True), out
     assert not (tmp_path / "run" / "job").exists()
 
 

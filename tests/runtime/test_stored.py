@@ -12,15 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpp import Adam, OneFOneB
 from gpp.app.capturing import to_make, weights_of
 from gpp.capture.recipe.made import made
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
-from gpp.optimizers import Adam
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint import origin
 from gpp.runtime.checkpoint.stored import INDEX, WHOLE, TensorForm, stored_weights
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.cli import run
 from tests.support.conf import model_named
@@ -131,7 +130,7 @@ def test_processes_train_what_a_folder_has(gpt2_folder: Path, tmp_path: Path) ->
     assert done.result["loss"] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("family", [GPT2, LLAMA])
+@pytest.mark.parametrize("family", [GPT2, pytest.param(LLAMA, marks=pytest.mark.long)], ids=["gpt2", "llama"])
 def test_initial_weights_of_hugging_faces_models_are_recorded_bit_for_bit(family: tuple[str, ...]) -> None:
     pytest.importorskip("transformers")
     model, captured, _ = inprocess.captured_named("imported", *family)

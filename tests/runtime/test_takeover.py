@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
+from gpp import DoubleBuffer, Flush, PipeOptim
 from gpp.runtime.checkpoint.moves import Move, moved_bytes, moves
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.checks.replanning import EVERY, STEPS, random_jobs
 from tests.support import switches
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baselines.reference.pipeline import run_reference
+from gpp import SGD, GPipe, OneFOneB, ZeroBubbleH1
 from gpp.capture.build import capture
 from gpp.capture.coupling import uneven
 from gpp.capture.stage import initial_state
@@ -20,16 +21,12 @@ from gpp.data.sampler import minibatch
 from gpp.data.tensors import Tensors, write
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.models.losses import module_of
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
 from gpp.runtime.cut_batches import ANOTHER_ENGINE, cut_warnings
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.long import thinned
 from tests.support.staged import parts_of

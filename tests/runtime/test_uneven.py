@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from gpp import SGD, Even, OneFOneB, Strategy, ZeroBubbleH1
 from gpp.app.uneven import evened_rows, from_examples
 from gpp.cost.uneven import UnevenSamples, Varying, evened, varying_shares
 from gpp.data.pictured import Pictured
 from gpp.errors import InvalidConfig
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.even import amounts_of
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.spread import part_bounds, step_seconds
-from gpp.strategy import Strategy
 from tests.support import inprocess
 from tests.support.split import halves
 

@@ -6,27 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import DoubleBuffer, Even, GPipe, Naive, NoFlush, OneFOneB, PipeOptim, Plan, SpecTrain, Stash, Strategy
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs, simulate
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from tests.support.graphs import chain, problem, two_towers
 from tests.support.programs import lower

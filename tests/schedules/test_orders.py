@@ -9,21 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import DualPipeV, Even, GraphPipe, Link, OneFOneB, OptimalOrder, Plan, Strategy, VHalf, VMin, ZeroBubbleV
 from gpp.analysis.explain.order import order_gap
-from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.split_backward.schedules.dualpipe_v import DualPipeV
-from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
-from gpp.mechanisms.split_backward.schedules.v_half import VHalf
-from gpp.mechanisms.split_backward.schedules.v_min import VMin
 from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
-from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.exact import bound_s, prove, value_of
@@ -31,8 +23,6 @@ from gpp.schedules.flow import Flow, Work
 from gpp.schedules.folded import folded, interleaved_groups, v_pairs
 from gpp.schedules.greedy import greedy
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.orders import Pipeline, earliest, least
 from tests.support.graphs import chain, graph, problem, two_towers, with_weights
 from tests.support.long import thinned

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GPipe, OneFOneB
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
@@ -15,8 +16,6 @@ from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.schedules.base import StageSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import chain, graph, problem, two_towers
 from tests.support.long import thinned

@@ -7,18 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpp.cluster import Device, Link, uniform
+from gpp import Device, GPipe, Link, OneFOneB, Split1F1B, ZeroBubbleH1, ZeroBubbleH2, uniform
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import DEVICE, in_halves

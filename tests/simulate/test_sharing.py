@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link, uniform
+from gpp import Link, OneFOneB, Plan, uniform
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.program import Program
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from tests.simulate.test_recurrence import random_dag
 from tests.support.graphs import DEVICE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import threading
 from collections import defaultdict
@@ -33,6 +35,7 @@ from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, WritesItself, assemble, restore
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
@@ -135,6 +138,13 @@ def run(
             state.update(module.state_dict())
     losses = [sum(own[device] for device in sorted(own)) for own in (parts[step] for step in range(first, job.settings.steps))]
     return losses, state, workers
+
+
+def courses(workers: Sequence[Worker]) -> list[dict[str, Any]]:
+    """The whole of every worker's run; all lines that they write."""
+    outs = [io.StringIO() for _ in workers]
+    in_threads([lambda w=w, out=out: course(w, out) for w, out in zip(workers, outs, strict=True)])
+    return [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
 
 
 def draw_alone(workers: Sequence[Worker]) -> None:

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpp.cost.regime import Regime
+from gpp.optimizers import SGD
+from gpp.plan.build import make_plan
 from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.worker import Worker
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
+from tests.support.problems import random_partition
+
+SGDM = SGD(lr=0.05, momentum=0.9)
+
+
+def job_of(
+    name: str,
+    cuts: tuple[int, int | str],
+    sizes: int | list[int],
+    *overrides: str,
+    replicas: list[int] | None = None,
+    schedule: AbstractSchedule | None = None,
+    where: list[tuple[int, ...]] | None = None,
+    optimizer: Any = SGDM,
+    minibatch: int = 16,
+    max_ops: int = 16,
+    steps: int = 2,
+    data: Any = None,
+    held_out: int = 0,
+    **of_plan: Any,
+) -> tuple[Job, dict[str, torch.Tensor]]:
+    """The job of a model cut at random into so many parts by a seed, `cuts`; and its initial weights."""
+    model, found, weights = inprocess.captured_named(name, *overrides)
+    schedule, norm = schedule or OneFOneB(), optimizer.norm_for is not None
+    regime, world = Regime(holds=schedule.holds), 3 if where else 8
+    problem = inprocess.problem_of(found, world, minibatch, max_ops=max_ops, regime=regime, global_norm=norm)
+    masks = random_partition(problem.graph, cuts[0], random.Random(cuts[1]))
+    counts = [len(devices) for devices in where] if where else replicas or [1] * len(masks)
+    plan = make_plan(problem, "test", list(zip(masks, counts, strict=True)), sizes, placement=where, **of_plan)
+    own = {"data": data or inprocess.data_of(model), "optimizer": optimizer, "steps": steps, "held_out": held_out}
+    return inprocess.make_job(found, problem, plan, schedule, model=model, **own), weights
 
 
 class Ran(NamedTuple):

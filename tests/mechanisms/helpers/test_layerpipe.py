@@ -9,13 +9,12 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
+from gpp import OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.helpers.layerpipe import Layer, LayerPipe, Placed, dealt, layers_of, loads
 from gpp.mechanisms.helpers.stage import Helpers, helpers_of
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds, strategy
 from tests.support.graphs import chain, cluster, diamond, with_weights
 

@@ -10,22 +10,17 @@ from typing import Any
 
 import pytest
 
+from gpp import SGD, LayerPipe, NoFlush, Plan, Stash, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, MalformedProgram, UnsupportedPlan
 from gpp.mechanisms.helpers.job import JOB
 from gpp.mechanisms.helpers.kinds import HELPED_WEIGHTS
-from gpp.mechanisms.helpers.layerpipe import LayerPipe
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.optimizers import SGD
-from gpp.plan.plan import Plan
 from gpp.program.kinds import UPDATES
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.runtime.job_fit import check_work
-from gpp.schedules.no_flush import NoFlush
 from gpp.simulate.simulator import simulate
-from gpp.strategy import Strategy
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds
 from tests.mechanisms.helpers.test_stage import PROBLEM, STREAM, delayed, helped
 from tests.support.asynchronous import make_job

@@ -8,16 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import LayerPipe, Link, NoFlush, Plan, Stash, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
-from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import helpers_of
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.plan.plan import Plan
-from gpp.schedules.no_flush import NoFlush
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, cluster, with_weights
 
 MICROBATCHES = 90

@@ -8,29 +8,19 @@ from dataclasses import replace
 import pytest
 
 from baselines.reference.reference import Reference
+from gpp import Distributed, Emulate, Even, LayerPipe, Naive, NoFlush, OneFOneB, Plan, Recompute, Stash, Strategy
 from gpp.app.given import check_engine
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import beside_bytes
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
-from gpp.mechanisms.helpers.layerpipe import LayerPipe
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
-from gpp.mechanisms.marks.policies import Recompute
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
 from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.program.steady_state import check_stream
-from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.engines.emulate import Emulate
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from tests.mechanisms.helpers.test_prediction import layers
 from tests.support.graphs import cluster

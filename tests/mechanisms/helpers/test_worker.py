@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from gpp import SGD, Stash
 from gpp.mechanisms.helpers.operands import operands_of_stage
 from gpp.mechanisms.helpers.worker import WORKER
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.optimizers import SGD
 from gpp.runtime.worker.hooks import OwnDevice
 from tests.support.asynchronous import make_job
 from tests.support.fake_transport import FakeNetwork, FakeTransport

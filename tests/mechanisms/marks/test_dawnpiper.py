@@ -10,20 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from gpp import Auto, DawnPiper, GraphPipe, NoFlush, OneFOneB, Recompute, Split1F1B, Stash, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile
-from gpp.mechanisms.marks.dawnpiper import DawnPiper
-from gpp.mechanisms.marks.policies import Auto, Recompute
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.marks.vpipe import VPipe, residual_blocks
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.common.linear_orders import depth_first_order
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.checks.memory import SEARCHES, judged_chains, random_chain_problem
 from tests.support.graphs import graph, problem
 from tests.support.long import thinned

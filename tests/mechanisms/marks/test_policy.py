@@ -7,25 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GraphPipe, NoFlush, OneFOneB, PipeDream2BW, PipeOptim, Piper, Plan, Sequential, Stash, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
 from gpp.mechanisms.marks.stage import marked, marks_of
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.memory import AbstractMemory, Keep, _with_fewer
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
-from gpp.planners.chains.piper import Piper
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_partition, random_problem
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.models.analytical import Analytical
+from gpp import Analytical, Plan
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
 from gpp.mechanisms.marks.stage import Marks, marked, marks_of
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.serialization import from_json, to_json
 from tests.support.graphs import chain
 from tests.support.problems import cluster

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpp import SGD, OneFOneB
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.mechanisms.precision import worker as scaling
 from gpp.mechanisms.precision.worker import ScaledLosses
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.program.kinds import NORM
 from gpp.runtime.job import Job
 from gpp.runtime.job_asked import with_asked
 from gpp.runtime.worker.worker import Worker
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.problems import random_partition
+from tests.support.small import Small
 
 DATA = Synthetic(num_samples=16, num_test_samples=8)
 OPTIMIZER = SGD(lr=0.002, momentum=0.9)
@@ -35,24 +34,13 @@ def job_of(model: AbstractModel, cap: Captured, **settings: object) -> Job:
     problem = with_asked(inprocess.problem_of(cap, 3, 8), OPTIMIZER, {"autocast": "float16"})
     parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]
     plan = make_plan(problem, "test", parts, 4)
-    job = inprocess.make_job(
-        cap,
-        problem,
-        plan,
-        OneFOneB(),
-        model=model,
-        data=DATA,
-        optimizer=OPTIMIZER,
-        steps=STEPS,
-        dtype="float32",
-        autocast="float16",
-    )
-    return replace(job, settings=replace(job.settings, **settings))
+    own = {"model": model, "data": DATA, "optimizer": OPTIMIZER, "steps": STEPS, "dtype": "float32", "autocast": "float16"}
+    return inprocess.make_job(cap, problem, plan, OneFOneB(), **own | settings)
 
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
-    model, _, _ = inprocess.captured_named("mmt_small", "model.num_branches=2", "model.num_layers=1")
+    model = Small(kind="Fork")
     return model, *inprocess.capture(model, "float32")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpp.cluster import Device
+from gpp import Device, Even, OneFOneB, Plan, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan
@@ -17,10 +17,6 @@ from gpp.mechanisms.quantised_edges.settings import QuantisedEdges
 from gpp.mechanisms.quantised_edges.sizes import LEAST_BITS, clip_factor, most_bits, sent_bytes, useful_bits
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, problem
 
 

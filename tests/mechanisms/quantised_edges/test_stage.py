@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpp.cost.models.analytical import Analytical
+from gpp import Analytical, Plan
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidFile
 from gpp.graph.forward_only import forward_only
 from gpp.mechanisms.quantised_edges.settings import PLAIN, QuantisedEdges
 from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.serialization import from_json, to_json
 from tests.support.graphs import diamond
 from tests.support.problems import cluster

@@ -9,33 +9,24 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import DoubleBuffer, Flush, GPipe, NoFlush, OneFOneB, PipeDream, Plan, Sequential, Stash, Strategy
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
 from gpp.mechanisms.round_robin.sharing import SHARING
 from gpp.mechanisms.round_robin.stage import IN_TURN, RoundRobin
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.chains.pipedream import PipeDream
-from gpp.planners.chains.sequential import Sequential
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_stream, of_length, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
-from gpp.strategy import Strategy
-from gpp.weights.flush import Flush
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, graph, problem, with_weights
 from tests.support.long import thinned
@@ -75,7 +66,7 @@ def program_of(plan: Plan, prob: Problem, schedule: AbstractSchedule) -> Program
     return lower(plan, prob.graph, schedule, minibatches=1 if schedule.drains else window(plan, POSTED_AHEAD))
 
 
-@pytest.mark.parametrize("seed", thinned(range(80)))
+@pytest.mark.parametrize("seed", thinned(range(80), 4))
 def test_programs_run_to_their_end_and_a_micro_batch_stays_on_its_replica(seed: int) -> None:
     prob, plan, schedule = random_plan(seed)
     program = program_of(plan, prob, schedule)
@@ -106,7 +97,7 @@ def test_the_random_plans_cover_what_can_be_planned() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [seed for seed in range(80) if not random_plan(seed)[2].drains])
+@pytest.mark.parametrize("seed", thinned(seed for seed in range(80) if not random_plan(seed)[2].drains))
 def test_a_program_of_a_few_mini_batches_stands_for_any_number(seed: int) -> None:
     prob, plan, schedule = random_plan(seed)
     program = program_of(plan, prob, schedule)

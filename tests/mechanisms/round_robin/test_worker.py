@@ -12,22 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpp.cluster import Link, uniform
+from gpp import SGD, DoubleBuffer, Even, Link, NoFlush, PipeOptim, Plan, Stash, Strategy, uniform
 from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
 from gpp.mechanisms.round_robin.stage import IN_TURN
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.schedules.no_flush import NoFlush
 from gpp.serialization import read_json, to_json
 from gpp.simulate.simulator import steady_period
-from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
 from tests.mechanisms.round_robin.test_sharing import random_plan

@@ -13,16 +13,15 @@ import pytest
 import yaml
 
 from baselines.released.pipeedge import PipeEdgeScheduler
+from gpp import EdgePipe, Plan
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.formats.pipeedge.graph import cluster
 from gpp.mechanisms.serving.course import Requests
-from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
 from gpp.mechanisms.serving.edgepipe.forward import Kinds
 from gpp.mechanisms.serving.edgepipe.typed_chain import PlacedStage, TypedChain
 from gpp.models.pipeedge import PipeEdge
-from gpp.plan.plan import Plan
 from tests.checks.edgepipe import check
 from tests.support.cli import run
 from tests.support.long import thinned

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Cluster, Link
+from gpp import SGD, Cluster, Even, GraphPipe, Link, Plan, Sequential, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
@@ -27,16 +27,10 @@ from gpp.mechanisms.serving.course import Arrivals, Requests, requests_of
 from gpp.mechanisms.serving.emulated import EmulatedServer
 from gpp.mechanisms.serving.planning import Stream, scored, serve
 from gpp.mechanisms.serving.stream import check_served, places, stream_of
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, reduce_groups
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.strategy import Strategy
 from tests.oracle import requests
 from tests.support import inprocess
 from tests.support.fake_transport import FakeNetwork, FakeTransport

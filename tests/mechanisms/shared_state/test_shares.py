@@ -14,19 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpp import OneFOneB, Stash
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.shared_state.asked import SharedUpdates, largest_share, share_out
 from gpp.mechanisms.shared_state.job import JOB
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.models.base import describe
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import Checkpoints, find
 from gpp.runtime.job import Job
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime.test_checkpoint import train
 from tests.support import inprocess, staged
 from tests.support.cli import run
@@ -176,22 +175,23 @@ def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
 
 @pytest.mark.dist
 def test_real_workers_train_alike(tmp_path: Path) -> None:
-    words = [
-        "model=digits",
-        "strategy=data_parallel",
-        "engine=distributed",
+    words = ["model=digits", *inprocess.few_layers("digits"), "strategy=data_parallel", "engine=distributed", "baselines_s=0"]
+    words += [
         "cluster.num_devices=2",
         "cost=analytical",
         "logger=none",
         "dtype=float64",
+        "steps=3",
+        "evaluate_every=0",
+        "optimizer.clip_norm=0.1",
     ]
-    words += ["steps=3", "evaluate_every=0", "optimizer.clip_norm=0.1"]
-    plain = run(tmp_path / "plain", *words)
-    sharing = run(tmp_path / "sharing", *words, "optimizer.shard=replicas")
-    assert plain.code == sharing.code == 0, sharing.out
-    expected, found = load_final(tmp_path / "plain"), load_final(tmp_path / "sharing")
+    done = run(tmp_path, "-m", *words, "optimizer.clip_norm=0.1", "optimizer.shard=none,replicas")
+    assert done.code == 0, done.out
+    plain, sharing = (tmp_path / job["folder"] for job in json.loads((tmp_path / "jobs.json").read_text()))
+    expected, found = load_final(plain), load_final(sharing)
     assert all(torch.equal(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
-    peaks = [done.result["measured"]["peak_memory_bytes"] for done in (plain, sharing)]
-    planned = [done.result["predicted"]["peak_memory_bytes"] for done in (plain, sharing)]
-    assert max(peaks[1].values()) < min(peaks[0].values()) and max(planned[1].values()) < min(planned[0].values())
-    assert json.loads((tmp_path / "sharing" / "job" / "settings.json").read_text())["optimizer"]["shard"] == "replicas"
+    results = [json.loads((folder / "result.json").read_text()) for folder in (plain, sharing)]
+    for source in ("measured", "predicted"):
+        without, shared_out = (result[source]["peak_memory_bytes"].values() for result in results)
+        assert max(shared_out) < min(without)
+    assert json.loads((sharing / "job" / "settings.json").read_text())["optimizer"]["shard"] == "replicas"

@@ -14,23 +14,16 @@ import torch
 from torch import Tensor
 
 from baselines.reference.pipeline import Pipeline, run_reference
+from gpp import DoubleBuffer, Flush, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.graph.captured import is_loss
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.corrections.delayed_momentum import DelayedMomentum
 from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
 from gpp.mechanisms.weight_versions.corrections.rescheduled import Rescheduled
 from gpp.mechanisms.weight_versions.corrections.spike import Spike
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support.asynchronous import HELD_OUT, MINIBATCH, make_job
 from tests.support.crew import Trained, train_all
 from tests.support.long import selected
@@ -73,7 +66,7 @@ SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
 }
 """Network, devices of each stage, micro-batch."""
 
-STEPS, OTHER_STEPS = 10, 10
+STEPS, OTHER_STEPS = 8, 8
 COSINE = LearningRate(shape="cosine", warmup_steps=5)
 
 SIDE_BY_SIDE = ("stash", "spectrain 2", "pipeoptim")
@@ -148,7 +141,7 @@ def _others() -> dict[str, Callable[[], Case]]:
     """What else may go wrong: drains, a changing rate, random numbers, running statistics, unequal micro-batches."""
     sgd, adamw = OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]
     plain = {"steps": OTHER_STEPS}
-    drained = {**plain, "held_out": HELD_OUT, "evaluate_every": 7}
+    drained = {**plain, "held_out": HELD_OUT, "evaluate_every": 5}
     gentle = SGD(lr=0.02, momentum=0.9)
     out: dict[str, Callable[[], Case]] = {}
     for name, policy in POLICIES.items():
@@ -202,7 +195,7 @@ def _others() -> dict[str, Callable[[], Case]]:
 
 def _rounded() -> dict[str, Callable[[], Case]]:
     """Sums over more than two devices, in whose order the backend is free."""
-    clipped, settings = SGD(lr=0.1, momentum=0.9, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 7}
+    clipped, settings = SGD(lr=0.1, momentum=0.9, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 5}
     return {
         "three replicas": partial(
             make_job, "NormedBatch", Stash(), OPTIMIZERS["sgd"], replicas=(3, 1), sizes=6, minibatch_size=6, **settings

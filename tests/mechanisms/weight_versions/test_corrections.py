@@ -14,18 +14,15 @@ import torch
 
 from baselines.reference.pipeline import run_reference
 from baselines.reference.stage import Table, advance
+from gpp import Flush, PipeMare, PipeOptim, Stash
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.corrections.delayed_momentum import DelayedMomentum
 from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
 from gpp.mechanisms.weight_versions.corrections.rescheduled import Rescheduled
 from gpp.mechanisms.weight_versions.corrections.spike import Spike
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, NAdam
 from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.flush import Flush
 from tests.support.asynchronous import MINIBATCH, make_job
 
 DEPTH, STEPS, LR, U, DECAY = 4, 30, 0.02, 0.8, 0.1

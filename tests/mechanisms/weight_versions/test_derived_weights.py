@@ -9,17 +9,11 @@ import pytest
 import torch
 
 from baselines.reference.pipeline import run_reference
+from gpp import SGD, DoubleBuffer, Naive, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.mechanisms.weight_versions.job import JOB
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.models.base import describe
-from gpp.optimizers import SGD
 from gpp.weights.base import PipelinePosition
 from tests.support import inprocess
 from tests.support.asynchronous import captured, make_job
@@ -39,7 +33,7 @@ def both(network: str, policy: AbstractVersionPolicy, folder: Path) -> tuple[boo
     return losses == expected, [name for name, tensor in state.items() if not torch.equal(tensor, theirs[name])]
 
 
-@pytest.mark.parametrize("use", thinned(CURRENT, 3))
+@pytest.mark.parametrize("use", thinned(CURRENT, 4))
 def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_themselves(use: str, tmp_path: Path) -> None:
     _, found, _ = captured(f"uses: {use}")
     assert found.derived == ()
@@ -47,7 +41,7 @@ def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_th
     assert both(f"uses: {use}", Naive(), tmp_path) == (True, [])
 
 
-@pytest.mark.parametrize("use", thinned(DERIVED, 3))
+@pytest.mark.parametrize("use", thinned(DERIVED, 4))
 def test_what_is_refused_would_be_another_training(use: str, tmp_path: Path) -> None:
     network = f"uses: {use}"
     with pytest.raises(InvalidConfig, match="stage 1") as caught:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
 
+from gpp import DoubleBuffer, Flush, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.costs import Extrapolation
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.weights.base import PipelinePosition, WeightWork
-from gpp.weights.flush import Flush
 
 POLICIES: list[AbstractVersionPolicy] = [
     Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1), PipeMare()
@@ -94,28 +85,6 @@ def test_horizons_are_short_while_the_pipeline_fills() -> None:
     # After a drain, which left 100 updates behind, likewise.
     assert [PipeOptim().horizon(place, 100 + i, start=100) for i in range(6)] == [0, 1, 2, 3, 3, 3]
     assert [PipeOptim(horizon_from="constant").horizon(place, i) for i in range(3)] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
-@pytest.mark.parametrize("policy", [Stash(accumulation=None), VerticalSync(accumulation=None)])
-def test_copies_are_what_is_alive_at_most(policy: AbstractVersionPolicy, accumulation: int) -> None:
-    """Versions that a micro-batch in flight, or one to come, needs, beside the latest: counted along the order."""
-    for place in places(6, accumulation):
-        total, updates, most = 10 * accumulation + 6, 0, 1
-        in_flight: deque[int] = deque()
-        upcoming = 0
-        for kind, i in order(place, total):
-            if kind == "F":
-                in_flight.append(policy.forward_version(place, i))
-                upcoming = i + 1
-            elif kind == "B":
-                in_flight.popleft()
-            else:
-                updates += 1
-                if upcoming < total:
-                    needed = {*in_flight, *range(policy.forward_version(place, upcoming), updates + 1)}
-                    most = max(most, len(needed))
-        assert most == policy.copies(place)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name}{getattr(p, 'form', '')}{getattr(p, 'offset', '')}")

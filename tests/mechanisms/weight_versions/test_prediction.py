@@ -206,41 +206,6 @@ def test_momentum_with_a_constant_gradient_is_off_by_the_closed_form(done: int, 
         assert off == pytest.approx(0.2862783, abs=1e-7)
 
 
-@pytest.mark.parametrize("spec", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.01)], ids=["sgd", "adam"])
-@pytest.mark.parametrize("horizon", [1, 4])
-def test_momentum_that_runs_out_is_exact_without_gradients(spec: AbstractOptimizer, horizon: int) -> None:
-    run = Run(spec, future="zero")
-    run.steps(5)
-    exact = run.error(horizon, gradient=0.0)
-    # Adam's second moment decays meanwhile, which the rule leaves out.
-    assert exact < (1e-14 if isinstance(spec, SGD) else 1e-4)
-    other = Run(spec)
-    other.steps(5)
-    assert other.error(horizon, gradient=0.0) > 10 * exact
-
-
-@pytest.mark.parametrize("horizon", [1, 3, 6])
-def test_decoupled_decay_is_part_of_the_prediction_if_asked(horizon: int) -> None:
-    spec = Adam(lr=0.05, weight_decay=0.3, decoupled=True)
-    run, plain = Run(spec, decay=True), Run(spec)
-    run.steps(4)
-    plain.steps(4)
-    assert run.error(horizon) < 1e-8
-    assert plain.error(horizon) > 1e-3
-
-
-def test_rmsprop_goes_on_along_its_last_direction() -> None:
-    run = Run(RMSprop(lr=0.01))
-    run.steps(200)  # by then the mean square is that of the gradient
-    assert run.error(4) < 1e-3
-    with_momentum = Run(RMSprop(lr=0.01, momentum=0.9))
-    with_momentum.steps(300)
-    assert with_momentum.error(4) < 1e-2
-    sgd = Run(SGD(lr=0.1, momentum=0.0))
-    sgd.steps(2)
-    assert sgd.error(5) < 1e-14
-
-
 def test_rates_of_the_schedule_are_summed_up() -> None:
     run = Run(SGD(lr=0.1, momentum=0.9))
     run.steps(1)

@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gpp import DoubleBuffer, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.cost.stage import StageCost
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
 from gpp.mechanisms.weight_versions.corrections.spike import Spike
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
 from gpp.mechanisms.weight_versions.on_worker.base import AbstractVersions
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
 from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
@@ -50,7 +44,7 @@ CASES: dict[str, tuple[AbstractVersionPolicy, AbstractOptimizer]] = {
         Adam(lr=0.01, weight_decay=0.1, decoupled=True),
     ),
 }
-STEPS = 14
+STEPS = 10
 """Of these the pipeline of four stages is full from the fifth on."""
 
 

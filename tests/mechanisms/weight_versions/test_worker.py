@@ -9,24 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from gpp import DoubleBuffer, Even, Flush, Naive, NoFlush, OneFOneB, PipeOptim, SpecTrain, Stash, Strategy, VerticalSync
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate
-from gpp.planners.chains.even import Even
 from gpp.program.program import check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.runtime.job import Job
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
 from tests.support.programs import lower

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from gpp import SGD, Flush, Stash
 from gpp.errors import MalformedProgram
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.optimizers import SGD
 from gpp.program.cards import check_cards
 from gpp.program.program import reduce_groups
 from gpp.runtime.cards.card import AbstractCard
@@ -22,7 +21,6 @@ from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker import rows
 from gpp.runtime.worker.gradients import Gradients
-from gpp.weights.flush import Flush
 from tests.support import asynchronous, on_cards
 from tests.support.cards.faults import Deadlock, EarlyReuse, Mismatch, Race
 from tests.support.cards.machine import Machine, Policy, Rule

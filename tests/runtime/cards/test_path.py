@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpp.optimizers import SGD, Adam
-from gpp.runtime.job import Job
+from gpp import SGD, Adam, Flush
+from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import Handle
 from gpp.runtime.worker import worker as worker_module
 from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.mechanisms.tensor_parallel import test_worker as tensor_parallel
 from tests.mechanisms.weight_versions.test_async_equality import POLICIES, followed
 from tests.runtime import test_equality as equality
@@ -31,7 +30,7 @@ from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
 from tests.support.cards.machine import Machine, Policy, Rule
 from tests.support.long import thinned
-from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
+from tests.support.staged import DATA, MINIBATCH, OPTIMIZER, SCHEDULES
 
 WAYS: list[tuple[Rule, Policy]] = [(rule, policy) for rule in ("streams", "one_queue") for policy in ("random", "lazy", "eager")]
 STEPS = 2
@@ -40,30 +39,14 @@ READ = "result of _local_scalar_dense"
 
 def check_drained(name: str, schedule: str, machine: Machine, folder: Path, *, clip: bool = False) -> None:
     """A case of the equality matrix, with evaluations, equals one device."""
-    case, (order, k) = equality.CASES[name], SCHEDULES[schedule]
-    model, found, weights = captured(case.network)
-    problem, plan = equality.plan_of(case, found, order, k)
-    optimizer = replace(equality.OPTIMIZER, clip_norm=0.05 if clip else None)
-    job = inprocess.make_job(
-        found,
-        problem,
-        plan,
-        order,
-        model=model,
-        data=DATA,
-        optimizer=optimizer,
-        steps=STEPS,
-        dtype="float64",
-        held_out=8,
-        device_kind="cuda",
-    )
+    optimizer = replace(OPTIMIZER, clip_norm=0.05 if clip else None)
+    job, weights = equality.CASES[name].job(schedule, optimizer=optimizer, settings={"held_out": 8, "device_kind": "cuda"})
+    model = restore(job.settings.model)
     out = on_cards.train(job, folder, weights, machine)
-    if case.network == "Dropping":
+    if equality.CASES[name].network == "Dropping":
         expected, params = inprocess.staged_reference(job, model, DATA, weights)
     else:
-        expected, params = inprocess.reference(
-            model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
-        )
+        expected, params = inprocess.reference(model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH)
     assert out.losses == pytest.approx(expected, abs=1e-9)
     assert set(out.evaluations) == {STEPS}
     for tensor_name, tensor in params.items():

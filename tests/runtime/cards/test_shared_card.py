@@ -12,7 +12,7 @@ from typing import final
 import pytest
 import torch
 
-from gpp.optimizers import SGD
+from gpp import SGD, Flush
 from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.job import Job
@@ -20,7 +20,6 @@ from gpp.runtime.transport.cards import StagedTransport
 from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
 from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.weights.flush import Flush
 from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
 from tests.support.cards.faults import EarlyReuse, Race
