@@ -197,12 +197,6 @@ def test_double_buffer_has_the_closed_form_of_a_delay_of_one() -> None:
     assert ends == pytest.approx([w[-1]] * DEPTH, rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [MINIBATCH, MINIBATCH // 2])
-def test_double_buffer_needs_as_many_microbatches_as_stages(size: int) -> None:
-    with pytest.raises(InvalidConfig, match="at least 4 micro-batches"):
-        make_job("Chain4", DoubleBuffer(), SGDM, sizes=size)
-
-
 PLAIN = [2 * math.sin(math.pi / (2 * (2 * delay + 1))) for delay in range(DEPTH)]
 """Largest stable rate of plain SGD on w^2 / 2 with gradients so many updates old."""
 HEAVY = [3.8, 0.100, 0.052, 0.035]
@@ -225,7 +219,7 @@ STABILITY: dict[str, tuple[AbstractWeights, float, list[float], Callable[[int], 
 def test_delays_diverge_where_theory_says(name: str) -> None:
     """A stage's weight shrinks at 0.9 times the largest stable rate of its delay, and grows at 1.1 times."""
     policy, momentum, limits, delay = STABILITY[name]
-    steps = 300
+    steps = 170
     for k in {delay(k): k for k in (0, DEPTH - 2)}.values():  # the longest delay and a short one
         limit = limits[delay(k)]
         _, shrunk = springs(policy, SGD(lr=0.9 * limit, momentum=momentum), steps)

@@ -64,7 +64,9 @@ def test_narrow_types_learn(place: Place, autocast: str, tmp_path: Path, figure:
     figure(loss=loss)
 
 
-@pytest.mark.parametrize("place", [CPU, pytest.param(ONE, marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize(
+    "place", [pytest.param(CPU, marks=pytest.mark.long), pytest.param(ONE, marks=pytest.mark.gpu)], indirect=True
+)
 def test_operators_are_timed(place: Place, figure: Callable[..., None]) -> None:
     captured = inprocess.captured_named("digits")[1]
     device = "cuda" if place.on_card else "cpu"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 
@@ -27,6 +27,7 @@ from gpp.program.program import Program, check_program, teams
 from gpp.program.steady_state import of_length, window
 from gpp.runtime.job import _checked
 from gpp.runtime.transport.channels import channels_of
+from gpp.schedules.forward_only import ForwardOnly
 from gpp.simulate.simulator import Costs
 from tests.checks.cards import PATHS, check_many
 from tests.oracle.cards import outcome
@@ -42,6 +43,12 @@ SEEDS = range(40)
 def found(seed: int) -> tuple[Case, Program]:
     one = case(seed)
     return one, one.ordered()
+
+
+@cache
+def streams() -> list[int]:
+    """The first seeds whose pipelines do not drain."""
+    return list(islice((seed for seed in range(200) if case(seed).program.minibatches > 1), 3))
 
 
 def others(actions: tuple[Action, ...]) -> list[Action]:
@@ -103,7 +110,7 @@ def test_steps_and_evaluations_follow_each_other() -> None:
 
 
 def test_a_stretch_of_any_length_has_the_order() -> None:
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:4]:
+    for seed in streams():
         one, ordered = found(seed)
         known = ordered.minibatches
         for count in (1, 2, 3, known - 1, known + 1, known + 3):
@@ -139,7 +146,7 @@ def test_a_shorter_stretch_leaves_sums_where_they_are() -> None:
 
 def test_whatever_passes_take_the_program_repeats_itself() -> None:
     """Also where one stage is a million times slower than another, and receives are far ahead."""
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:4]:
+    for seed in streams():
         one, rng = case(seed), random.Random(seed)
         seconds = [took * 10 ** rng.uniform(-3, 3) for took in Costs.of(one.program, one.plan, one.problem).seconds]
         ordered = in_global_order(one.program, one.plan, seconds)
@@ -229,8 +236,6 @@ def test_no_buffer_waits_for_a_faster_stage() -> None:
     """An evaluation's first stage could run far ahead of a slow last one: its messages are made just in time."""
     prob = problem(chain(3), 3, 64)
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(3)], 1)
-    from gpp.schedules.forward_only import ForwardOnly
-
     program = lower(plan, prob.graph, ForwardOnly(), 64)
     label_of, costs = program.waits.label_of, Costs.of(program, plan, prob)
     slow = {label_of[program.waits.first[2] + i] for i, a in enumerate(program.actions[2]) if a.kind == "F"}
@@ -294,7 +299,7 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 def test_sample() -> None:
     """Of `python -m tests.checks.cards`: proof and model say the same."""
-    wrong, counts = check_many(3)
+    wrong, counts = check_many(5, start=1)  # small programs
     assert not wrong, "\n".join(wrong)
     for path in ("strictest", "today", "one communicator", "overlapped, one send under way"):
         ran = Counter()

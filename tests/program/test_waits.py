@@ -187,7 +187,7 @@ def test_a_step_is_what_a_further_one_adds(seed: int) -> None:
 def test_towers_of_unequal_length_overlap_successive_steps() -> None:
     """The period of unequal towers is shorter than a step from its first action to its last, and the fast path agrees."""
     shorter = 0
-    for seed in range(200):
+    for seed in range(80):
         rng = random.Random(seed)
         graph = random_dag(rng, rng.randint(3, 7))
         prob = Problem(graph=graph, cluster=NODES, cost=Updates(fixed_s=0.2), minibatch_size=8, global_norm=seed % 3 == 0)
@@ -201,7 +201,7 @@ def test_towers_of_unequal_length_overlap_successive_steps() -> None:
         if can_score(plan, warmups):
             fast = score(plan, prob, [w or 0 for w in warmups]).metrics
             assert fast.iteration_s == pytest.approx(metrics.iteration_s, rel=1e-12)
-    assert shorter > 10
+    assert shorter > 4
 
 
 def test_a_file_that_cannot_run_is_named(tmp_path) -> None:

@@ -57,7 +57,9 @@ def train(
         ("digits", 0, ()),
         ("gpt_small", 2, ("model.dropout=0.1",)),
         pytest.param("dlrm_small", 3, (), marks=pytest.mark.long),
-        ("vgg_small", 5, ("model.norm=batch",)),
+        pytest.param(
+            "vgg_small", 5, ("model.norm=batch",), marks=pytest.mark.long
+        ),  # in suite: tests/mechanisms/marks/test_keeper.py
         pytest.param("llava_small", 6, ("model.frozen=towers",), marks=pytest.mark.long),
     ],
 )

@@ -27,6 +27,8 @@ from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, TwoStageChain, _
 from gpp.runtime.rehearsal.rehearse import QUIET, DeviceTimes, Rehearsals, _others, _times, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
 from tests.support import cli
+from tests.support.call import call
+from tests.support.forked import programs_forked
 
 SETTING = cpu_setting(1)
 TRUE = MachineCosts(
@@ -279,10 +281,14 @@ def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> 
 
 @pytest.mark.dist
 def test_real_workers_rehearse() -> None:
+    call(__name__, "rehearse")
+
+
+def rehearse() -> None:
     """Two jobs, one after the other in the same process: what a worker writes down is read as seconds of its own stage."""
     chain = TwoStageChain(16, 8, 2)
     job, weights = _job(chain, replicas=1, shared_memory=True)
-    with Rehearsals(worker_environment(1)) as rehearsals:
+    with programs_forked(), Rehearsals(worker_environment(1)) as rehearsals:
         for steps in (4, 6):
             devices = rehearsals.run(short(job, steps), weights, predicted_s=0.05)
             assert [times.device for times in devices] == [0, 1]

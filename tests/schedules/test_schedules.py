@@ -116,11 +116,6 @@ def test_a_receive_without_its_send_is_named() -> None:
         check_program(program)
 
 
-def test_a_word_that_is_no_action_is_refused() -> None:
-    with pytest.raises(MalformedProgram, match=r"'s0\.X0@d0' is not an action"):
-        Program.from_text("samples 1 minibatches 1\ns0.X0@d0\n")
-
-
 def test_an_edge_without_gradients_has_no_backward_traffic() -> None:
     base = chain(2)
     frozen = replace(base, tensors=(replace(base.tensors[0], differentiable=False),))

@@ -112,6 +112,8 @@ def test_a_program_of_a_few_mini_batches_stands_for_any_number(seed: int) -> Non
                 a for a in whole.actions[device] if a.kind not in ("RF", "RB")
             ]
             assert sorted(mine) == sorted(whole.actions[device])
+        made = {device: tuple(of_length(program, plan, device, n)) for device in program.actions}
+        check_program(replace(whole, actions=made), reduce_groups(plan, prob.graph))
 
 
 def published(counts: list[int]) -> list[int]:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpp import SGD, DoubleBuffer, Even, Link, NoFlush, PipeOptim, Plan, Stash, Strategy, uniform
+from gpp import SGD, DoubleBuffer, Even, Link, NoFlush, PipeOptim, Stash, Strategy, uniform
 from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.plan.build import make_plan
 from gpp.runtime.job import Job, assemble
-from gpp.serialization import read_json, to_json
+from gpp.serialization import to_json
 from gpp.simulate.simulator import steady_period
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
@@ -176,18 +176,20 @@ def test_the_emulated_plans_take_turns() -> None:
     assert kinds == {(turns, streams) for turns in (False, True) for streams in (False, True)}
 
 
-COMMON = ["model=digits_deep", "data=digits", "graph.max_ops=2", "cluster=local_4", "cost=analytical", "logger=none", "explain_s=0"]
+COMMON = [
+    *("model=digits_deep", "data=digits", "graph.max_ops=2", "minibatch_size=48", "microbatch_size=12"),
+    *("cluster=local_4", "cost=analytical", "logger=none", "explain_s=0"),
+]
 ENDLESS = ["strategy=pipedream", "strategy.weights.accumulation=4", "optimizer=sgd", "dtype=float64", "evaluate_every=0"]
 
 
 @pytest.mark.dist
 def test_processes_take_turns_and_resume_with_micro_batches_in_flight(tmp_path: Path) -> None:
-    first = run(tmp_path / "cut", *COMMON, *ENDLESS, "mode=plan")
-    assert first.code == 0, first.out
-    plan = read_json(Plan, tmp_path / "cut" / "job" / "plan.json")
-    stages = [replace(s, devices=(2 * i, 2 * i + 1), in_flight=0).having(IN_TURN) for i, s in enumerate(plan.stages)]
-    b = stages[0].microbatch_size
-    plan = replace(plan, stages=(replace(stages[0], in_flight=4 * b), replace(stages[1], in_flight=2 * b)))
+    _, found, _ = inprocess.captured_named("digits_deep")
+    problem = replace(inprocess.problem_of(found, 4, 48, max_ops=2), regime=Regime(weights=Stash(accumulation=4)))
+    masks, b = [1, problem.graph.all_mask & ~1], 12
+    plan = make_plan(problem, "test", [(mask, 2) for mask in masks], b, ordered=True, sharing=IN_TURN)
+    plan = replace(plan, stages=(replace(plan.stages[0], in_flight=4 * b), replace(plan.stages[1], in_flight=2 * b)))
     (tmp_path / "plan.json").write_text(to_json(plan))
     words = [*COMMON, *ENDLESS, f"plan={tmp_path / 'plan.json'}", "steps=6"]
     whole = run(tmp_path / "whole", *words, "checkpoint.every=3", "checkpoint.keep=3")

@@ -18,15 +18,16 @@ from gpp.mechanisms.serving.course import Requests
 from gpp.mechanisms.serving.server import stay
 from tests.support.cli import run
 from tests.support.conf import option
+from tests.support.inprocess import few_layers
 from tests.support.one_process import answered, check_only
 
 COMMON = ("mode=inference", "cost=analytical", "logger=none", "minibatch_size=8", "microbatch_size=4")
 REQUESTS = 5
 
 
-def plain(model: str, weights: dict[str, torch.Tensor] | None = None) -> list[torch.Tensor]:
+def plain(model: str, *overrides: str, weights: dict[str, torch.Tensor] | None = None) -> list[torch.Tensor]:
     """The answers to all requests: the user's module in evaluation mode, on one micro-batch after the other."""
-    settings: Any = option("model", model)
+    settings: Any = option("model", model, *overrides)
     torch.manual_seed(0)
     network = settings.build().eval()
     if weights is not None:
@@ -68,10 +69,11 @@ def check(done: Any, expected: list[torch.Tensor]) -> dict[str, Any]:
 @pytest.mark.dist
 def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    settings: Any = option("model", "digits")
+    own = few_layers("digits")
+    settings: Any = option("model", "digits", *own)
     weights = {name: tensor.contiguous() for name, tensor in settings.build().state_dict().items()}
     save_file(weights, tmp_path / "own.safetensors")
-    words = ("model=digits", "strategy=graphpipe", "cluster.num_devices=3", f"steps={REQUESTS}", "graph.max_ops=12")
+    words = ("model=digits", *own, "strategy=graphpipe", "cluster.num_devices=3", f"steps={REQUESTS}", "graph.max_ops=12")
     done = run(
         tmp_path / "run",
         *COMMON,
@@ -80,7 +82,7 @@ def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Pat
         "engine.arrival_rate=200",
         "engine.buffers=1",
     )
-    result = check(done, plain("digits", weights))
+    result = check(done, plain("digits", *own, weights=weights))
     assert result["measured"]["serving"]["arrival_rate"] == 200 and {"loss", "accuracy"} <= set(result["final_metric"])
     timelines = json.loads((tmp_path / "run" / "timeline.json").read_text())
     assert {event[1] for event in timelines["measured"]["events"]} <= {"F", "SF"}

@@ -13,13 +13,10 @@ from gpp import DoubleBuffer, Even, Flush, Naive, NoFlush, OneFOneB, PipeOptim, 
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate
-from gpp.program.program import check_program, reduce_groups
-from gpp.program.steady_state import of_length
 from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
-from tests.support.programs import lower
 
 DEPTH, STEPS = 4, 17
 SGDM = SGD(lr=0.05, momentum=0.9)
@@ -66,23 +63,6 @@ def test_every_pass_uses_the_version_of_the_table(policy: AbstractVersionPolicy,
         assert most == DEPTH - stage
         addresses = {t.data_ptr() for tensors in (weights.own, *weights.scratch()) for t in tensors}
         assert len(addresses) == (1 + len(weights.scratch())) * len(weights.masters), "a copy is memory of its own"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 9, 40])
-def test_a_pass_of_any_length_is_the_program_lowered_for_it(count: int) -> None:
-    job, _ = job_of(DoubleBuffer())
-    whole = lower(job.plan, job.graph, NoFlush(), minibatches=count)
-    for device in job.program.actions:
-        found = list(of_length(job.program, job.plan, device, count))
-        if count >= job.program.minibatches:
-            assert found == list(whole.actions[device])
-        # Receives are posted by position, so a shorter list may post them elsewhere; all else is in the same order.
-        assert [a for a in found if a.kind[0] != "R" or a.kind == "R"] == [
-            a for a in whole.actions[device] if a.kind[0] != "R" or a.kind == "R"
-        ]
-        assert sorted(found) == sorted(whole.actions[device])
-    made = {device: tuple(of_length(job.program, job.plan, device, count)) for device in job.program.actions}
-    check_program(replace(whole, actions=made), reduce_groups(job.plan, job.graph))
 
 
 @pytest.mark.parametrize(

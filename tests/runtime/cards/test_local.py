@@ -14,7 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpp import SGD, Even, OneFOneB, Strategy
+from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig
+from gpp.plan.build import make_plan
 from gpp.runtime import devices
 from gpp.runtime.cards import local
 from gpp.runtime.cards.local import CONTEXT_BYTES, SIZES, Identity, Pair, Speeds, fit, local_gpus, measure, pairs_of
@@ -22,7 +25,9 @@ from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
 from gpp.runtime.worker import process
 from tests.support import inprocess
+from tests.support.call import call
 from tests.support.conf import option
+from tests.support.forked import programs_forked
 from tests.support.one_process import answered, check_only
 
 FAST = Pair(a=0, b=1, latency_s=1e-5, bandwidth_bytes_per_s=4e10)
@@ -160,19 +165,20 @@ def here(sizes: tuple[int, ...], workers: int) -> Identity:
 
 @pytest.mark.dist
 def test_the_measurement_itself_between_processes_of_this_machine() -> None:
-    """All of it but the card: the processes, the messages, the rates, the fit."""
-    found = measure(here((1 << 12, 1 << 16, 1 << 20, 1 << 22), 2))
+    """All of it but the card: the processes, the messages, the rates, the fit; and why a measurement failed."""
+    call(__name__, "measured")
+
+
+def measured() -> None:
+    with programs_forked():
+        found = measure(here((1 << 12, 1 << 16, 1 << 20, 1 << 22), 2))
+        broken = replace(here((1 << 12,), 1), backend="nccl", kind="cuda")
+        with pytest.raises(InvalidConfig, match=r"cluster=local_gpus: the speed of its cards could not be measured \(.+\)"):
+            measure(broken)
     assert [(pair.a, pair.b) for pair in found.pairs] == [(0, 1)]
     assert 0 <= found.link.latency_s < 0.1 and 1e6 < found.link.bandwidth_bytes_per_s < 1e12
     assert set(found.flop_per_s) == {"float32", "float64", "float16", "bfloat16"} and min(found.flop_per_s.values()) > 0
     assert found.memory_bytes_per_s > 0 and found.kernel_latency_s > 0
-
-
-@pytest.mark.dist
-def test_a_measurement_that_fails_says_why() -> None:
-    broken = replace(here((1 << 12,), 1), backend="nccl", kind="cuda")
-    with pytest.raises(InvalidConfig, match=r"cluster=local_gpus: the speed of its cards could not be measured \(.+\)"):
-        measure(broken)
 
 
 def test_workers_are_told_their_card_and_that_they_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -212,31 +218,17 @@ def test_a_shared_card_is_said_plainly_counted_once_and_run_by_gloo(cards: Any, 
 
 
 def job_on(cluster: Any, engine: Distributed) -> Any:
-    from gpp.data.digits import DigitsData
-    from gpp.optimizers import SGD
-    from gpp.plan.build import make_plan
-    from gpp.planners.chains.even import Even
-    from gpp.schedules.one_f_one_b import OneFOneB
-    from gpp.strategy import Strategy
-
     _, cap, _ = inprocess.captured_named("digits")
     problem = replace(inprocess.problem_of(cap, 2, 16), cluster=cluster)
-    ops = problem.graph.num_ops
-    half = (1 << ops // 2) - 1
-    parts = [(half, 1), (problem.graph.all_mask & ~half, 1)]
-    plan = make_plan(problem, "test", parts, 8, chain=True)
+    half = (1 << problem.graph.num_ops // 2) - 1
+    plan = make_plan(problem, "test", [(half, 1), (problem.graph.all_mask & ~half, 1)], 8, chain=True)
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
-    return assemble(
-        cap,
-        problem,
-        plan,
-        strategy,
-        optimizer=SGD(lr=0.1, momentum=0.9),
-        data=DigitsData(),
-        model=None,
-        steps=1,
-        dtype="float64",
-        seed=0,
-        train_samples=16,
-        **engine.worker_settings,
-    )
+    settings = {
+        "optimizer": SGD(lr=0.1, momentum=0.9),
+        "data": DigitsData(),
+        "model": None,
+        "steps": 1,
+        "dtype": "float64",
+        "seed": 0,
+    }
+    return assemble(cap, problem, plan, strategy, train_samples=16, **settings, **engine.worker_settings)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import pytest
@@ -11,28 +12,36 @@ import torch
 from gpp.runtime.cards.card import CardStream
 from tests.support.cards.card import ModelCard, run
 from tests.support.cards.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
-from tests.support.cards.machine import Machine, Policy, Rule
+from tests.support.cards.machine import Machine, Rule
 
-ORDERS: list[tuple[Policy, int]] = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]
-RUNS = [(rule, *order) for rule in get_args(Rule) for order in ORDERS]
-in_every_order = pytest.mark.parametrize(("rule", "policy", "seed"), RUNS)
+Order = dict[str, Any]
+ORDERS = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]
+RUNS: list[Order] = [{"rule": rule, "policy": policy, "seed": seed} for rule in get_args(Rule) for policy, seed in ORDERS]
+in_every_order = pytest.mark.parametrize("order", RUNS, ids=lambda order: "-".join(map(str, order.values())))
 
 
-def on_card(program: Callable[[ModelCard], Any], rule: Rule = "streams", policy: Policy = "random", seed: int = 0) -> Any:
-    return run(Machine(rule=rule, policy=policy, seed=seed), [program])[0]
+def on_card(program: Callable[[ModelCard], Any], **order: Any) -> Any:
+    return run(Machine(**order), [program])[0]
+
+
+@contextmanager
+def aside(card: ModelCard) -> Iterator[CardStream]:
+    """On a stream of its own, behind all that the compute stream has been given."""
+    made, side = card.event(), card.stream()
+    made.record()
+    with card.use(side):
+        made.wait()
+        yield side
 
 
 @in_every_order
-def test_a_missing_event_is_a_race(rule: Rule, policy: Policy, seed: int) -> None:
+def test_a_missing_event_is_a_race(order: Order) -> None:
     kept: list[torch.Tensor] = []
 
     def program(event: bool) -> Callable[[ModelCard], list[float]]:
         def run_(card: ModelCard) -> list[float]:
             kept.append(x := torch.zeros(4, device=card.device))
-            made, side = card.event(), card.stream()
-            made.record()
-            with card.use(side):
-                made.wait()
+            with aside(card):
                 x += 1
                 done = card.event()
                 done.record()
@@ -42,11 +51,11 @@ def test_a_missing_event_is_a_race(rule: Rule, policy: Policy, seed: int) -> Non
 
         return run_
 
-    assert on_card(program(True), rule, policy, seed) == [2.0] * 4
+    assert on_card(program(True), **order) == [2.0] * 4
     with pytest.raises(
         Race, match=r"add_\.Tensor \(number 2 on stream 1 of worker 0\) writes to the memory of zeros \(16 bytes\)"
     ) as found:
-        on_card(program(False), rule, policy, seed)
+        on_card(program(False), **order)
     assert "compute stream of worker 0 does not wait for an event recorded on stream 1 of worker 0 after add_.Tensor" in str(
         found.value
     )
@@ -54,7 +63,7 @@ def test_a_missing_event_is_a_race(rule: Rule, policy: Policy, seed: int) -> Non
 
 @in_every_order
 @pytest.mark.parametrize("wait", ["event", "stream", "device", "number", None])
-def test_what_the_host_has_waited_for_is_over(rule: Rule, policy: Policy, seed: int, wait: str | None) -> None:
+def test_what_the_host_has_waited_for_is_over(order: Order, wait: str | None) -> None:
     """Streams need no event where the host stood between their operations."""
     kept: list[torch.Tensor] = []
 
@@ -81,13 +90,13 @@ def test_what_the_host_has_waited_for_is_over(rule: Rule, policy: Policy, seed: 
 
     if wait is None:
         with pytest.raises(Race, match="on stream 1"):
-            on_card(program, rule, policy, seed)
+            on_card(program, **order)
     else:
-        assert on_card(program, rule, policy, seed) == [2.0] * 4
+        assert on_card(program, **order) == [2.0] * 4
 
 
 @in_every_order
-def test_reads_do_not_race(rule: Rule, policy: Policy, seed: int) -> None:
+def test_reads_do_not_race(order: Order) -> None:
     def program(card: ModelCard) -> None:
         x = torch.ones(4, device=card.device)
         made, sides = card.event(), [card.stream(), card.stream()]
@@ -98,18 +107,15 @@ def test_reads_do_not_race(rule: Rule, policy: Policy, seed: int) -> None:
                 x.sum()
         card.device_wait()
 
-    on_card(program, rule, policy, seed)
+    on_card(program, **order)
 
 
 @in_every_order
 @pytest.mark.parametrize("how", ["keep", "event", "query", "synchronize", "stream", "nothing", "keep elsewhere"])
-def test_memory_goes_back_when_its_last_use_is_ordered(rule: Rule, policy: Policy, seed: int, how: str) -> None:
+def test_memory_goes_back_when_its_last_use_is_ordered(order: Order, how: str) -> None:
     def program(card: ModelCard) -> None:
         x = torch.ones(4, device=card.device)
-        made, side = card.event(), card.stream()
-        made.record()
-        with card.use(side):
-            made.wait()
+        with aside(card) as side:
             y = x + 1
             done = card.event()
             done.record()
@@ -134,18 +140,15 @@ def test_memory_goes_back_when_its_last_use_is_ordered(rule: Rule, policy: Polic
     if how in ("nothing", "keep elsewhere"):
         words = r"memory of ones \(16 bytes\).* compute stream.*add\.Tensor|add\.Tensor .* uses the memory of ones .* went back"
         with pytest.raises(EarlyReuse, match=words):
-            on_card(program, rule, policy, seed)
+            on_card(program, **order)
     else:
-        on_card(program, rule, policy, seed)
+        on_card(program, **order)
 
 
 def test_early_reuse_names_both_streams_and_the_missing_keep() -> None:
     def program(card: ModelCard) -> None:
         x = torch.ones(4, device=card.device)
-        made, side = card.event(), card.stream()
-        made.record()
-        with card.use(side):
-            made.wait()
+        with aside(card) as side:
             x + 1
         side.synchronize()
         with card.use(side):
@@ -196,7 +199,7 @@ def test_peak_memory_counts_live_tensors() -> None:
 
 @in_every_order
 @pytest.mark.parametrize("wait", [True, False])
-def test_fresh_memory_is_that_of_its_stream(rule: Rule, policy: Policy, seed: int, wait: bool) -> None:
+def test_fresh_memory_is_that_of_its_stream(order: Order, wait: bool) -> None:
     """What another stream writes into it must wait for whoever had it before."""
 
     kept: list[torch.Tensor] = []
@@ -214,18 +217,18 @@ def test_fresh_memory_is_that_of_its_stream(rule: Rule, policy: Policy, seed: in
         del x
 
     if wait:
-        on_card(program, rule, policy, seed)
+        on_card(program, **order)
     else:
         with pytest.raises(
             Race,
             match=r"fill_\.Scalar .* uses the memory of empty.* which compute stream .* may still use for what it held",
         ):
-            on_card(program, rule, policy, seed)
+            on_card(program, **order)
 
 
 @in_every_order
 @pytest.mark.parametrize("wait", [True, False])
-def test_pinned_memory_stays_until_its_upload_is_over(rule: Rule, policy: Policy, seed: int, wait: bool) -> None:
+def test_pinned_memory_stays_until_its_upload_is_over(order: Order, wait: bool) -> None:
     def program(card: ModelCard) -> list[float]:
         host = card.pinned(torch.ones(3))
         x = card.upload(host)
@@ -238,15 +241,15 @@ def test_pinned_memory_stays_until_its_upload_is_over(rule: Rule, policy: Policy
         return (x + y).tolist()
 
     if wait:
-        assert on_card(program, rule, policy, seed) == [8.0] * 3
+        assert on_card(program, **order) == [8.0] * 3
     else:
         with pytest.raises(Race, match=r"worker 0 writes to the memory of pinned memory \(12 bytes\) while upload \(number 1 on"):
-            on_card(program, rule, policy, seed)
+            on_card(program, **order)
 
 
 @in_every_order
 @pytest.mark.parametrize("wait", [True, False])
-def test_pinned_memory_is_read_after_its_download_is_over(rule: Rule, policy: Policy, seed: int, wait: bool) -> None:
+def test_pinned_memory_is_read_after_its_download_is_over(order: Order, wait: bool) -> None:
     def program(card: ModelCard) -> list[float]:
         host = card.pinned(torch.zeros(3))
         host.copy_(torch.ones(3, device=card.device), non_blocking=True)
@@ -257,10 +260,10 @@ def test_pinned_memory_is_read_after_its_download_is_over(rule: Rule, policy: Po
         return host.tolist()
 
     if wait:
-        assert on_card(program, rule, policy, seed) == [1.0] * 3
+        assert on_card(program, **order) == [1.0] * 3
     else:
         with pytest.raises(Race, match=r"worker 0 reads the memory of pinned memory \(12 bytes\) while copy to main memory"):
-            on_card(program, rule, policy, seed)
+            on_card(program, **order)
 
 
 def test_only_pinned_memory_is_uploaded_while_the_host_goes_on() -> None:
@@ -288,7 +291,7 @@ def pair(sender: Callable[[ModelCard, Any], Any], receiver: Callable[[ModelCard,
 
 @in_every_order
 @pytest.mark.parametrize(("how", "fault"), [("wait", None), ("drop", EarlyReuse), ("write", Race), ("hold", None)])
-def test_what_is_sent_lives_until_it_is_sent(rule: Rule, policy: Policy, seed: int, how: str, fault: type[Fault] | None) -> None:
+def test_what_is_sent_lives_until_it_is_sent(order: Order, how: str, fault: type[Fault] | None) -> None:
     kept: list[torch.Tensor] = []
 
     def sender(card: ModelCard, group: Any) -> object:
@@ -310,16 +313,15 @@ def test_what_is_sent_lives_until_it_is_sent(rule: Rule, policy: Policy, seed: i
         group.receive(x, 0).wait()
         return x.tolist()
 
-    options = {"rule": rule, "policy": policy, "seed": seed}
     if fault is None:
-        assert pair(sender, receiver, **options)[1] == [0.0, 1.0, 2.0, 3.0]
+        assert pair(sender, receiver, **order)[1] == [0.0, 1.0, 2.0, 3.0]
     else:
         with pytest.raises(fault, match="send 0 to worker 1"):
-            pair(sender, receiver, **options)
+            pair(sender, receiver, **order)
 
 
 @in_every_order
-def test_a_receive_is_awaited_before_it_is_read(rule: Rule, policy: Policy, seed: int) -> None:
+def test_a_receive_is_awaited_before_it_is_read(order: Order) -> None:
     kept: list[torch.Tensor] = []
 
     def sender(card: ModelCard, group: Any) -> None:
@@ -334,11 +336,11 @@ def test_a_receive_is_awaited_before_it_is_read(rule: Rule, policy: Policy, seed
     with pytest.raises(
         Race, match=r"receive 0 from worker 0 \(number 1 on communicator pair of worker 1\) writes to the memory of empty"
     ):
-        pair(sender, receiver, rule=rule, policy=policy, seed=seed)
+        pair(sender, receiver, **order)
 
 
 @in_every_order
-def test_a_message_waits_for_what_was_queued_on_the_current_stream(rule: Rule, policy: Policy, seed: int) -> None:
+def test_a_message_waits_for_what_was_queued_on_the_current_stream(order: Order) -> None:
     """And for nothing on other streams."""
 
     def sender(aside: bool) -> Callable[[ModelCard, Any], None]:
@@ -361,9 +363,9 @@ def test_a_message_waits_for_what_was_queued_on_the_current_stream(rule: Rule, p
         group.receive(x, 0).wait()
         return x.tolist()
 
-    assert pair(sender(False), receiver, rule=rule, policy=policy, seed=seed)[1] == [1.0] * 4
+    assert pair(sender(False), receiver, **order)[1] == [1.0] * 4
     with pytest.raises(Race, match="does not wait for an event recorded on stream 1"):
-        pair(sender(True), receiver, rule=rule, policy=policy, seed=seed)
+        pair(sender(True), receiver, **order)
 
 
 def there_and_back(way: str) -> None:
@@ -380,10 +382,7 @@ def there_and_back(way: str) -> None:
         first, second = card.communicator([0, 1], "first"), card.communicator([0, 1], "second")
         assert first and second
         x, y = torch.zeros(2, device=card.device).chunk(2)
-        ready, side = card.event(), card.stream()
-        ready.record()
-        with card.use(side):
-            ready.wait()
+        with aside(card):
             x += 1
             work = first.receive(x, 0) if way == "down" else first.send(x, 0)
         second.receive(y, 0).wait()
@@ -423,7 +422,7 @@ def test_messages_of_other_sizes_and_forms_are_refused() -> None:
 
 
 @in_every_order
-def test_sums_add_in_the_order_of_workers(rule: Rule, policy: Policy, seed: int) -> None:
+def test_sums_add_in_the_order_of_workers(order: Order) -> None:
     values = [torch.full((3,), value) for value in (1.0, 1e8, -1e8)]
 
     def program(card: ModelCard) -> list[float] | None:
@@ -433,7 +432,7 @@ def test_sums_add_in_the_order_of_workers(rule: Rule, policy: Policy, seed: int)
         group.sum(x).wait()
         return x.tolist()
 
-    found = run(Machine(rule=rule, policy=policy, seed=seed), [program] * 3)
+    found = run(Machine(**order), [program] * 3)
     assert found == [((values[0] + values[1]) + values[2]).tolist()] * 3
 
 

@@ -40,11 +40,6 @@ def run(folder: Path, rule: Rule, policy: Policy, **changes: Any) -> on_cards.Tr
     return on_cards.train(job, folder, weights, Machine(rule=rule, policy=policy), **changes)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
-def test_without_a_defect_nothing_is_found(rule: Rule, policy: Policy, tmp_path: Path) -> None:
-    assert not run(tmp_path, rule, policy).machine.findings
-
-
 def test_the_path_of_before_deadlocks_in_the_model_and_in_the_proof(tmp_path: Path) -> None:
     """Receives two passes ahead, a communicator for each channel, a device-wide wait after every pass."""
     job, weights = job_of(device_kind="cpu")

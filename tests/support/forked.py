@@ -1,0 +1,89 @@
+"""`python -m MODULE` as a fork of this process, which has imported everything: in a fork of the warm process (`call`)."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TextIO
+from unittest import mock
+
+
+class Fork:
+    """In place of `subprocess.Popen`, as far as this project starts programs by it."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        text: bool = False,
+    ) -> None:
+        (_, _, module, *rest), piped = words, stdin == subprocess.PIPE
+        (reads, answers), (asked, asks) = os.pipe(), os.pipe()
+        self.pid, self.returncode = os.fork(), None
+        if not self.pid:
+            code = 1
+            try:
+                out = answers if piped else stdout.fileno()
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                errors = out if stderr == subprocess.STDOUT else nowhere
+                for number, file in enumerate((asked if piped else nowhere, out, errors)):
+                    os.dup2(file, number)
+                for file in (reads, asks):
+                    os.close(file)
+                sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r", closefd=False) for n in range(3))
+                os.environ.clear()
+                os.environ.update(env)
+                sys.argv = [module, *rest]
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        for file in (answers, asked):
+            os.close(file)
+        self.stdin: TextIO = os.fdopen(asks, "w")
+        self.stdout: TextIO = os.fdopen(reads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self.wait()
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        """Its exit code, once it has ended."""
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if found else None
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait for its end."""
+        return self.poll(0)
+
+    def kill(self) -> None:
+        """End it."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@contextmanager
+def programs_forked() -> Iterator[None]:
+    """While the context lasts programs are forks."""
+    with mock.patch("subprocess.Popen", Fork):
+        yield
