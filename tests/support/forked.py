@@ -17,25 +17,16 @@ from unittest import mock
 class Fork:
     """In place of `subprocess.Popen`, as far as this project starts programs by it."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        stdin: Any = None,
-        stdout: Any = None,
-        stderr: Any = None,
-        text: bool = False,
-    ) -> None:
-        (_, _, module, *rest), piped = words, stdin == subprocess.PIPE
+    def __init__(self, words: Sequence[str], *, env: Mapping[str, str], **streams: Any) -> None:
+        (_, _, module, *rest), piped = words, streams.get("stdin") == subprocess.PIPE
         (reads, answers), (asked, asks) = os.pipe(), os.pipe()
         self.pid, self.returncode = os.fork(), None
         if not self.pid:
             code = 1
             try:
-                out = answers if piped else stdout.fileno()
+                out = answers if piped else streams["stdout"].fileno()
                 nowhere = os.open(os.devnull, os.O_RDWR)
-                errors = out if stderr == subprocess.STDOUT else nowhere
+                errors = out if streams.get("stderr") == subprocess.STDOUT else nowhere
                 for number, file in enumerate((asked if piped else nowhere, out, errors)):
                     os.dup2(file, number)
                 for file in (reads, asks):

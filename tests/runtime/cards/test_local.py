@@ -223,12 +223,5 @@ def job_on(cluster: Any, engine: Distributed) -> Any:
     half = (1 << problem.graph.num_ops // 2) - 1
     plan = make_plan(problem, "test", [(half, 1), (problem.graph.all_mask & ~half, 1)], 8, chain=True)
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
-    settings = {
-        "optimizer": SGD(lr=0.1, momentum=0.9),
-        "data": DigitsData(),
-        "model": None,
-        "steps": 1,
-        "dtype": "float64",
-        "seed": 0,
-    }
-    return assemble(cap, problem, plan, strategy, train_samples=16, **settings, **engine.worker_settings)
+    own = {"data": DigitsData(), "model": None, "steps": 1, "dtype": "float64", "seed": 0, "train_samples": 16}
+    return assemble(cap, problem, plan, strategy, optimizer=SGD(lr=0.1, momentum=0.9), **own, **engine.worker_settings)
