@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gpp import DoubleBuffer, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
@@ -27,6 +28,21 @@ from tests.support.staged import parts_of
 
 MINIBATCH, HELD_OUT, STEPS = 8, 12, 24
 DATA = Synthetic(num_samples=48, num_test_samples=HELD_OUT)
+
+POLICIES: dict[str, AbstractWeights] = {
+    "naive": Naive(),
+    "stash": Stash(),
+    "vertical sync": VerticalSync(),
+    "double buffer": DoubleBuffer(),
+    "spectrain 1": SpecTrain(form=1),
+    "spectrain 2": SpecTrain(form=2),
+    "pipemare": PipeMare(),
+    "pipeoptim": PipeOptim(),
+    "pipeoptim offset": PipeOptim(offset=1),
+    "pipeoptim zero": PipeOptim(future="zero"),
+    "pipeoptim decay": PipeOptim(decay=True),
+    "pipeoptim constant": PipeOptim(horizon_from="constant"),
+}
 
 
 @cache

@@ -328,6 +328,7 @@ FEW_LAYERS = {
     "gpt_small": ("model.num_layers=2",),
     "llava_small": ("model.image_layers=1", "model.num_layers=1"),
     "mmt_small": ("model.num_branches=2", "model.num_layers=1"),
+    "pictured_small": ("model.image_layers=1", "model.num_layers=1"),
     "unet_small": ("model.attention=[false,false]",),
 }
 """A capture takes a second for about twenty operators, and further layers are like the first ones."""

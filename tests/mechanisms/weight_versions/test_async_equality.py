@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baselines.reference.pipeline import Pipeline, run_reference
-from gpp import DoubleBuffer, Flush, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
+from gpp import DoubleBuffer, Flush, PipeOptim, Stash, VerticalSync
 from gpp.graph.captured import is_loss
 from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection
 from gpp.mechanisms.weight_versions.corrections.delayed_momentum import DelayedMomentum
@@ -23,27 +23,12 @@ from gpp.mechanisms.weight_versions.corrections.rescheduled import Rescheduled
 from gpp.mechanisms.weight_versions.corrections.spike import Spike
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
-from gpp.weights.base import AbstractWeights
-from tests.support.asynchronous import HELD_OUT, MINIBATCH, make_job
+from tests.support.asynchronous import HELD_OUT, MINIBATCH, POLICIES, make_job
 from tests.support.crew import Trained, train_all
 from tests.support.long import selected
 
 pytestmark = pytest.mark.dist
 
-POLICIES: dict[str, AbstractWeights] = {
-    "naive": Naive(),
-    "stash": Stash(),
-    "vertical sync": VerticalSync(),
-    "double buffer": DoubleBuffer(),
-    "spectrain 1": SpecTrain(form=1),
-    "spectrain 2": SpecTrain(form=2),
-    "pipemare": PipeMare(),
-    "pipeoptim": PipeOptim(),
-    "pipeoptim offset": PipeOptim(offset=1),
-    "pipeoptim zero": PipeOptim(future="zero"),
-    "pipeoptim decay": PipeOptim(decay=True),
-    "pipeoptim constant": PipeOptim(horizon_from="constant"),
-}
 OPTIMIZERS: dict[str, AbstractOptimizer] = {
     "sgd": SGD(lr=0.1, momentum=0.9),
     "adam": Adam(lr=0.01),
