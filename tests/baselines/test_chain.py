@@ -1,7 +1,5 @@
 """A graph of stages as a chain: what crosses each boundary, how it is packed, and what is refused."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`strategy=` brings the baseline's engine, `engine=` and a cluster that is not here take it away again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

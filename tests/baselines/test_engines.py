@@ -1,7 +1,5 @@
 """Every engine of others trains to the losses and weights of one device, on chains and on graphs run as chains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

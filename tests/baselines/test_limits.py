@@ -1,7 +1,5 @@
 """What an engine cannot run is known to the planner that plans for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

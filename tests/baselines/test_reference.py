@@ -3,8 +3,6 @@
 `test_async_equality.py` shows that real processes compute the same.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Figures and outcomes of the cards' tests, in one file (docs/gpus.md)."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

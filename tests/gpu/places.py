@@ -3,8 +3,6 @@
 The tests' bodies are the same everywhere: on cores they are run by everybody, so that a new card finds code that works.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The report itself, and where the tests would run: without a card."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

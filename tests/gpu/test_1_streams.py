@@ -3,8 +3,6 @@
 The same programs run on the model of a card, which the proofs rest on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Second: what a card trains is what one processor trains, to the last digits that float64 has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Third: how far the predicted step is from the measured one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fourth: a plan that is said to fit fits, and a plan for less memory takes less."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Last: the time of a step beside that of torch.distributed.pipelining and DeepSpeed, on the same chain of stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

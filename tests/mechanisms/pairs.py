@@ -6,8 +6,6 @@ predicted and made a job, as a run does it.
 `PUTS` says how each mechanism is put on a plan; a new folder of `gpp/mechanisms/` needs a row.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable

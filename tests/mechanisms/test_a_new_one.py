@@ -1,7 +1,5 @@
 """A whole mechanism in test code alone, `checksum` beside this: planned, proved, simulated, run, reported, and refused if wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

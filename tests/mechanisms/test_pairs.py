@@ -1,8 +1,6 @@
 """Every pair of mechanisms is tried: what is allowed trains as one device does (where nothing drains, as the reference engine
 does), and the page has what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

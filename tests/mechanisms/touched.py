@@ -7,8 +7,6 @@ overrides is the mechanism's own part of the core; the others are there for all.
 counted: a schedule is a file beside those of the core.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

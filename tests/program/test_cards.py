@@ -3,8 +3,6 @@
 `tests.checks.cards` compares the proof with a model of cards.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

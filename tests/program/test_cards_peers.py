@@ -7,8 +7,6 @@
 * pytorch#109401: two ranks that take turns in sending.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Generated programs: what `lower` makes runs, what `check_program` accepts runs, and what is written is read back."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The bytes of a device with several stages, beside a walk over its passes that keeps everything by name."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

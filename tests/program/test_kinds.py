@@ -1,7 +1,5 @@
 """The table of action kinds: text both ways, and nobody takes an unknown kind for a known one."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpp.errors import MalformedProgram

@@ -1,7 +1,5 @@
 """The graph of waits against independent ways to run a program: queues that know only what each action needs, a longest path."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable

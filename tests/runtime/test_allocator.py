@@ -1,7 +1,5 @@
 """The peak that the allocator's events give, against tensors whose lives are known."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs for cards: their programs are in the order for cards, which is proved before a process starts and where a job is read."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpp import Flush, Stash

@@ -1,7 +1,5 @@
 """A training goes on from its checkpoints: bit for bit under the same plan, to 1e-9 under any other."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

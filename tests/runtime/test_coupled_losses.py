@@ -1,7 +1,5 @@
 """A loss that compares the samples of the mini-batch with each other: whatever the micro-batches, it is that of one device."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever has happened to the files of a checkpoint is seen before a worker starts, and the one before is taken."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Whoever keeps a run from going on is found, on random programs and at any place."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

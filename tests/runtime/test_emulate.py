@@ -1,7 +1,5 @@
 """Emulated devices: their virtual clock is the simulator's time, their real one is close to it; both through the real runtime."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

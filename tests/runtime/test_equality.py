@@ -4,8 +4,6 @@ The reference is plain PyTorch on whole mini-batches in float64; with dropout it
 one autograd graph, under the same seeding rule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """checkpoints/final: whole or not there, and refused where a byte of it has changed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

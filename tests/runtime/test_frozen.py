@@ -1,7 +1,5 @@
 """Frozen towers: no backward passes, no gradients, no messages backwards, nothing kept; neither run nor predicted."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

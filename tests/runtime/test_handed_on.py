@@ -1,7 +1,5 @@
 """Tensors that a stage gets from another stage of its device, which has received them (`gpp.plan.carrying`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

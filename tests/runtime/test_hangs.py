@@ -1,7 +1,5 @@
 """Real workers that stop answering: on one machine, on two (network namespaces), under Slurm's stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Training on stages gives the single device's losses and weights, whatever the plan."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Workers that others start: what is printed, what is refused, what is made of what they leave."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

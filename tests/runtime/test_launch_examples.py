@@ -1,7 +1,5 @@
 """The examples of docs/launch: what a tool would read in them, and that their commands compose to runs that fit."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

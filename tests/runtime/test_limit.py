@@ -3,8 +3,6 @@
 What the limit says is compared with the plan's bill, and its words with where the fullest moment of this chain must be.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

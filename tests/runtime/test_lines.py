@@ -1,7 +1,5 @@
 """When a worker's lines are written."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """A mailbox joins the sample ranges that it receives and cuts out those that it sends."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

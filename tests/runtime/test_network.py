@@ -1,7 +1,5 @@
 """How workers meet: what is bound, what is refused, whose clock counts."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A training whose values are not finite says in which step, stage and micro-batch that began, and stops."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A setting of the engine that changes how a stage computes: torch.compile."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers that take as long as slower devices would (`engine.paced`)."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A worker knows whether the processes that it belongs to are alive, also if they died before its first instant."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Found in torch.distributed.pipelining 2.13 and DeepSpeed 0.19.8 by running them.
 outputs and inputs of later stages, which raise there, are among the cases of `test_equality.py`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Real worker processes give the single device's losses and weights; imported models keep their towers side by side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

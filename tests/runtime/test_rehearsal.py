@@ -1,7 +1,5 @@
 """Rehearsals: what they measure, and what follows from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 `tests.checks.kills` kills them at any instant, and compares every step and the weights with those of an undisturbed run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A replica fetches the rows of its own samples, those of other pieces where they are asked for, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import pytest

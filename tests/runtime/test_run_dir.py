@@ -1,7 +1,5 @@
 """One run at a time in a directory, and nothing lost of the earlier ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Messages through shared memory: order, room, sleep, silence."""
 
-from __future__ import annotations
-
 import os
 import threading
 

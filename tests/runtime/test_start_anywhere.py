@@ -1,7 +1,5 @@
 """engine.launch=env: the same command on every machine; what it is told by, what it refuses, how it ends everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

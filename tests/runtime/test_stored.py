@@ -1,12 +1,10 @@
 """`load_weights` of files that others wrote: each worker reads its own tensors, under the names of transformers; and refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -91,7 +89,7 @@ def test_two_workers_read_their_own_tensors_of_a_folder_with_an_index(
             self._file, self._read = original(path, framework=framework), list[str]()
             opened.append((Path(path), self._read))
 
-        def __enter__(self) -> Spied:
+        def __enter__(self) -> Self:
             return self
 
         def __exit__(self, *_: object) -> None: ...

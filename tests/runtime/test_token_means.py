@@ -1,7 +1,5 @@
 """Losses that are means over items (the labels that count, the ones of a mask): those of one device, however the batch is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

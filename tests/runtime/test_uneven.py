@@ -1,7 +1,5 @@
 """Samples that make unequal work: the same training in any order, even micro-batches, and steps as predicted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

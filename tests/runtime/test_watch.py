@@ -1,7 +1,5 @@
 """When a run counts as hanging, on a clock of the test's own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Workers that watch each other through the store: silence is noticed, an end is not taken for silence."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Idle shares against their formulas: pipelines that drain after every mini-batch, and passes of any length that do not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Orders that need more than a rule for each stage: list schedules, folded plans, and what constraint programming proves of
 them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Schedules: properties of the orders, closed forms of their time, freedom from deadlock on random DAGs."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The period against many steps, one after the other: no period is shorter than what they settle to."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

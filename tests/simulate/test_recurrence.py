@@ -1,7 +1,5 @@
 """The fast prediction of searches equals the exact one, the simulator on the lowered program."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

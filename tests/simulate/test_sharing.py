@@ -1,7 +1,5 @@
 """Devices that share processors, against a simulation in small steps of time that knows neither events nor waits."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from baselines.released.pipedream import PipeDreamOptimizer, published_plan

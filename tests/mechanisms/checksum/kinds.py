@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from gpp.program.kind import Kind, Role
 
 KINDS = (

@@ -1,7 +1,5 @@
 """LayerPipe's line against exhaustive search, and the table of VGG-16."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

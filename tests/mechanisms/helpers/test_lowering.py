@@ -1,7 +1,5 @@
 """Programs of plans with helpers, without processes: times, waits, stretches, the work that they do, and bills."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The steady state of plans with helpers, against a run of every task of many micro-batches."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages with helpers: files, delays, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a helper holds. Its numbers are those of a whole backward: `tests/mechanisms/weight_versions/test_async_equality.py`."""
 
-from __future__ import annotations
-
 import torch
 
 from gpp import SGD, Stash

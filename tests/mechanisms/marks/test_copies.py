@@ -1,7 +1,5 @@
 """Copies to the host: times against a walk over the program's text, and what is on the device at a time."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """DawnPiper's chains and vPipe's moves on small problems; `python -m tests.checks.memory --planners dawnpiper` compares many."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Marks of least added seconds: against all markings on small stages, and what a user may ask."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

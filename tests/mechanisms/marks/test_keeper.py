@@ -1,7 +1,5 @@
 """What a stage discards, moves to the host and makes again: nothing of it changes a number, and memory falls by what it should."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterator
@@ -9,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import networkx as nx
 import pytest
@@ -74,7 +72,7 @@ class Zoo:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, name: str, dtype: torch.dtype = torch.float64) -> Zoo:
+    def of(cls, name: str, dtype: torch.dtype = torch.float64) -> Self:
         torch.manual_seed(0)
         case: Any = ZOO[name]
         kind, draw, loss, metrics = case

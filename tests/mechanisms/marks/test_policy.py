@@ -1,7 +1,5 @@
 """Memory policies as a part of strategies: what planners propose is made to fit, whichever planner it is."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Marks of a stage: their files, what is refused, and what is left of them in a part of the stage."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a narrower type of forwards makes of a planning problem."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

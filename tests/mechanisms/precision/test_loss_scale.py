@@ -1,7 +1,5 @@
 """float16: one scale of the loss for all stages, and updates that all of them leave out together."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Passes and messages in bfloat16, of weights that keep their type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Bits that follow a link, through the mailboxes of both of its ends."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The bits of a stage's messages: files of earlier versions, and what is left of them in a part of the stage."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replicas that take whole micro-batches in turn: plans, programs, times and memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

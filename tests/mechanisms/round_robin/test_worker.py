@@ -3,8 +3,6 @@
 With drains they are among the cases of `tests/runtime/test_equality.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """answers.safetensors of a stream that did not come to its end: what is no answer is marked, counted, and judged by nobody."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

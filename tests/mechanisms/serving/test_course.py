@@ -1,7 +1,5 @@
 """The settings of workers that answer requests, in settings.json."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """edgepipe: exact against every plan, the published profiles, the published tool, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

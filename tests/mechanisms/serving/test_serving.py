@@ -1,7 +1,5 @@
 """mode=inference on real processes, beside plain PyTorch in evaluation mode; and what it refuses before any of them starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

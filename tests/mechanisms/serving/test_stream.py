@@ -1,7 +1,5 @@
 """Streams of requests: the simulator beside a clock that ticks, the emulated devices beside the simulator, and the bill."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

@@ -3,8 +3,6 @@
 Checkpoints are equal, too, and any other run goes on from them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules that split backwards: their table, what they hold, and their programs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

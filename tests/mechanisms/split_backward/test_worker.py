@@ -1,7 +1,5 @@
 """Backwards in two halves: the same numbers, and no more held between them than the bill says."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Degrees that captured models declare: what they cost in the one bill, and who plans them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Modules on shards compute what the whole module computes: outputs and gradients, at every degree that they can run at."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from functools import cache

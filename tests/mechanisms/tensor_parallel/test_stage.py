@@ -1,7 +1,5 @@
 """Stages whose replicas are several devices: their files, and what the report says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

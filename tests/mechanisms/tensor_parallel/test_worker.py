@@ -1,7 +1,5 @@
 """Stages whose operators are split over devices compute what plain modules on one device compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Bit for bit in float64: every weight policy, with every optimizer, on a chain, a
 replicas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 

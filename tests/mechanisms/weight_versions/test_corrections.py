@@ -3,8 +3,6 @@
 Every stage of the network holds one weight w and the loss w^2 / 2, so its gradient is the weight that the forward used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tensors that a model computes from its weights, and backwards that are to use other weights than the forward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The version table: which weights each pass uses, how many copies that takes, how far predictions look."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpp import DoubleBuffer, Flush, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync

@@ -1,7 +1,5 @@
 """Predicted weights against what the optimizer really does: exact where the rule's assumption holds, off as it says elsewhere."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

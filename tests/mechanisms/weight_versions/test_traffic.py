@@ -1,7 +1,5 @@
 """Bytes that weight policies move in a real run, and operators that they start, against those that the bill of a stage charges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Weight policies on real workers: the versions that passes use, copies that are held, checkpoints of a full pipeline, clipping."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where a worker says it is when its card is behind the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus

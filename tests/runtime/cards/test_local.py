@@ -1,7 +1,5 @@
 """`cluster=local_gpus`: what is asked of torch, what is measured, kept and refused; on made-up cards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

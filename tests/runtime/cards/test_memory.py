@@ -1,7 +1,5 @@
 """Races and memory that is reused too early: found in every order of execution, and named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args

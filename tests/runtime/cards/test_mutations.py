@@ -1,7 +1,5 @@
 """Defects put into the path of the cards on purpose: the stream model finds each, in every order of execution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

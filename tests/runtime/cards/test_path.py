@@ -3,8 +3,6 @@
 `python -m tests.checks.card_path` runs every case under every schedule, rule and policy of the model; here each runs once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from dataclasses import replace

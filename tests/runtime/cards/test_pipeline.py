@@ -3,8 +3,6 @@
 The path is a small one of its own, so that each rule can be broken alone; `test_path.py` has the project's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """The rules of streams, events and communicators, on operations that compute nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Workers that share a card: their messages go through main memory, and one device's losses come out."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace

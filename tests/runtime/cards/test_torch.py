@@ -1,7 +1,5 @@
 """torch on a card of the model: every value is that of a run without cards, bit for bit, in every order of execution."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from itertools import product
