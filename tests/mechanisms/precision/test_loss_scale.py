@@ -23,7 +23,7 @@ from tests.support.problems import random_partition
 from tests.support.small import Small
 
 DATA = Synthetic(num_samples=16, num_test_samples=8)
-OPTIMIZER = SGD(lr=0.002, momentum=0.9)
+OPTIMIZER = SGD(lr=0.0005, momentum=0.9)
 STEPS = 12
 
 
@@ -86,7 +86,7 @@ def test_all_stages_leave_out_the_same_updates_as_pytorchs_scaler(
     assert scale < 2.0**18  # some updates were left out
     # Gradients of half a mini-batch are half as large, so they may overflow later, and scales then grow at other steps.
     assert scale_of(workers[0]) / scale in ((1,) if size == 8 else (1, 2, 4))
-    assert losses == pytest.approx(expected, rel=0.02)
+    assert losses == pytest.approx(expected, rel=0.001 if size == 8 else 0.02)
 
 
 def test_an_update_that_is_left_out_changes_nothing(
