@@ -147,7 +147,7 @@ def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
 
 def test_deepspeed_would_have_clipped(tmp_path: Path) -> None:
     """The cases above can fail where DeepSpeed clips at 1.0 as it does by default: their gradients are larger than that."""
-    case = Case("mlp", "deepspeed")
+    case = Case("digits", "deepspeed")
     one_device(case, tmp_path / "plain")
     one_device(replace(case, clip_norm=1.0), tmp_path / "clipped")
     plain, clipped = final(tmp_path / "plain"), final(tmp_path / "clipped")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baselines.reference.pipeline import Pipeline
-from gpp import Adam, GPipe, LearningRate, OneFOneB, RMSprop
+from gpp import SGD, Adam, GPipe, LearningRate, OneFOneB, RMSprop
 from gpp.data.synthetic import Synthetic
 from gpp.runtime.job import restore
 from gpp.schedules.base import AbstractSchedule
@@ -121,7 +121,7 @@ def test_the_norm_of_all_gradients_is_that_of_one_device_and_changes_nothing(eng
 
 
 def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
-    job, weights = job_of("digits", (3, 1), 8, replicas=[2, 1, 1], steps=1, held_out=77)
+    job, weights = job_of("digits", (3, 1), 8, replicas=[2, 1, 1], optimizer=SGD(lr=0.1, momentum=0.9), steps=1, held_out=77)
     _, state, workers = inprocess.run(job, tmp_path, weights)
     found: dict[str, float] = {}
     for shares in inprocess.in_threads([w.evaluate for w in workers]):
