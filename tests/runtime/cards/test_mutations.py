@@ -93,7 +93,7 @@ def buffer_not_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_not_kept(patch: pytest.MonkeyPatch) -> None:
-    def receive(self: rows.Rows, sent: rows._Sent) -> dict[str, torch.Tensor]:
+    def receive(self: rows.Rows, sent: rows._RowsOnTheWay) -> dict[str, torch.Tensor]:
         sent.done.wait()
         out, sent.rows = sent.rows, {}
         return out
@@ -104,7 +104,7 @@ def rows_not_kept(patch: pytest.MonkeyPatch) -> None:
 def pinned_memory_freed(patch: pytest.MonkeyPatch) -> None:
     send = rows.Rows._send
 
-    def forgets(self: rows.Rows, found: dict[str, torch.Tensor]) -> rows._Sent:
+    def forgets(self: rows.Rows, found: dict[str, torch.Tensor]) -> rows._RowsOnTheWay:
         sent = send(self, found)
         self._copied.clear()
         for tensor in sent.pinned.values():
