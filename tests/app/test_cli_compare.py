@@ -171,10 +171,11 @@ UNUSED = [
 
 
 def test_a_plan_imports_what_it_needs(tmp_path: Path) -> None:
-    words = ["mode=plan", "model=random", "cluster=summit_1x4", "logger=none", "explain_s=0"]
+    words = ["mode=plan", "model=random", "model.num_ops=16", "graph.max_ops=8", "cluster=summit_1x4"]
+    words += ["logger=none", "explain_s=0"]
     assert [name for name in UNUSED if name.startswith("gpp.") and find_spec(name) is None] == []
     assert imported([*words, f"hydra.run.dir={tmp_path / 'plan'}"], UNUSED) == []
-    known = [*words, "graph.max_ops=8", "mode=compare", "strategies=[graphpipe,even]", f"hydra.run.dir={tmp_path / 'compare'}"]
+    known = [*words, "mode=compare", "strategies=[graphpipe,even]", f"hydra.run.dir={tmp_path / 'compare'}"]
     assert imported(known, ["gpp.report.compare.page", "gpp.ui.views"]) == ["gpp.report.compare.page"]
 
 
