@@ -351,8 +351,8 @@ def test_changes_that_are_not_simulated_could_not_be_among_the_best(schedule: Ab
 
 
 def _at(memory_bytes: float, minibatch_size: int) -> ToExport:
-    """The model on eight devices of so much memory, cut by hand."""
-    e = laid_out("Et|t|t|t|t|t|t|tL", devices=8)
+    """The model on four devices of so much memory, cut by hand."""
+    e = laid_out("Ett|tt|tt|ttL")
     cluster = replace(e.problem.cluster, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in e.problem.cluster.devices))
     problem = replace(e.problem, cluster=cluster, minibatch_size=minibatch_size, optimizer_state_factor=2.0)
     return e.having(replace(e.plan, minibatch_size=minibatch_size), problem)
@@ -362,7 +362,7 @@ def _at(memory_bytes: float, minibatch_size: int) -> ToExport:
     "exporter", [TorchTitan(), *(pytest.param(one, marks=pytest.mark.long) for one in (Megatron(), DeepSpeed()))]
 )
 def test_the_nearest_plan_has_equally_many_replicas_of_each_stage(exporter: AbstractExporter) -> None:
-    roomy = _at(1e12, 64)
+    roomy = _at(1e12, 32)
     found = nearest(roomy, exporter)
     assert found is not None
     plan = exporter.exported(found).ran.plan
@@ -371,7 +371,7 @@ def test_the_nearest_plan_has_equally_many_replicas_of_each_stage(exporter: Abst
 
 
 def test_the_nearest_plan_has_no_replicas_where_nobody_wants_them_and_fits_where_there_is_little_memory() -> None:
-    roomy, narrow = _at(1e12, 64), _at(6e6, 64)
+    roomy, narrow = _at(1e12, 16), _at(6e6, 16)
     chain = replace(STRATEGY, planner=Sequential(replication=False))
     without = nearest(replace(roomy, strategy=chain), TorchTitan())  # as the user has asked
     assert without is not None and {len(stage.devices) for stage in without.plan.stages} == {1}
