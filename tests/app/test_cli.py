@@ -148,6 +148,7 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
         *QUICK,
         *TOWERS,
         "model.factory=tests.support.zoo.Towers",
+        "cluster.num_devices=1",
         "graph.max_ops=4",
         "minibatch_size=32",
         "cluster.memory_bytes=1e9,100",
