@@ -70,11 +70,12 @@ def test_below_every_plan_of_larger_problems():
     assert statistics.median(gaps) < 1.0
 
 
-def test_holds_for_losses_on_whole_mini_batches():
+@pytest.mark.parametrize("first", thinned((0, 8)))
+def test_holds_for_losses_on_whole_mini_batches(first):
     """Whatever the planner, the loss has a stage of its own, most often on a device of another one."""
     planners = (Exhaustive(), GraphPipe(), Sequential(), Sequential(replication=False))
     gaps, shared, alone = [], 0, 0
-    for seed in range(16):
+    for seed in range(first, first + 8):
         free = random_problem(seed, max_ops=6, max_devices=3)
         free = free if seed % 3 == 0 else free.with_endless_memory
         first = mask_of(range(free.graph.num_ops - 1 - seed % 2, free.graph.num_ops))
@@ -91,7 +92,7 @@ def test_holds_for_losses_on_whole_mini_batches():
             assert bound is not None and bound.iteration_s <= seconds * (1 + 1e-9), (seed, planner, seconds, bound)
             gaps.append(bound.gap(seconds))
             shared, alone = shared + plan.shares_devices, alone + (not plan.shares_devices)
-    assert shared > 20 and alone and statistics.median(gaps) < 0.35, (shared, alone, statistics.median(gaps))
+    assert shared > 10 and alone and statistics.median(gaps) < 0.35, (shared, alone, statistics.median(gaps))
 
 
 @pytest.mark.parametrize("seed", thinned(range(6), 3))
