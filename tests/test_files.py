@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gpp import NoFlush, OneFOneB, Plan, Stash, Strategy
 from gpp.errors import GppError, InvalidFile, InvalidPlan
 from gpp.formats.profiles import read_profile
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.runtime.job import Job
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
-from gpp.strategy import Strategy
 from tests.checks import fuzz
 from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
 

@@ -15,7 +15,15 @@ from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
 
 KEY = "0123456789abcdef0123456789abcdefdeadbeef"
-SMALL = ["model=mlp", "model.num_blocks=2", "cluster.num_devices=2", "steps=3", "cost=analytical", "minibatch_size=16", "baselines_s=0"]
+SMALL = [
+    "model=mlp",
+    "model.num_blocks=2",
+    "cluster.num_devices=2",
+    "steps=3",
+    "cost=analytical",
+    "minibatch_size=16",
+    "baselines_s=0",
+]
 ALONE = pytest.mark.skipif(machines.why_not() is not None, reason=str(machines.why_not()))
 
 

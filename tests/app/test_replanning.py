@@ -14,18 +14,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from gpp import Cluster, Plan, Progress, Sequential, Strategy
 from gpp.app.replanning import _ReplannedCourse
-from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, OffPace, WorkerFailed
 from gpp.graph.forward_only import forward_only
 from gpp.links import Link, PairLink
-from gpp.plan.plan import Plan
-from gpp.planners.chains.sequential import Sequential
 from gpp.replan import DevicePace, Replan, at_speeds, without
-from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.watch import said_pids
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.strategy import Strategy
 from gpp.timeline import Outcome
 from tests.support import graphs
 from tests.support.cli import Finished, run

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from gpp import EdgePipe, Plan
 from gpp.cluster import Cluster, Device, Link, PairLink
 from gpp.cost.models.by_type import TimesByType
 from gpp.cost.problem import Problem
@@ -24,10 +25,8 @@ from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
 from gpp.mechanisms.serving.course import Requests
-from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_stages import TypedStages
-from gpp.plan.plan import Plan
 from gpp.planners.common.stage_costs import StageCosts
 from tests.oracle.edge import Served
 

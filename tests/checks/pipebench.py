@@ -20,16 +20,13 @@ from typing import Any
 from benchmarks.pipebench.__main__ import problems
 from benchmarks.pipebench.planners import posed
 from benchmarks.pipebench.verify import Invalid, judge
+from gpp import Even, OneFOneB, Plan, Strategy
 from gpp.cost.problem import check_batch
 from gpp.errors import GppError, InvalidConfig, InvalidPlan
 from gpp.plan.in_flight import in_flight_samples
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
-from gpp.strategy import Strategy
 
 SAME = 1e-9
 """Relative difference of seconds, by the order in which they are added."""

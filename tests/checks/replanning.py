@@ -31,10 +31,8 @@ from typing import Any
 
 import torch
 
+from gpp import PipeMare, PipeOptim, SpecTrain
 from gpp.errors import GppError
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.replan import Moved
 from gpp.runtime.checkpoint.final import load_final

@@ -23,14 +23,13 @@ from typing import ClassVar, final
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from gpp import Flush, Plan
 from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
 from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
-from gpp.plan.plan import Plan
 from gpp.program.kinds import PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import Natural, settings
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.cutting import random_parts
 from tests.support.markings import NAMED, SMALL, keep, model_of, random_case, random_ways, train

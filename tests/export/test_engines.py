@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpp import Even, GPipe, Interleaved1F1B, OneFOneB, Plan, Sequential, Strategy, ZeroBubbleH1
 from gpp.analysis.explain.single import changes, least_s, single_changes
 from gpp.app.exporting import settled
 from gpp.cost.problem import Problem
@@ -27,16 +28,8 @@ from gpp.export.torchtitan import TorchTitan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.serving.exporter import SgLang, Vllm
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.interleaved_1f1b import Interleaved1F1B
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.inprocess import captured_named, problem_of
 
 HAND = "Ett|ttt|tt|tL"

@@ -16,24 +16,16 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute, _validate_schedule
 
+from gpp import SGD, Even, GPipe, OneFOneB, Split1F1B, Strategy, VHalf, ZeroBubbleH1, ZeroBubbleV
 from gpp.app.exporting import of_pipeline, settled
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import Exported, ToExport
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.torch import Torch
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.split_backward.schedules.v_half import VHalf
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.chain import as_chain, device_order
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.checks.runtime import Program
 from tests.checks.torch_runtime import losses_of
 from tests.support import inprocess

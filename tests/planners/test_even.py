@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpp import OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even, even_cut
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import cluster, run, towers
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import Even, GPipe, GraphPipe, Link, OneFOneB, Sequential, Strategy
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -17,13 +17,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.graphs import chain, graph, with_weights
 from tests.support.long import thinned

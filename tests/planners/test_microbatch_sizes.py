@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import GraphPipe, Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from tests.support.long import thinned
 from tests.support.problems import Rate, cluster, run
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import Link, PipeDream, Sequential
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import Param, bits
 from gpp.planners.chains.downsets import Budget, all_states, linear_states
-from gpp.planners.chains.pipedream import PipeDream
-from gpp.planners.chains.sequential import Sequential
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers

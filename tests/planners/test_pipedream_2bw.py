@@ -6,19 +6,13 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import DoubleBuffer, Link, NoFlush, OneFOneB, PipeDream2BW, Plan, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
 from gpp.mechanisms.marks.stage import marks_of
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.plan.plan import Plan
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, two_towers
 from tests.support.operations import calls
 from tests.support.problems import cluster, random_problem, uneven

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import OneFOneB, Piper, Strategy
 from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.marks.stage import marks_of
-from gpp.planners.chains.piper import Piper
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.chain_objectives import ring_s
 from tests.support.problems import cluster, random_problem, run, towers

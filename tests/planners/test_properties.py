@@ -9,24 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import Even, GraphPipe, OneFOneB, PipeDream2BW, Sequential, Split1F1B, Strategy, ZeroBubbleH1, ZeroBubbleH2
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, OpGraph, Tensor
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
-from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.candidates import Assessor, Candidate, Shortage
 from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.graphs import in_halves
 from tests.support.long import thinned

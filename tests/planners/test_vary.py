@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GraphPipe, OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
 from gpp.planners.common.candidates import Assessor
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, PerStage
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers

@@ -12,25 +12,16 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gpp import DoubleBuffer, Even, Flush, GPipe, NoFlush, OneFOneB, Plan, Stash, Strategy, VerticalSync
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import marked
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.asynchronous import captured as small_captured
 from tests.support.conf import network_named

@@ -6,14 +6,13 @@ from functools import cache
 
 import torch
 
+from gpp import GPipe, OneFOneB
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.small import Small
 
