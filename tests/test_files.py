@@ -31,9 +31,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in SLOW])
 def test_damaged_files_are_refused_by_name_or_work(name: str) -> None:
     """A sample of `python -m tests.checks.fuzz`."""
-    out = fuzz.check_many(name, seed=11, numbers=range(25))
-    assert not out.violations and out.refused > 5
-    assert out.accepted + out.refused == 25
+    out = fuzz.check_many(name, seed=11, numbers=range(12))
+    assert not out.violations and out.refused > 2
+    assert out.accepted + out.refused == 12
 
 
 def plan_text(**changes: str) -> str:

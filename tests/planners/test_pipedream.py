@@ -41,10 +41,11 @@ def test_plans_are_valid_chains(seed):
             assert planner.replication or all(len(stage.devices) == 1 for stage in plan.stages)
 
 
-def test_stays_near_the_best_chains():
+@pytest.mark.parametrize("first", thinned((0, 20)))
+def test_stays_near_the_best_chains(first):
     """Its objective leaves out filling and draining; on average that costs little."""
     ratios = []
-    for seed in range(40):
+    for seed in range(first, first + 20):
         problem = random_problem(seed, max_ops=12, max_devices=5)
         mine, best = run(PipeDream(), problem), run(Sequential(), problem)
         if mine and best:
