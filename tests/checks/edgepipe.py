@@ -8,7 +8,6 @@ Prints for chains and graphs how many were equal and how many have no plan, and 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -29,6 +28,7 @@ from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Ki
 from gpp.mechanisms.serving.edgepipe.typed_stages import TypedStages
 from gpp.planners.common.stage_costs import StageCosts
 from tests.oracle.edge import Served
+from tests.support.options import options
 
 Shape = Literal["chain", "graph"]
 NEAR = 1e-9
@@ -203,9 +203,7 @@ def check(shape: Shape, seeds: Iterable[int], *, searched: bool = True) -> tuple
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="problems of each shape")
-    count, failed = parser.parse_args().count, False
+    count, failed = options(__doc__, count=300).count, False
     for shape in ("chain", "graph"):
         wrong, words = check(shape, range(count))
         print(words, f"(seeds {wrong[:10]})" if wrong else "")

@@ -9,7 +9,6 @@ ends with 1 where one of both accepts a plan that the other refuses, or where th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -27,6 +26,7 @@ from gpp.plan.in_flight import in_flight_samples
 from gpp.serialization import from_json
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
+from tests.support.options import options
 
 SAME = 1e-9
 """Relative difference of seconds, by the order in which they are added."""
@@ -173,10 +173,7 @@ def compared(number: int, every: list[dict[str, Any]]) -> tuple[str, str | None]
 
 def main(words: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args(words)
+    given = options(__doc__, words, count=1000, first=0)
     every, decided, wrong = problems(), Counter[str](), list[str]()
     for number in range(given.first, given.first + given.count):
         why, differs = compared(number, every)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+import traceback
+from argparse import Namespace
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,3 +177,21 @@ def train(job: Job, weights: dict[str, torch.Tensor], folder: Path) -> Training:
         hook.remove()
     of = {(w.device_id, s): seen[id(optimizer)] for w in workers for s, optimizer in w.optimizers.items()}
     return Training(losses=losses, state={name: t.clone() for name, t in state.items()}, gradients=of)
+
+
+def random_trainings(
+    given: Namespace, differences: Callable[[int, str, random.Random, Counter[str]], tuple[list[str], str]]
+) -> int:
+    """Compare `given.count` trainings from the seed `given.first` on, of every model in turn; the exit code of a check."""
+    names, bad, done = given.models or [*SMALL, *NAMED], 0, Counter[str]()
+    for seed in range(given.first, given.first + given.count):
+        name = names[seed % len(names)]
+        try:
+            wrong, words = differences(seed, name, random.Random(seed), done)
+        except Exception:
+            wrong, words = [traceback.format_exc()], ""
+        if wrong:
+            bad += 1
+            print(f"seed {seed}: {name}, {words}: {', '.join(wrong)}", flush=True)
+    print(f"{given.count} trainings, {bad} of them differ; {dict(sorted(done.items()))}")
+    return int(bad > 0)
