@@ -41,7 +41,7 @@ def check(problem: Problem, planners: tuple) -> list[float]:
     return gaps
 
 
-@pytest.mark.parametrize("block", thinned(range(5), 3))
+@pytest.mark.parametrize("block", thinned(range(5), 5))
 def test_below_the_optimum_of_small_problems(block):
     """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
     gaps = []

@@ -62,7 +62,7 @@ def test_equals_the_oracle_of_unequal_micro_batches(first):
     assert equal >= 0.8 * count > 0
 
 
-@pytest.mark.parametrize("seed", thinned(range(10)))
+@pytest.mark.parametrize("seed", thinned(range(10), 3))
 def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
     problem = random_problem(seed, max_ops=14, max_devices=6)
     uniform, own = run(GraphPipe(colocate="never"), problem), run(GraphPipe(colocate="never", per_stage=True), problem)
