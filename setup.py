@@ -4,7 +4,6 @@ A wheel carries conf/ and run.py inside the package, where the `gpp` command fin
 """
 
 import json
-import os
 import runpy
 import shutil
 import sys
@@ -22,21 +21,12 @@ LINUX = sys.platform == "linux"
 # wherever they are called: a sixth of the code, and planning is no faster for it. Loops alone start where a cache line does.
 PACKED = ["-finline-limit=40", "-fmerge-all-constants", "-fno-plt", "-falign-functions=1", "-falign-jumps=1", "-falign-labels=1"]
 SMALL = ["-g0", "-fvisibility=hidden", *(["-fno-asynchronous-unwind-tables", "-fno-ident", *PACKED] if LINUX else [])]
+# All modules are one file, linked as one program: what Cython repeats in each of them is there once, three quarters of the bytes.
+WHOLE = ["-flto=auto"] if LINUX else []
 LINKED = ["-s", "-Wl,--build-id=none", "-Wl,-z,noseparate-code"] if LINUX else []
-
-
-def extension(name: str, source: str, *flags: str) -> Extension:
-    """A compiled file. Without a compiler the build goes on."""
-    return Extension(name, [source], extra_compile_args=[*flags, *SMALL], extra_link_args=LINKED, optional=True)
-
-
-EXTENSIONS = [
-    # No fused products: they round differently.
-    extension(str(path.with_suffix("")).replace("/", "."), str(path), "-O2", "-ffp-contract=off")
-    for path in sorted(found.relative_to(ROOT).with_suffix(".py") for found in (ROOT / "gpp").rglob("*.pxd"))
-]
-# Cython's views of arrays, which all of them need: once, and not in each. No inner loop is in it.
-SHARED = extension("gpp.memoryviews", "gpp/memoryviews.c", "-Os")
+MODULES = [Extension(name, [name.replace(".", "/") + ".py"]) for name in COMPILED["names"]()]
+# Cython's views of arrays, which all of them need: once, and not in each.
+SHARED = Extension(COMPILED["VIEWS"], ["gpp/memoryviews.c"])
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -62,26 +52,32 @@ class WithSettings(build_py):
 
 
 class WithDigests(build_ext):
-    """Compiles several files at once and writes down which: `gpp.compiled` leaves aside what no longer is what its source says."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.parallel = self.parallel or os.cpu_count()
+    """Writes down what was compiled: `gpp.compiled` leaves aside what no longer is what its source says."""
 
     def run(self) -> None:
         super().run()
-        names = [extension.name for extension in EXTENSIONS]
-        if all(Path(self.get_ext_fullpath(name)).exists() for name in (*names, SHARED.name)):
-            digests = {name: COMPILED["digest"](name) for name in names}
-            Path(self.get_ext_fullpath("gpp.compiled")).with_name("compiled.json").write_text(json.dumps(digests))
+        library = Path(self.get_ext_fullpath(LIBRARY))
+        if library.exists():
+            digests = {name: COMPILED["digest"](name) for name in COMPILED["names"]()}
+            library.with_name("compiled.json").write_text(json.dumps(digests))
 
 
+LIBRARY = COMPILED["LIBRARY"]
+TRANSLATED = cythonize(
+    [*MODULES, SHARED],
+    shared_utility_qualified_name=SHARED.name,
+    build_dir="build/cython",
+    compiler_directives=DIRECTIVES,
+)
 setup(
     cmdclass={"build_py": WithSettings, "build_ext": WithDigests},
-    ext_modules=cythonize(
-        [*EXTENSIONS, SHARED],
-        shared_utility_qualified_name=SHARED.name,
-        build_dir="build/cython",
-        compiler_directives=DIRECTIVES,
-    ),
+    ext_modules=[
+        Extension(
+            LIBRARY,
+            [source for module in TRANSLATED for source in module.sources],
+            extra_compile_args=["-O2", "-ffp-contract=off", *SMALL, *WHOLE],  # no fused products: they round differently
+            extra_link_args=[*LINKED, *WHOLE],
+            optional=True,  # without a compiler the build goes on
+        )
+    ],
 )

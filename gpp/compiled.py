@@ -1,7 +1,8 @@
 """Files that an install compiles: those with a .pxd file beside them, which says which of their numbers are a processor's own.
 
-Such a file is plain Python and is imported as any other. Where there was no compiler, or where one of these files has changed
-since, all of them run as they are: they do the same, some ten to a hundred times slower. So they keep to arrays and numbers.
+Such a file is plain Python. An install compiles all of them into one library, from which they are imported. Where there was no
+compiler, or where one of them has changed since, all of them run as they are: they do the same, some ten to a hundred times
+slower. So they keep to arrays and numbers.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ import json
 import sys
 from array import array
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
 
 GPP: Final = Path(__file__).parent
+LIBRARY: Final = "gpp.library"
+VIEWS: Final = "gpp.memoryviews"
+"""Cython's views of arrays, which the library holds beside the modules."""
+
+
+def names() -> list[str]:
+    """The modules that an install compiles."""
+    return sorted(".".join(path.relative_to(GPP.parent).with_suffix("").parts) for path in GPP.rglob("*.pxd"))
 
 
 def digest(name: str) -> str:
@@ -52,21 +61,26 @@ def from_source(package: str, name: str) -> None:
         spec.loader.exec_module(module)
 
 
-class PlainFiles(MetaPathFinder):
-    """Finds the files of such modules, whatever has been compiled of them."""
+class CompiledFiles(MetaPathFinder):
+    """Finds such modules in the library if it is what their files say, else in these files."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         """As importlib asks."""
+        if not fullname.startswith("gpp."):
+            return None
+        if fullname in KNOWN or fullname == VIEWS:
+            library = str(GPP / f"{LIBRARY.rpartition('.')[2]}{EXTENSION_SUFFIXES[0]}")
+            return spec_from_file_location(fullname, library, loader=ExtensionFileLoader(fullname, library))
         file = GPP.parent.joinpath(*fullname.split("."))
         return spec_from_file_location(fullname, file.with_suffix(".py")) if file.with_suffix(".pxd").exists() else None
 
 
+sys.meta_path.insert(0, CompiledFiles())
+
+
 def chosen(package: str) -> bool:
-    """Whether the files of a package run compiled; else all such files are imported as plain Python from now on."""
-    compiled = all(f"{package}.{part}" in KNOWN for part in parts(package))
-    if not compiled and not any(isinstance(finder, PlainFiles) for finder in sys.meta_path):
-        sys.meta_path.insert(0, PlainFiles())
-    return compiled
+    """Whether the files of a package run compiled."""
+    return all(f"{package}.{part}" in KNOWN for part in parts(package))
 
 
 def integers(count: int) -> array[int]:

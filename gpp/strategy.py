@@ -397,14 +397,14 @@ class Strategy:
         """A candidate's prediction, in the units of what the planner was asked; endless if it cannot run."""
         try:
             chosen = self._as_run(candidate, problem)
-        except Infeasible as error:
+            if (plan := self.memory.fastest(chosen, problem, self._step_s, CLOSE)) is not chosen:
+                judged.note(self.predict(chosen, problem, record=False))
+            if plan is None or not judged.can_run(problem.refuses(plan)):
+                return Timeline(source="predicted", metrics=ENDLESS)
+            found, devices = self.predict(plan, problem, record=False), problem.cluster.devices
+        except Infeasible as error:  # its stages cannot be put on the devices, or no order of theirs fits
             judged.refused.append(f"{error.constraint}. Fix: {error.remedy}")
             return Timeline(source="predicted", metrics=ENDLESS)
-        if (plan := self.memory.fastest(chosen, problem, self._step_s, CLOSE)) is not chosen:
-            judged.note(self.predict(chosen, problem, record=False))
-        if plan is None or not judged.can_run(problem.refuses(plan)):
-            return Timeline(source="predicted", metrics=ENDLESS)
-        found, devices = self.predict(plan, problem, record=False), problem.cluster.devices
         lacks = any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items())
         if lacks and not judged.passes(partial(self.check, plan, problem)):
             return Timeline(source="predicted", metrics=ENDLESS)

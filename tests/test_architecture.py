@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -168,32 +169,46 @@ def unit_of(path: Path) -> str:
     return part.removesuffix(".py")
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+@dataclass
+class Said:
+    """What a file says.
+
+    Args:
+        imports: (module, whether it is imported at run time).
+        lengths: name and lines of each function, without its docstring.
+    """
+
+    imports: list[tuple[str, bool]] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    lengths: list[tuple[str, int]] = field(default_factory=list)
 
 
 @cache
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported at run time)."""
-    out = []
-    tree = tree_of(path)
-    typing_only = {
-        id(node)
-        for guard in ast.walk(tree)
-        if isinstance(guard, ast.If) and isinstance(guard.test, ast.Name) and guard.test.id == "TYPE_CHECKING"
-        for node in ast.walk(guard)
-    }
-    for node in ast.walk(tree):
+def said(path: Path) -> Said:
+    """Found in one walk; a walk through all files takes seconds."""
+    found, typing_only = Said(), set[int]()
+    for node in ast.walk(ast.parse(path.read_text())):
         names = []
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            typing_only |= set(map(id, ast.walk(node)))
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            doc = ast.get_docstring(node, clean=False)
+            length = (node.end_lineno or 0) - node.lineno + 1 - (doc.count("\n") + 1 if doc else 0)
+            found.lengths.append((node.name, length))
+        elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} imports relatively"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module or "" for name in full]
-        out += [(name, id(node) not in typing_only) for name in dict.fromkeys(names)]
-    return out
+        found.imports += [(name, id(node) not in typing_only) for name in dict.fromkeys(names)]
+    return found
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    return said(path).imports
 
 
 def test_imports_run_upwards() -> None:
@@ -346,8 +361,7 @@ def test_planning_modules_leave_torch_alone() -> None:
 
 def test_each_class_has_a_name_of_its_own() -> None:
     """Underscores aside."""
-    nodes = ((path, node) for path in SOURCES for node in ast.walk(tree_of(path)))
-    classes = {(node.name.lstrip("_"), path) for path, node in nodes if isinstance(node, ast.ClassDef)}
+    classes = {(name.lstrip("_"), path) for path in SOURCES for name in said(path).classes}
     files = Counter(name for name, _ in classes)
     assert not {name for name, count in files.items() if count > 1}
 
@@ -357,12 +371,7 @@ def test_budgets() -> None:
     for path in [*SOURCES, *BASELINES]:
         if (lines := path.read_text().count("\n")) > 420:
             wrong.append(f"{path.relative_to(ROOT)} has {lines} lines")
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                doc = ast.get_docstring(node, clean=False)
-                length = (node.end_lineno or 0) - node.lineno + 1 - (doc.count("\n") + 1 if doc else 0)
-                if length > 72:
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.name} has {length} lines")
+        wrong += [f"{path.relative_to(ROOT)}:{name} has {length} lines" for name, length in said(path).lengths if length > 72]
     assert not wrong
 
 

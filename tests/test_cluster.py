@@ -7,9 +7,8 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
+from gpp import Analytical, Profiled
 from gpp.cluster import Cluster, Device, Link, PairLink, local, machine_memory_bytes, mixed, uniform
-from gpp.cost.models.analytical import Analytical
-from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
 from tests.support.conf import CONF, option

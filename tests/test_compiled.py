@@ -47,9 +47,9 @@ def test_a_step_beyond_the_slots_is_refused() -> None:
 
 def test_what_is_compiled_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has changed since, and a build without a compiler, leave the plain Python."""
-    names = [
-        f"{package.__name__}.{part}" for package in (cost, graph, search, simulate) for part in compiled.parts(package.__name__)
-    ]
+    names = compiled.names()
+    assert {name.rpartition(".")[0] for name in names} == {package.__name__ for package in (cost, graph, search, simulate)}
+    assert len({name.rpartition(".")[2] for name in names}) == len(names), "a library has one way in for each last name"
     for name in names:
         for kind in ("py", "pxd"):
             path = Path(*name.split(".")).with_suffix(f".{kind}")

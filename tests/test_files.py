@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gpp import NoFlush, OneFOneB, Plan, Stash, Strategy
 from gpp.errors import GppError, InvalidFile, InvalidPlan
 from gpp.formats.profiles import read_profile
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.runtime.job import Job
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
-from gpp.strategy import Strategy
 from tests.checks import fuzz
 from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
 
@@ -35,9 +31,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in SLOW])
 def test_damaged_files_are_refused_by_name_or_work(name: str) -> None:
     """A sample of `python -m tests.checks.fuzz`."""
-    out = fuzz.check_many(name, seed=11, numbers=range(25))
-    assert not out.violations and out.refused > 5
-    assert out.accepted + out.refused == 25
+    out = fuzz.check_many(name, seed=11, numbers=range(12))
+    assert not out.violations and out.refused > 2
+    assert out.accepted + out.refused == 12
 
 
 def plan_text(**changes: str) -> str:

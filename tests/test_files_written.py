@@ -27,6 +27,7 @@ WRITERS = frozenset(
     )
 )
 """Names of functions of Python and of libraries that make a file or a folder."""
+NAMED = re.compile(rf"\b({'|'.join(WRITERS)}|open|fdopen)\b")
 
 EXCEPTIONS = {
     "app/new_project.py": {"mkdir", "write_text"},  # the files of a new project are the user's own, to be shared as they like
@@ -39,7 +40,10 @@ EXCEPTIONS = {
 
 def writes(path: Path) -> set[str]:
     """Names of the calls of a module that open something for writing, but for those of the layer."""
-    tree, found = ast.parse(path.read_text()), set[str]()
+    text, found = path.read_text(), set[str]()
+    if not NAMED.search(text):  # parsing all files takes seconds
+        return found
+    tree = ast.parse(text)
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)

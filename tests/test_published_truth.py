@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpp.cluster import Device
+from gpp import Device, Single, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.build import make_plan
-from gpp.planners.chains.single import Single
-from gpp.strategy import Strategy
 from sweeps.fit_v100 import Constants as PaperConstants
 from sweeps.fit_v100 import allowed, configured, kept
 from sweeps.truth.__main__ import halved, sheet

@@ -21,21 +21,14 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pydantic import Field
 
-from gpp.app.values import Loss, Planning, Run
-from gpp.cluster import Device, Link, local
-from gpp.cost.models.analytical import Analytical
+from gpp import SGD, Analytical, Device, Even, Link, Loss, OneFOneB, Planning, Run, Simulate, Strategy, local
 from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, written
 from gpp.loggers.jsonl import Jsonl
 from gpp.models.random_graph import RandomGraph
-from gpp.optimizers import SGD
-from gpp.planners.chains.even import Even
 from gpp.runtime.cards import local as cards
 from gpp.runtime.cards.local import Speeds
-from gpp.runtime.engines.simulate import Simulate
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import Count, Natural, Positive, Text, arguments, declared, settings
-from gpp.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 HUGE = 10**5000

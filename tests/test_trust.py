@@ -15,7 +15,15 @@ from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
 
 KEY = "0123456789abcdef0123456789abcdefdeadbeef"
-SMALL = ["model=mlp", "model.num_blocks=2", "cluster.num_devices=2", "steps=3", "cost=analytical", "minibatch_size=16"]
+SMALL = [
+    "model=mlp",
+    "model.num_blocks=2",
+    "cluster.num_devices=2",
+    "steps=3",
+    "cost=analytical",
+    "minibatch_size=16",
+    "baselines_s=0",
+]
 ALONE = pytest.mark.skipif(machines.why_not() is not None, reason=str(machines.why_not()))
 
 
@@ -56,6 +64,7 @@ def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secr
 
 FORMS = {
     "messages through gloo": ["engine.shared_memory=false"],
+    "rivals measured": ["baselines_s=15"],
     "emulate": ["engine=emulate"],
     "reference": ["engine=reference"],
     "single": ["engine=single"],

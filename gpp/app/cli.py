@@ -310,6 +310,9 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
                 group = str(key).partition("@")[0]
                 fix = f"use one of {', '.join(Vocabulary(folders=folders()).options(group))}"
                 raise InvalidConfig(group, BASE, "holds what the options share and is none of them", fix)
+            if cfg.strategies and cfg.mode not in SEVERAL:
+                rule = f"is for {' and '.join(f'mode={mode}' for mode in SEVERAL)}; mode={cfg.mode} plans with one"
+                raise InvalidConfig("strategies", _plain(cfg.strategies), rule, "set mode=compare, or strategy=graphpipe")
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         keep(OmegaConf.to_container(cfg, resolve=True))

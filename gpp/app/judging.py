@@ -48,9 +48,9 @@ def bound_under(strategy: Strategy, problem: Problem, others: Sequence[Strategy]
         compares: whether each of them is asked by itself whether the bound is for its schedule.
     """
     bounded, one_piece = compares or strategy.schedule.bounded, isinstance(strategy.planner, Single)
-    if one_piece or problem.updates or not bounded or not problem.regime.trains:
-        # The bound of `single` would be that of one device, not of all of them; the bound does not cover updates in parts; a
-        # continuous pipeline or backwards in parts may be faster.
+    if one_piece or problem.updates or problem.varying or not bounded or not problem.regime.trains:
+        # The bound of `single` would be that of one device, not of all of them; the bound does not cover updates in parts, and is
+        # that of the mean amount where the work of samples differs; a continuous pipeline or backwards in parts may be faster.
         return None
     with suppress(Infeasible):
         return lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *others)))

@@ -14,7 +14,7 @@ from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node, is_loss, is_row, node_references
+from gpp.graph.captured import LEAVES, Captured, Node, is_loss, is_row, node_references
 
 
 class HeldPart(NamedTuple):
@@ -74,10 +74,6 @@ class AbstractShards(ABC):
     def share(self, name: str, whole: Tensor) -> Tensor:
         """The device's share of a parameter, or of a tensor that lies like it."""
         return self.split[name].cut(whole) if name in self.split else whole
-
-
-LEAVES = ("param", "buffer", "constant")
-"""Kinds of nodes whose tensors a stage holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

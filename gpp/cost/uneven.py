@@ -98,8 +98,9 @@ def varying_shares(captured: Captured, graph: OpGraph, amount: str) -> tuple[flo
     """
     row = captured.rows.get(amount)
     if row is None or row.dtype != "bool":
-        known = ", ".join(name for name, node in captured.rows.items() if node.dtype == "bool") or "none"
-        raise InvalidConfig("uneven.amount", amount, "must be an input of booleans", f"those of the model are: {known}")
+        masks = [name for name, node in captured.rows.items() if node.dtype == "bool" and name in captured.inputs]
+        rule = f"must be an input of booleans; those of the model are: {', '.join(masks) or 'none'}"
+        raise InvalidConfig("uneven.amount", amount, rule, f"set uneven.amount={masks[0] if masks else 'null'}")
     reading = {row.name}
     for node in captured.nodes:  # in the order of execution
         if node.free and reading & set(node_references(node)):

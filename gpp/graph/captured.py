@@ -43,6 +43,9 @@ FORMAT_VERSION = 11
 ITEMS = "items:"
 """Prefix of an input that is no user's: a number that a loss is divided by (`Items`)."""
 
+LEAVES = ("param", "buffer", "constant")
+"""Kinds of nodes whose tensors a stage holds."""
+
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
 

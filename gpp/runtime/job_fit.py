@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.errors import InvalidConfig, InvalidFile, MalformedProgram
-from gpp.graph.captured import Captured, Node
+from gpp.graph.captured import LEAVES, Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
@@ -37,7 +37,6 @@ from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_grou
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
 
-LEAVES = ("param", "buffer", "constant")
 MOST_ELEMENTS = 2**40
 ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, counted
 from gpp.memory import AbstractMemory
 from gpp.planners.base import AbstractPlanner
 from gpp.schedules.base import AbstractSchedule
@@ -75,11 +75,12 @@ def check_count(schedule: AbstractSchedule, problem: Problem, planner: AbstractP
     """
     each, ops, devices = schedule.per_device, problem.graph.num_ops, problem.cluster.num_devices
     if each > ops:
-        rule = f"a device would run {each} stages, and there are {ops} operators"
+        rule = f"a device would run {each} stages, and there {'is' if ops == 1 else 'are'} {counted(ops, 'operator')}"
         fix = "set fewer (strategy.schedule.k of interleaved_1f1b), or strategy/schedule=1f1b"
         raise InvalidConfig("strategy.schedule", schedule.name, rule, fix)
     if planner.fills and each * devices > ops:
         stages = f"{each} stages" if each > 1 else "a stage"
-        rule = f"strategy.planner={planner.name} makes {stages} for each device, and {ops} operators are enough for {ops // each}"
+        have = f"{counted(ops, 'operator')} {'is' if ops == 1 else 'are'} enough for {ops // each}"
+        rule = f"strategy.planner={planner.name} makes {stages} for each device, and {have}"
         fix = f"set cluster.num_devices={ops // each}, or strategy/planner=graphpipe, or raise graph.max_ops"
         raise InvalidConfig("cluster.num_devices", devices, rule, fix)

@@ -5,21 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpp import Even, GraphPipe, NoFlush, OneFOneB, PipeDream2BW, Stash, Strategy
 from gpp.analysis.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.run.strategies import best_lines, best_names, columns, compared_dicts, strategy_lines
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, problem, two_towers
 
 

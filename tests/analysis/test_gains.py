@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GraphPipe, OneFOneB, Single, Strategy
 from gpp.analysis.gains import ONE_DEVICE, Gain, Gains, Rival, gain_of_rounds, predicted_gains, rivals
 from gpp.analysis.one_stage import one_stage
-from gpp.planners.chains.single import Single
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.run.gain_words import gain_lines, one_stage_lines, pipeline_command
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import problem, two_towers
 
 ALONE = Strategy(name="single", planner=Single(), schedule=OneFOneB())

@@ -8,25 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gpp import Auto, DoubleBuffer, Even, GraphPipe, NoFlush, OneFOneB, PipeDream2BW, Plan, Recompute, Stash, Strategy
 from gpp.analysis.comparison import attempt
 from gpp.analysis.max_batch import at_size, largest, step_at
 from gpp.app.surveys import scaled
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.mechanisms.marks.policies import Auto, Recompute
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.compare.boundaries import cells, ends
 from gpp.report.run.strategies import boundary_dicts
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.checks.memory import random_problem
 from tests.support.graphs import chain, problem
 
@@ -89,7 +80,7 @@ def test_any_plan_that_fits_ends_a_search_for_the_first() -> None:
 def test_a_first_plan_is_there_where_a_plan_is() -> None:
     graphpipe = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto())
     both = Counter[tuple[str, str]]()
-    for seed in range(5):
+    for seed in (1, 2, 3):
         given = random_problem(random.Random(f"first-{seed}"))
         first, best = (attempt(graphpipe, given, record=False, first=first) for first in (True, False))
         both[first.status, best.status] += 1

@@ -15,7 +15,7 @@ from tests.support.cli import TOWERS, run, start, workers_of
 from tests.support.inprocess import few_layers
 from tests.support.traces import check_trace
 
-QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
+QUICK = ["logger=none", "cluster.num_devices=2", "steps=2", "evaluate_every=0", "cost=analytical"]
 DIGITS = few_layers("digits")
 
 
@@ -29,14 +29,6 @@ def test_more_devices_than_operators(tmp_path: Path) -> None:
     refused = run(tmp_path / "even", *words, "strategy=even")
     assert refused.code == 2
     assert "makes a stage for each device, and 8 operators are enough for 8" in " ".join(refused.out.split())
-
-
-def test_infeasible_is_a_result(tmp_path: Path) -> None:
-    done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.memory_bytes=1e5")
-    assert done.code == 3
-    assert done.result["status"] == "infeasible"
-    assert "Smallest change that fits" in done.result["reason"]
-    assert "lacks" in done.result["reason"]
 
 
 def test_an_uncapturable_model_names_the_users_line(tmp_path: Path) -> None:
@@ -156,7 +148,8 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
         *QUICK,
         *TOWERS,
         "model.factory=tests.support.zoo.Towers",
-        "graph.max_ops=8",
+        "cluster.num_devices=1",
+        "graph.max_ops=4",
         "minibatch_size=32",
         "cluster.memory_bytes=1e9,100",
         "+data.args.broken=false,true",
@@ -198,6 +191,7 @@ def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
             "graph.max_ops=4",
             f"engine={engine}",
             "dtype=float64",
+            "baselines_s=0",
         )
         assert done.code == 0, done.out
         losses.append(done.result["loss"])

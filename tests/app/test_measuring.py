@@ -7,18 +7,11 @@ from typing import Any, Self
 
 import pytest
 
+from gpp import Analytical, GraphPipe, OneFOneB, Progress, Sequential, Single, Strategy, local
 from gpp.analysis.gains import CHAIN, ONE_DEVICE, Rival
 from gpp.app import measuring
-from gpp.cluster import local
-from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.chains.single import Single
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.runtime.engine import Progress
 from gpp.runtime.rehearsal.rehearse import DeviceTimes
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.timeline import Metrics
 from tests.support.graphs import chain
 

@@ -9,20 +9,17 @@ from typing import Any
 
 import pytest
 
+from gpp import OneFOneB, Plan, Sequential, Strategy
 from gpp.app import replanning
 from gpp.app.moving import better, changes, check_movable, check_unreplanned, transfer_s
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.sequential import Sequential
 from gpp.replan import Moved, Replaced, Replan, Switch, at_speeds
 from gpp.report.run.page import replaced_table, run_report
 from gpp.report.run.record import RunRecord
 from gpp.runtime.engine import Progress, Taken
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.timeline import Outcome
 from tests.support import graphs
 

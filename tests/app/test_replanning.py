@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,18 +14,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from gpp import Cluster, Plan, Progress, Sequential, Strategy
 from gpp.app.replanning import _ReplannedCourse
-from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, OffPace, WorkerFailed
 from gpp.graph.forward_only import forward_only
 from gpp.links import Link, PairLink
-from gpp.plan.plan import Plan
-from gpp.planners.chains.sequential import Sequential
 from gpp.replan import DevicePace, Replan, at_speeds, without
-from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.watch import said_pids
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.strategy import Strategy
 from gpp.timeline import Outcome
 from tests.support import graphs
 from tests.support.cli import Finished, run
@@ -41,6 +38,7 @@ STREAM = [
     "minibatch_size=8",
     "microbatch_size=4",
     "strategy.replan.slower=1e9",
+    "steps=300",
 ]
 
 
@@ -178,14 +176,24 @@ def answers(found: Finished) -> bytes:
     return (found.run_dir / "answers.safetensors").read_bytes()
 
 
-def test_a_killed_worker_costs_no_answer(tmp_path: Path) -> None:
-    requests = "steps=300"
-    wanted = answers(run(tmp_path / "one", *STREAM, requests, "cluster.num_devices=1"))
-    killer = threading.Thread(target=kill_when_answered, args=(tmp_path / "two", 20, 2))
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The stream on one device."""
+    return run(tmp_path_factory.mktemp("alone"), *STREAM, "cluster.num_devices=1")
+
+
+def streamed_and_killed(run_dir: Path, *words: str) -> Finished:
+    """A stream on two devices, the second of which is killed after some of the requests."""
+    killer = threading.Thread(target=kill_when_answered, args=(run_dir, 20, 2))
     killer.start()
-    found = run(tmp_path / "two", *STREAM, requests, "cluster.num_devices=2", "strategy.replan.every=32")
+    found = run(run_dir, *STREAM, "cluster.num_devices=2", *words)
     killer.join()
-    assert answers(found) == wanted
+    return found
+
+
+def test_a_killed_worker_costs_no_answer(alone: Finished, tmp_path: Path) -> None:
+    found = streamed_and_killed(tmp_path, "strategy.replan.every=32")
+    assert answers(found) == answers(alone)
     steps = [json.loads(line)["step"] for line in (found.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(300))
     (replaced,) = found.result["replaced"]
@@ -194,18 +202,14 @@ def test_a_killed_worker_costs_no_answer(tmp_path: Path) -> None:
     assert (found.run_dir / "replaced" / "0" / "plan.json").is_file()
 
 
-def test_a_stopped_stream_in_a_used_directory_leaves_no_answers_of_the_run_before(tmp_path: Path) -> None:
-    """The second run has other weights, and a worker of it is killed after some of the requests."""
-    words = (*STREAM, "steps=300", "cluster.num_devices=2")
-    first = answers(run(tmp_path, *words))
-    (tmp_path / "ranks" / "rank_1.jsonl").unlink()
-    killer = threading.Thread(target=kill_when_answered, args=(tmp_path, 20, 2))
-    killer.start()
-    found = run(tmp_path, *words, "seed=1")
-    killer.join()
+def test_a_stopped_stream_in_a_used_directory_leaves_no_answers_of_the_run_before(alone: Finished, tmp_path: Path) -> None:
+    """The second run has other weights."""
+    folder, first = tmp_path / "run", answers(alone)
+    shutil.copytree(alone.run_dir, folder)
+    found = streamed_and_killed(folder, "seed=1")
     assert found.code == 1, found.out
-    assert (tmp_path / "earlier" / "1" / "answers.safetensors").read_bytes() == first
-    rows, before = load_file(tmp_path / "answers.safetensors"), load_file(tmp_path / "earlier" / "1" / "answers.safetensors")
+    assert (folder / "earlier" / "1" / "answers.safetensors").read_bytes() == first
+    rows, before = load_file(folder / "answers.safetensors"), load_file(folder / "earlier" / "1" / "answers.safetensors")
     (name,) = (name for name in rows if not name.startswith("answered."))
     there, count = rows[f"answered.{name}"], found.result["answers"]
     assert count == {"samples": len(there), "answered": int(there.sum())} and 0 < count["answered"] < len(there)

@@ -72,8 +72,9 @@ def test_what_is_no_refusal_sets_the_earlier_run_aside(tmp_path: Path) -> None:
     for words, code, status in ends:
         done = run(tmp_path, *SMALL, *words)
         assert (done.code, done.result["status"]) == (code, status)
-    earlier = [json.loads((tmp_path / EARLIER / number / "result.json").read_text())["status"] for number in "12"]
-    assert earlier == ["ok", "infeasible"]
+    earlier = [json.loads((tmp_path / EARLIER / number / "result.json").read_text()) for number in "12"]
+    assert [result["status"] for result in earlier] == ["ok", "infeasible"]
+    assert all(words in earlier[1]["reason"] for words in ("lacks", "Smallest change that fits"))
     assert (tmp_path / EARLIER / "1" / "report.html").exists()
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["factory"] == "tests.support.zoo.Towers"
 

@@ -22,6 +22,7 @@ WORDS = [
     "minibatch_size=16",
     "steps=2",
     "evaluate_every=0",
+    "baselines_s=0",
 ]
 ARGS = f"github_token: '{TOKEN}', dsn: '{DSN}'"
 

@@ -14,7 +14,7 @@ def contrastive(outputs, targets):
 @pytest.fixture(scope="module")
 def clip():
     transformers = pytest.importorskip("transformers")
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**tower, "vocab_size": 30, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     config = transformers.CLIPConfig(text_config=text, vision_config={**tower, "image_size": 16, "patch_size": 8}, projection_dim=8)
     torch.manual_seed(0)
@@ -34,11 +34,11 @@ def test_towers_are_independent_and_cut_exactly(clip):
     graph = captured.graph
     vision = [i for i, op in enumerate(graph.ops) if op.name.startswith("vision_model")]
     text = [i for i, op in enumerate(graph.ops) if op.name.startswith("text_model")]
-    assert len(vision) > 20 and len(text) > 20
+    assert len(vision) > 10 and len(text) > 10
     for ops, others in ((vision, text), (text, vision)):
         mask = sum(1 << i for i in others)
         assert not any(graph.descendants[i] & mask for i in ops)
-    assert any(op.name.startswith("vision_model.encoder.layers.1.self_attn.q_proj") for op in graph.ops)
+    assert any(op.name.startswith("vision_model.encoder.layers.0.self_attn.q_proj") for op in graph.ops)
     # masks and positions are computed where they are needed, so layers are joined by activations only
     assert all(tensor.differentiable for tensor in graph.tensors)
     assert "logit_scale" in captured.warnings[0]

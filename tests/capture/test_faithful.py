@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.app.api import capture_model
-from gpp.app.parallel import parallelize
-from gpp.app.values import Planning, Run
+from gpp import SGD, Planning, Run, capture_model, parallelize
 from gpp.capture.examples import built, compare
 from gpp.capture.examples import capture_model as capture_settings
 from gpp.capture.faithful.numbers import tolerance
@@ -22,7 +20,6 @@ from gpp.capture.kept import advanced, random_states
 from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured
-from gpp.optimizers import SGD
 from tests.support.call import call
 from tests.support.conf import model_named
 from tests.support.cutting import assert_cuts_exactly

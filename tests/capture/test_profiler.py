@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from gpp import Device, Profiled
 from gpp.capture import kept_profile as kept
 from gpp.capture import profiler
 from gpp.capture.build import capture
-from gpp.cluster import Device
-from gpp.cost.models.profiled import Profiled
 from gpp.graph.coarsen.coarsen import coarsen
 
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10)

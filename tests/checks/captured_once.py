@@ -10,7 +10,6 @@ and takes the places of the tokens, which are computed outside, as an input. Bat
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 import gpp
 from gpp.capture.build import capture
 from tests.checks.flops import BATCH, llava, whisper
+from tests.support.options import options
 
 DEVICES = (1, 2, 4, 8, 16, 32)
 MINIBATCH, LENGTH, TOLERANCE = 128, 20, 1e-12
@@ -153,9 +153,7 @@ def trained(folder: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, train=False)
     torch.set_num_threads(1)
     ok = [planned(name, *case) for name, case in models().items()]
     if given.train:

@@ -9,7 +9,6 @@ ends with 1 if there is one.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from tests.mechanisms.weight_versions.test_async_equality import POLICIES
 from tests.runtime import test_equality as equality
 from tests.runtime.cards import test_path as path
 from tests.support.cards.machine import Machine
+from tests.support.options import options
 from tests.support.staged import SCHEDULES
 
 Case = tuple[str, str, str, str, str]
@@ -63,11 +63,9 @@ def check(case: Case) -> tuple[Case, str | None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2)
     every = list(cases())
     bad: list[tuple[Case, str]] = []
-    with multiprocessing.get_context("fork").Pool(parser.parse_args().processes) as pool:
+    with multiprocessing.get_context("fork").Pool(options(__doc__, processes=2).processes) as pool:
         for case, error in pool.imap_unordered(check, every, chunksize=4):
             if error:
                 bad.append((case, error))

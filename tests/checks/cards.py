@@ -11,7 +11,6 @@ disagree anywhere or if a program in the order for cards hangs.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import random
 import sys
@@ -26,6 +25,7 @@ from gpp.program.program import Program, teams
 from tests.oracle.cards import outcome
 from tests.support.card_programs import Case, case, perturbed, stretch
 from tests.support.cards.machine import Policy
+from tests.support.options import options
 
 POLICIES: tuple[Policy, ...] = ("random", "eager", "lazy")
 
@@ -113,11 +113,7 @@ def check_many(count: int, *, start: int = 0, jobs: int = 1) -> tuple[list[str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    args = parser.parse_args()
+    args = options(__doc__, count=100, start=0, jobs=1)
     wrong, counts = check_many(args.count, start=args.start, jobs=args.jobs)
     lines = [f"{args.count} programs from {args.start}, {len(wrong)} disagreements"]
     lines += [f"  {name}: {number}" for name, number in sorted(counts.items())]

@@ -8,10 +8,10 @@ event and draw is equal, to the last bit. Ends with 1 where nothing is compiled.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from gpp import compiled
+from tests.support.options import options
 from tests.support.twins import Compared, compare
 
 PLANS = 40
@@ -19,10 +19,7 @@ PLANS = 40
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="programs")
-    parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
-    given = parser.parse_args()
+    given = options(__doc__, count=10_000, first=0)
     if not compiled.KNOWN:
         print("nothing is compiled, or files have changed since: python setup.py build_ext --inplace")
         return 1

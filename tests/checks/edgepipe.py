@@ -8,7 +8,6 @@ Prints for chains and graphs how many were equal and how many have no plan, and 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from gpp import EdgePipe, Plan
 from gpp.cluster import Cluster, Device, Link, PairLink
 from gpp.cost.models.by_type import TimesByType
 from gpp.cost.problem import Problem
@@ -24,12 +24,11 @@ from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, bits
 from gpp.mechanisms.serving.course import Requests
-from gpp.mechanisms.serving.edgepipe.edgepipe import EdgePipe
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
 from gpp.mechanisms.serving.edgepipe.typed_stages import TypedStages
-from gpp.plan.plan import Plan
 from gpp.planners.common.stage_costs import StageCosts
 from tests.oracle.edge import Served
+from tests.support.options import options
 
 Shape = Literal["chain", "graph"]
 NEAR = 1e-9
@@ -204,9 +203,7 @@ def check(shape: Shape, seeds: Iterable[int], *, searched: bool = True) -> tuple
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="problems of each shape")
-    count, failed = parser.parse_args().count, False
+    count, failed = options(__doc__, count=300).count, False
     for shape in ("chain", "graph"):
         wrong, words = check(shape, range(count))
         print(words, f"(seeds {wrong[:10]})" if wrong else "")

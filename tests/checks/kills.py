@@ -12,7 +12,6 @@ anything differs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,6 +30,7 @@ from gpp.errors import InvalidConfig
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import find, steps_in
 from tests.support.cli import start
+from tests.support.options import options
 
 WORKERS = 4
 WORDS = [
@@ -355,12 +355,7 @@ def run(
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=30, help="kills")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = options(__doc__, count=30, steps=60, every=5, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         tally = run(args.count, args.steps, args.every, Path(folder).resolve(), args.seed, cases=CASES)
     for line in tally.bad:

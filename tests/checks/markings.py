@@ -8,51 +8,34 @@ all gradients and final weights and buffers must be equal bit for bit. Exit code
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from pathlib import Path
 
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.marks.stage import marks_of
-from tests.support.markings import NAMED, POLICIES, SMALL, keep, random_case, random_ways, train
+from tests.support.markings import NAMED, POLICIES, SMALL, keep, random_case, random_trainings, random_ways, train
+from tests.support.options import options
 
 
-def main(count: int, first: int, models: list[str]) -> int:
-    names = models or [*SMALL, *NAMED]
-    bad, done = 0, Counter[str]()
-    for seed in range(first, first + count):
-        rng, name = random.Random(seed), names[seed % len(names)]
-        policy = POLICIES[seed // len(names) % len(POLICIES)] if seed % 2 else rng.choice(POLICIES)
-        try:
-            try:
-                case = random_case(name, policy, rng)
-            except InvalidConfig:  # stages that share a weight need a policy that keeps it one
-                case = random_case(name, policy := POLICIES[0], rng)
-            kept, job = case.job(keep), case.job(random_ways(rng))
-            ways = [(marks_of(stage).recompute, marks_of(stage).offload, marks_of(stage).boundaries) for stage in job.plan.stages]
-            with tempfile.TemporaryDirectory() as folder:
-                wrong = train(kept, case.weights, Path(folder, "a")).differences(train(job, case.weights, Path(folder, "b")))
-        except Exception:
-            wrong, ways = [traceback.format_exc()], []
-        done[policy.name] += 1
-        done["discarded operators"] += sum(len(again) for again, *_ in ways)
-        done["moved operators"] += sum(len(moved) for _, moved, _ in ways)
-        done["boundaries"] += sum(len(ends) for *_, ends in ways)
-        if wrong:
-            bad += 1
-            print(f"seed {seed}: {name}, {policy.name}, {ways}: {', '.join(wrong)}", flush=True)
-    print(f"{count} markings, {bad} of them change something; {dict(done)}")
-    return bool(bad)
+def differences(seed: int, name: str, rng: random.Random, done: Counter[str]) -> tuple[list[str], str]:
+    """What is not equal bit for bit of a training with random marks, and which one it is."""
+    policy = POLICIES[seed // len([*SMALL, *NAMED]) % len(POLICIES)] if seed % 2 else rng.choice(POLICIES)
+    try:
+        case = random_case(name, policy, rng)
+    except InvalidConfig:  # stages that share a weight need a policy that keeps it one
+        case = random_case(name, policy := POLICIES[0], rng)
+    kept, job = case.job(keep), case.job(random_ways(rng))
+    ways = [(marks_of(stage).recompute, marks_of(stage).offload, marks_of(stage).boundaries) for stage in job.plan.stages]
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = train(kept, case.weights, Path(folder, "a")).differences(train(job, case.weights, Path(folder, "b")))
+    done[policy.name] += 1
+    for kind, marked in zip(("discarded operators", "moved operators", "boundaries"), zip(*ways, strict=True), strict=True):
+        done[kind] += sum(map(len, marked))
+    return wrong, f"{policy.name}, {ways}"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--models", nargs="*", default=[])
-    options = parser.parse_args()
-    sys.exit(main(options.count, options.first, options.models))
+    sys.exit(random_trainings(options(__doc__, count=500, first=0, models=[]), differences))

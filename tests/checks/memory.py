@@ -31,22 +31,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpp.cluster import Cluster, Device, Link, uniform
-from gpp.cost.models.analytical import Analytical
+from gpp import Analytical, Auto, Cluster, DawnPiper, Device, GraphPipe, Link, OneFOneB, Stash, Strategy, uniform
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import stage_bytes
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.mechanisms.marks.choices import Choices, Marking
-from gpp.mechanisms.marks.dawnpiper import DawnPiper
 from gpp.mechanisms.marks.fit import fit
-from gpp.mechanisms.marks.policies import Auto
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage
-from gpp.strategy import Strategy
 from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings
 from tests.oracle.memory_chains import MarkedChains
 from tests.oracle.memory_plans import MarkedPlans

@@ -9,7 +9,6 @@ ends with 1 where one of both accepts a plan that the other refuses, or where th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -20,16 +19,14 @@ from typing import Any
 from benchmarks.pipebench.__main__ import problems
 from benchmarks.pipebench.planners import posed
 from benchmarks.pipebench.verify import Invalid, judge
+from gpp import Even, OneFOneB, Plan, Strategy
 from gpp.cost.problem import check_batch
 from gpp.errors import GppError, InvalidConfig, InvalidPlan
 from gpp.plan.in_flight import in_flight_samples
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
-from gpp.strategy import Strategy
+from tests.support.options import options
 
 SAME = 1e-9
 """Relative difference of seconds, by the order in which they are added."""
@@ -176,10 +173,7 @@ def compared(number: int, every: list[dict[str, Any]]) -> tuple[str, str | None]
 
 def main(words: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args(words)
+    given = options(__doc__, words, count=1000, first=0)
     every, decided, wrong = problems(), Counter[str](), list[str]()
     for number in range(given.first, given.first + given.count):
         why, differs = compared(number, every)

@@ -28,22 +28,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from gpp.cluster import Link
+from gpp import DataParallel, Keep, Link, OneFOneB, Plan, Single, Strategy
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import pass_times
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.memory import Keep
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.data_parallel import DataParallel
-from gpp.planners.chains.single import Single
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
-from gpp.strategy import Strategy
 from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive import Exhaustive
 from tests.oracle.exhaustive_shared import optimum

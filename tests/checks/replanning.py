@@ -11,7 +11,6 @@ goes on from the last one's checkpoint on disk. Losses, weights and buffers must
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,10 +30,8 @@ from typing import Any
 
 import torch
 
+from gpp import PipeMare, PipeOptim, SpecTrain
 from gpp.errors import GppError
-from gpp.mechanisms.weight_versions.pipemare import PipeMare
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.replan import Moved
 from gpp.runtime.checkpoint.final import load_final
@@ -45,6 +42,7 @@ from gpp.weights.base import AbstractWeights
 from tests.support import switches
 from tests.support.cli import ROOT
 from tests.support.markings import NAMED, POLICIES, SMALL, Case, keep, random_case, random_ways
+from tests.support.options import options
 
 EVERY, STEPS = 2, 5
 TURN_S = 0.005
@@ -266,20 +264,13 @@ def show_speed(folder: Path, steps: int, *overrides: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--equal", type=int, default=0, metavar="COUNT")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", action="store_true")
-    parser.add_argument("--kills", type=int, default=0, metavar="COUNT")
-    parser.add_argument("--speed", type=int, default=0, metavar="STEPS")
-    parser.add_argument("settings", nargs="*", help="of the runs of --speed")
-    asked = parser.parse_args()
+    asked = options(__doc__, equal=0, seed=0, real=False, kills=0, speed=0, names=[])
     wrong = check_equal(asked.equal, asked.seed) if asked.equal else 0
     with tempfile.TemporaryDirectory() as folder:
         wrong += check_real(Path(folder)) if asked.real else 0
         wrong += check_kills(Path(folder), asked.kills) if asked.kills else 0
         if asked.speed:
-            show_speed(Path(folder), asked.speed, *asked.settings)
+            show_speed(Path(folder), asked.speed, *asked.names)
     sys.exit(bool(wrong))
 
 

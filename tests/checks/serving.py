@@ -10,7 +10,6 @@ Exit code 1 if anything differs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from tests.checks.kills import MARK, processes_of, steps_done, workers_of
 from tests.support.cli import start
+from tests.support.options import options
 
 WORKERS = 4
 REQUESTS = 400
@@ -108,17 +108,14 @@ def stream(run_dir: Path, rng: random.Random, wanted: bytes, kills: int, devices
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    rng, killed, failed = random.Random(options.seed), 0, 0
+    given = options(__doc__, kills=20, seed=0)
+    rng, killed, failed = random.Random(given.seed), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         wanted = alone(Path(folder))
         number = 0
-        while killed < options.kills:
+        while killed < given.kills:
             run_dir = Path(folder) / f"stream_{number}"
-            found, wrong = stream(run_dir, rng, wanted, min(rng.randint(1, 3), options.kills - killed))
+            found, wrong = stream(run_dir, rng, wanted, min(rng.randint(1, 3), given.kills - killed))
             killed, number, failed = killed + found, number + 1, failed + bool(wrong)
             print(f"stream {number}: {found} killed; {'; '.join(wrong) or 'every answer once, in order, equal'}", flush=True)
     print(f"{killed} workers killed in {number} streams of {REQUESTS} requests, {failed} streams wrong")

@@ -10,11 +10,9 @@ code 1 if anything differs.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +21,17 @@ from typing import ClassVar, final
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from gpp import Flush, Plan
 from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
 from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
-from gpp.plan.plan import Plan
 from gpp.program.kinds import PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import Natural, settings
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.cutting import random_parts
-from tests.support.markings import NAMED, SMALL, keep, model_of, random_case, random_ways, train
+from tests.support.markings import NAMED, SMALL, keep, model_of, random_case, random_trainings, random_ways, train
+from tests.support.options import options
 
 LATEST = 7
 
@@ -102,34 +100,18 @@ def torch_halves(name: str) -> str:
     return f"leaves {missing} of {len(weights)} weights without a gradient" if missing else "splits"
 
 
-def main(count: int, first: int, models: list[str]) -> int:
-    names = models or [*SMALL, *NAMED]
-    bad, done = 0, Counter[str]()
-    for seed in range(first, first + count):
-        rng, name = random.Random(seed), names[seed % len(names)]
-        late, dtype, marked = rng.randint(0, LATEST), rng.choice(["float32", "float64"]), seed % 3 == 2
-        try:
-            wrong = differences(name, rng, late=late, dtype=dtype, marked=marked)
-        except Exception:
-            wrong = [traceback.format_exc()]
-        done[dtype] += 1
-        done[f"{late} late"] += 1
-        if wrong:
-            bad += 1
-            print(f"seed {seed}: {name}, {dtype}, {late} late, {'marked' if marked else 'kept'}: {', '.join(wrong)}", flush=True)
-    print(f"{count} trainings, {bad} of them differ; {dict(sorted(done.items()))}")
-    return bool(bad)
+def compared(seed: int, name: str, rng: random.Random, done: Counter[str]) -> tuple[list[str], str]:
+    """The same of any lateness and type; and which training it is."""
+    late, dtype, marked = rng.randint(0, LATEST), rng.choice(["float32", "float64"]), seed % 3 == 2
+    done.update((dtype, f"{late} late"))
+    wrong = differences(name, rng, late=late, dtype=dtype, marked=marked)
+    return wrong, f"{dtype}, {late} late, {'marked' if marked else 'kept'}"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--models", nargs="*", default=[])
-    parser.add_argument("--torch", action="store_true")
-    options = parser.parse_args()
-    if options.torch:
-        for each in options.models or [*SMALL, *NAMED]:
+    given = options(__doc__, count=500, first=0, models=[], torch=False)
+    if given.torch:
+        for each in given.models or [*SMALL, *NAMED]:
             print(f"{each}: {torch_halves(each)}", flush=True)
         sys.exit(0)
-    sys.exit(main(options.count, options.first, options.models))
+    sys.exit(random_trainings(given, compared))

@@ -9,7 +9,6 @@ process computes, so other programs are not in them.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -22,6 +21,7 @@ from gpp.capture.stage import build_stage
 from gpp.mechanisms.split_backward.operators import late_of, split
 from tests.support import inprocess
 from tests.support.conf import model_named
+from tests.support.options import options
 
 MOST = {"forward": 1.05, "backward": 1.1}
 
@@ -67,10 +67,4 @@ def main(models: list[str], samples: int, rounds: int, width: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["gpt_small", "mmt_small"])
-    parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    sys.exit(main(options.models, options.samples, options.rounds, options.width))
+    sys.exit(main(**vars(options(__doc__, models=["gpt_small", "mmt_small"], samples=32, width=256, rounds=15))))

@@ -9,7 +9,6 @@ each for a slice of time by turns. Printed are medians over the rounds. The comm
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import signal
@@ -37,6 +36,7 @@ from gpp.plan.chain import device_order
 from gpp.runtime.engine import Progress
 from tests.checks.runtime import ENVIRONMENT, MANY_STEPS, WARM_STEPS, Program
 from tests.support.conf import CONF
+from tests.support.options import options
 
 ROOT = CONF.parent
 SLICE_S = 1.0
@@ -205,11 +205,7 @@ def told(name: str, case: Planned, found: Measured) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cases in whose name it is found")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--least", type=int, default=4, help="steps of a slice")
-    given = parser.parse_args()
+    given = options(__doc__, only="", rounds=8, least=4)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has started stands still, and would stay
     apart, errors = 0.0, list[tuple[float, float]]()
     for name, words in CASES.items():

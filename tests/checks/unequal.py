@@ -15,11 +15,9 @@ import statistics
 import sys
 import time
 
+from gpp import Even, GraphPipe, Sequential
 from gpp.cost.problem import Problem
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from tests.oracle.all_placements import optimum_s
 from tests.support.mixed import linked, mixed_problem
 from tests.support.problems import run

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from gpp.cluster import Device
-from gpp.cost.models.analytical import Analytical
+from gpp import Analytical, Device
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param
 from gpp.serialization import from_json, to_json

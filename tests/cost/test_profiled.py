@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Device
+from gpp import Analytical, Device
 from gpp.cost.load import Load, others
-from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import GraphProfile, Profiled, Setting, Spot, cpu_setting, sample_counts
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json

@@ -10,30 +10,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from gpp import Analytical, DoubleBuffer, Flush, NoFlush, OneFOneB, PipeOptim, Plan, SpecTrain, Stash
 from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.amounts import Amounts, StageBytes
-from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.mechanisms.round_robin.stage import IN_TURN
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program
 from gpp.program.steady_state import window
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.simulate.simulator import simulate
 from gpp.stage import Stage
 from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.flush import Flush
 from tests.support.programs import lower
 
 POLICIES: list[AbstractWeights] = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baselines.reference.reference import Reference
+from gpp import Distributed, Even, OneFOneB, Plan, Strategy
 from gpp.cluster import Link, flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
@@ -17,14 +18,9 @@ from gpp.errors import InvalidPlan, UnsupportedPlan
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
-from gpp.runtime.engines.distributed import Distributed
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
 from tests.support.problems import cluster, split_plan, split_problem

@@ -5,7 +5,7 @@ Composing and checking a command takes half a second of computing, and there are
 * The tutorial's files are written, its plans made, and the README's lines of Python run with them; the long test follows it
   literally (tests/docs/test_tutorial.py).
 * Of every command of `run.py` and `gpp`, every word is looked up: the option and the setting must exist.
-* Every 32nd one is answered in one process, as in a run: composed, built, checked, and for a small model planned.
+* Every 64th one is answered in one process, as in a run: composed, built, checked, and for a small model planned.
 * Python blocks run as they are, in one process, with a model and data under the names that the text calls yours. Those that
   call `parallelize` are only compiled, but for one; the long test runs them, too. The block that loads T5 is only compiled.
 
@@ -30,7 +30,7 @@ from tests.support.documented_python import write_script
 from tests.support.pages import ROOT
 from tests.support.warm import warm
 
-SAMPLE = [command for i, command in enumerate(c for c in COMMANDS if "outputs/latest" not in c.text) if i % 32 == 3]
+SAMPLE = [command for i, command in enumerate(c for c in COMMANDS if "outputs/latest" not in c.text) if i % 64 == 3]
 
 
 @pytest.fixture(scope="module")

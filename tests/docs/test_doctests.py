@@ -11,16 +11,14 @@ from functools import partial
 from types import ModuleType
 
 import gpp
+from gpp import Even, OneFOneB, Strategy
 from gpp.cluster import flat
 from gpp.cost.holding import Holding
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.random_graphs import equal_chain, equal_towers
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
 from gpp.program.program import Task
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 
 ROOMS = (
     "gpp.routing",

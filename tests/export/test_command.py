@@ -55,7 +55,7 @@ def test_a_plan_under_an_engines_rules_is_the_one_that_is_written(tmp_path: Path
         opened = bench.answer({"state": list(bench.start)})
         assert from_json(Plan, opened["json"]).stages == stages and opened["step_s"] == found["predicted"]["iteration_s"]
         assert bench.page()["rules"] == "torchtitan"
-        fewer = bench.answer({"state": [1, *bench.start[1:]], "near": bench.near})
-        asked = {"state": [1, *bench.start[1:]], "plan": fewer["json"], "export": "torchtitan"}
-        bench.answer(asked)
-        assert "from my.own import llama" in (tmp_path / name / "export" / "torchtitan" / "planned.py").read_text()
+    bench = Bench.of(tmp_path / "plan")
+    fewer = bench.answer({"state": [1, *bench.start[1:]], "near": bench.near})
+    bench.answer({"state": [1, *bench.start[1:]], "plan": fewer["json"], "export": "torchtitan"})
+    assert "from my.own import llama" in (tmp_path / "plan" / "export" / "torchtitan" / "planned.py").read_text()

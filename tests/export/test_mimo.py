@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpp import Even, OneFOneB, Strategy
 from gpp.errors import UnsupportedPlan
 from gpp.export import mimo
 from gpp.export.base import ToExport
@@ -16,9 +17,6 @@ from gpp.export.megatron import Megatron
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.inprocess import captured_named, problem_of
 
 STAGES = (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpp import Even, GPipe, Interleaved1F1B, OneFOneB, Strategy, ZeroBubbleH1, ZeroBubbleV
 from gpp.export.base import AbstractExporter, ToExport
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.imports import layout_of
@@ -25,14 +26,7 @@ from gpp.export.torchtitan import TorchTitan
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.serving.exporter import SgLang, Vllm
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
-from gpp.planners.chains.even import Even
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.interleaved_1f1b import Interleaved1F1B
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.export.test_mimo import branching
 from tests.support.inprocess import captured_named, problem_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,27 +17,20 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute, _validate_schedule
 
+from gpp import SGD, Even, GPipe, OneFOneB, Split1F1B, Strategy, VHalf, ZeroBubbleH1, ZeroBubbleV
 from gpp.app.exporting import of_pipeline, settled
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import Exported, ToExport
 from gpp.export.deepspeed import DeepSpeed
 from gpp.export.torch import Torch
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
-from gpp.mechanisms.split_backward.schedules.v_half import VHalf
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
-from gpp.mechanisms.split_backward.schedules.zero_bubble_v import ZeroBubbleV
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.chain import as_chain, device_order
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.checks.runtime import Program
 from tests.checks.torch_runtime import losses_of
 from tests.support import inprocess
+from tests.support.ranks import run_ranks
 from tests.support.staged import DATA, captured, parts_of, problem_of
 
 STEPS = 2
@@ -121,12 +115,26 @@ def test_both_ends_have_messages_between_two_ranks_in_one_order() -> None:
         assert sent and sent == taken
 
 
-def run(folder: Path, ranks: int) -> list[float]:
+WORDS = ["train.py", "--steps", str(STEPS), "--save-gradients"]
+
+
+def train(folder: str) -> None:
+    """What a launcher does on each rank."""
+    os.chdir(folder)
+    sys.argv = WORDS
+    runpy.run_path(WORDS[0], run_name="__main__")
+
+
+def torchrun(folder: Path, ranks: int) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node"]
-    words = [*launcher, str(ranks), "train.py", "--steps", str(STEPS), "--save-gradients"]
-    out = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert out.returncode == 0, out.stderr[-3000:]
+    words = [*launcher, str(ranks), *WORDS]
+    return subprocess.run(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+
+
+def run(folder: Path, ranks: int, forked: bool) -> list[float]:
+    out = run_ranks(ranks, __name__, "train", str(folder)) if forked else torchrun(folder, ranks)
+    assert out.returncode == 0, out.stdout[-3000:]
     (folder / "steps.jsonl").write_text("".join(line for line in out.stdout.splitlines(keepends=True) if line.startswith("{")))
     program = Program([], [folder / "steps.jsonl"])
     ((first, *later),) = program.ends()
@@ -135,9 +143,10 @@ def run(folder: Path, ranks: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=() if name == QUICK else pytest.mark.long) for name, case in CASES.items()]
+    ("name", "forked"), [(QUICK, True), *(pytest.param(name, False, marks=pytest.mark.long) for name in CASES)]
 )
-def test_losses_and_gradients_are_those_of_our_workers(case: Case, tmp_path: Path) -> None:
+def test_losses_and_gradients_are_those_of_our_workers(name: str, forked: bool, tmp_path: Path) -> None:
+    case = CASES[name]
     e, job, weights = asked(case)
     made = Torch(messages=case[3]).exported(e)  # type: ignore[arg-type]
     with inprocess.recorded_gradients() as seen:
@@ -147,7 +156,7 @@ def test_losses_and_gradients_are_those_of_our_workers(case: Case, tmp_path: Pat
     for name, text in made.files.items():
         (folder / name).write_text(text)
     ranks = len(device_order(e.plan))
-    assert run(folder, ranks) == pytest.approx(losses, abs=1e-12)
+    assert run(folder, ranks, forked) == pytest.approx(losses, abs=1e-12)
     compared = 0
     for step in range(STEPS):
         theirs = {name: g for r in range(ranks) for name, g in load_file(folder / f"gradients_{r}_{step}.safetensors").items()}

@@ -16,9 +16,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import final
 
+from gpp import SGD, Analytical, GraphPipe, NoFlush, OneFOneB, Sequential, Simulate, Stash, Strategy
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster, flat
-from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, sample_counts
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
@@ -27,21 +27,13 @@ from gpp.errors import Infeasible
 from gpp.formats.profiles import read_profile
 from gpp.graph.captured import load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.optimizers import SGD
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, check_program
 from gpp.report.sweep.files import write_sweep
 from gpp.report.sweep.jobs import AskedJob
 from gpp.runtime.checkpoint.resume import find, training_of
-from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.worker import Worker
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_text, to_json
-from gpp.strategy import Strategy
 from tests.support.cli import run
 from tests.support.conf import CONF
 from tests.support.inprocess import captured_named, in_threads, make_job, problem_of, workers_of

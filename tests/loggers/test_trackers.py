@@ -12,31 +12,25 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from gpp import SGD, Analytical, Even, OneFOneB, Simulate, Strategy, local
 from gpp.app.experiment import Experiment
 from gpp.app.recording import Recorder
 from gpp.app.stopping import Stopped
 from gpp.app.sweep_tracking import track_sweep
 from gpp.app.tracked import devices_table, drawings, stages_table, summary
 from gpp.app.tracking import check_loggers, commit_of
-from gpp.cluster import local
-from gpp.cost.models.analytical import Analytical
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.loggers.tensorboard import TensorBoard, markdown
 from gpp.loggers.wandb import Wandb
-from gpp.optimizers import SGD
-from gpp.planners.chains.even import Even
 from gpp.private import masked
 from gpp.program.kinds import COMPUTE
 from gpp.report.run.console import make_console
 from gpp.report.sweep.files import write_sweep
 from gpp.report.sweep.jobs import AskedJob
-from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.run_dir import RunDir
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
-from gpp.strategy import Strategy
 from tests.checks.trackers import COLUMNS, boards, missing, wandb_runs
 from tests.support.cli import ROOT, run
 from tests.support.conf import model_named

@@ -23,10 +23,14 @@ def test_any_size_from_the_smallest_on(kind: str, more: int) -> None:
     assert network(image=torch.randn(2, 3, size, size)).shape == (2, 5)
 
 
-def test_vgg_is_a_chain_and_residual_networks_have_shortcuts() -> None:
+def test_vgg_is_a_chain() -> None:
     _, chain, _ = captured_named("vgg_small")
     tree = decompose(chain.graph)
     assert isinstance(tree, Series) and not any(isinstance(child, Parallel) for child in tree.children)
+
+
+@pytest.mark.long
+def test_residual_networks_have_shortcuts() -> None:
     _, residual, _ = captured_named("resnet_small")
     assert any(len(t.consumers) == 2 for t in residual.graph.tensors)
     assert decompose(residual.graph) is not None

@@ -8,6 +8,7 @@ from gpp.data.digits import DigitsData
 from gpp.optimizers import SGD, LearningRate
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.long import thinned
 from tests.support.training import trained
 
 
@@ -18,7 +19,7 @@ def test_a_linear_layer_for_each_stage() -> None:
     assert [sorted(sizes[name] for name in op.params) for op in linear] == [[48, 64 * 48], [48, 48 * 48], [48, 48 * 48], [10, 480]]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", thinned([0, 1]))
 def test_ten_epochs_in_order_reach_94_percent(seed: int) -> None:
     """What asynchronous methods are compared with."""
     optimizer = SGD(lr=0.04, momentum=0.9, learning_rate=LearningRate(shape="linear"))

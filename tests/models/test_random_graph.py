@@ -2,9 +2,20 @@ from __future__ import annotations
 
 import pytest
 
+from gpp.cost.models.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
+from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
 from gpp.models.random_graph import RandomGraph
+from gpp.optimizers import Adam
+from gpp.planners.chains.even import Even
+from gpp.runtime.job import assemble
+from gpp.runtime.job_asked import asked_graph
+from gpp.schedules.no_flush import NoFlush
+from gpp.strategy import Strategy
 from tests.support.conf import model_named
+from tests.support.problems import cluster
 
 
 @pytest.mark.parametrize("kind", ["series_parallel", "dag", "towers", "chain"])
@@ -29,3 +40,14 @@ def test_it_cannot_be_trained() -> None:
         RandomGraph(kind="ring")
     with pytest.raises(InvalidConfig, match="num_branches"):
         RandomGraph(kind="towers", num_ops=4, num_branches=4).captured()
+
+
+def test_weights_are_versioned_without_nodes_and_types_are_not_there_to_be_narrowed() -> None:
+    captured, optimizer = RandomGraph(kind="chain", num_ops=6).captured(), Adam(lr=0.1)
+    problem = Problem(graph=captured.graph, cluster=cluster(3), cost=Constant(), minibatch_size=8, optimizer=optimizer)
+    strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=PipeOptim())
+    made = {"optimizer": optimizer, "data": Synthetic(), "steps": 2, "dtype": "float32", "seed": 0}
+    job = assemble(captured, problem, strategy.plan(problem), strategy, **made)
+    assert job.streams and len(job.plan.stages) == 3
+    with pytest.raises(InvalidConfig, match=r"model=chain.*no types.*Fix: set engine.autocast=null"):
+        asked_graph(captured.graph, captured, optimizer, {"autocast": "bfloat16"})

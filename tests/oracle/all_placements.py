@@ -11,13 +11,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpp.cluster import Cluster
+from gpp import Cluster, Even, OneFOneB, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import convex_partitions
 
 

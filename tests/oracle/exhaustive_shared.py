@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpp import Plan, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import convex_partitions
 
 

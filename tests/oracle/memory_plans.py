@@ -11,13 +11,12 @@ import math
 from dataclasses import replace
 from itertools import product
 
+from gpp import Plan, Strategy
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.mechanisms.marks.stage import marked
-from gpp.plan.plan import Plan
 from gpp.stage import Stage
-from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from tests.oracle.exhaustive import Exhaustive
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GPipe, OneFOneB, Plan
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.program import check_program
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from gpp.stage import EdgeTensors
 from tests.support.graphs import graph, problem

@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
+from gpp import Even, OneFOneB, OptimalOrder, Plan, Split1F1B, Strategy
 from gpp.app.given import check_given
 from gpp.errors import GppError, Infeasible, InvalidConfig
 from gpp.mechanisms.helpers.stage import Helpers
 from gpp.mechanisms.marks.stage import Marks
-from gpp.mechanisms.split_backward.schedules.optimal import OptimalOrder
-from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, problem, with_weights
 
 PROBLEM = problem(with_weights(chain(4)), 2, 8)

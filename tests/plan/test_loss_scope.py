@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpp import GraphPipe, OneFOneB, Strategy
 from gpp.capture.build import capture
 from gpp.errors import InvalidConfig, InvalidGraph, InvalidPlan
 from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
@@ -16,9 +17,6 @@ from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import with_loss_apart
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.conf import option
 from tests.support.graphs import chain, diamond, graph, problem, two_towers
 from tests.support.long import thinned

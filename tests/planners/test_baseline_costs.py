@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from gpp import OneFOneB, PipeDream, Piper, Sequential, Strategy
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
@@ -15,11 +16,6 @@ from gpp.graph.random_graphs import random_dag
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import pipedream, piper
 from gpp.planners.chains.downsets import Budget
-from gpp.planners.chains.pipedream import PipeDream
-from gpp.planners.chains.piper import Piper
-from gpp.planners.chains.sequential import Sequential
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.chain_objectives import pipedream_s, piper_s
 from tests.support.conf import option
 from tests.support.long import thinned

@@ -7,7 +7,12 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
+from gpp.mechanisms.weight_versions.stash import Stash
+from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.data_parallel import DataParallel
+from gpp.planners.chains.single import Single
+from gpp.schedules.no_flush import NoFlush
+from gpp.strategy import Strategy
 from tests.support.problems import cluster, towers
 
 PROBLEM = Problem(graph=towers(2, 4), cluster=cluster(4), cost=Constant(), minibatch_size=32)
@@ -33,3 +38,12 @@ def test_shards_are_equal_or_refused() -> None:
         plan(replace(PROBLEM, minibatch_size=30))
     with pytest.raises(Infeasible, match="1 times at most"):
         plan(replace(PROBLEM, max_replicas=1))
+
+
+@pytest.mark.parametrize("planner", [DataParallel(), Single()], ids=lambda planner: planner.name)
+def test_a_mini_batch_is_the_runs_own_where_the_pipeline_does_not_drain(planner: AbstractPlanner) -> None:
+    strategy = Strategy(name="test", planner=planner, schedule=NoFlush(), weights=Stash())
+    assert strategy.plan(PROBLEM).stages[0].microbatch_size == 32
+    if isinstance(planner, DataParallel):
+        with pytest.raises(Infeasible, match=r"minibatch_size=32\)"):
+            strategy.plan(replace(PROBLEM, minibatch_size=30))

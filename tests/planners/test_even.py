@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from gpp import OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even, even_cut
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import cluster, run, towers
 
@@ -36,6 +37,8 @@ def test_more_devices_than_operators_are_refused():
         InvalidConfig, match=r"cluster\.num_devices=3: .*planner=even.* 2 operators are enough for 2\..*num_devices=2"
     ):
         strategy.plan(problem)
+    with pytest.raises(InvalidConfig, match=r"1 operator is enough for 1\."):
+        strategy.plan(replace(problem, graph=chain(1)))
     # A plan for fewer of them is not the planner's.
     strategy.check(make_plan(problem, "test", [(1, 1), (2, 1)], 1), problem)
 

@@ -5,13 +5,12 @@ import itertools
 
 import pytest
 
+from gpp import OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive, convex_partitions, exchangeable
 from tests.support.graphs import chain, diamond
 from tests.support.problems import cluster, random_problem, run, towers

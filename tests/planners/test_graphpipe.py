@@ -7,18 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Cluster
+from gpp import Cluster, GPipe, GraphPipe, Sequential, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan
-from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe import graphpipe
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.gpipe import GPipe
-from gpp.strategy import Strategy
 from tests.support.graphs import chain
 from tests.support.long import thinned
 from tests.support.operations import calls

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpp.planners.chains.even import Even
+from gpp import Even, OneFOneB, Strategy
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.common.local_search import Hill, climb, climb_best
 from gpp.planners.common.moves import ANY_STAGES, CHAINS, Around, Point, merges, replicas, splits
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.problems import random_problem
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import Even, GPipe, GraphPipe, Link, OneFOneB, Sequential, Strategy
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -17,13 +17,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.graphs import chain, graph, with_weights
 from tests.support.long import thinned
@@ -47,7 +41,7 @@ def check(problem: Problem, planners: tuple) -> list[float]:
     return gaps
 
 
-@pytest.mark.parametrize("block", thinned(range(5), 3))
+@pytest.mark.parametrize("block", thinned(range(5), 5))
 def test_below_the_optimum_of_small_problems(block):
     """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
     gaps = []
@@ -70,11 +64,12 @@ def test_below_every_plan_of_larger_problems():
     assert statistics.median(gaps) < 1.0
 
 
-def test_holds_for_losses_on_whole_mini_batches():
+@pytest.mark.parametrize("first", thinned((0, 8)))
+def test_holds_for_losses_on_whole_mini_batches(first):
     """Whatever the planner, the loss has a stage of its own, most often on a device of another one."""
     planners = (Exhaustive(), GraphPipe(), Sequential(), Sequential(replication=False))
     gaps, shared, alone = [], 0, 0
-    for seed in range(16):
+    for seed in range(first, first + 8):
         free = random_problem(seed, max_ops=6, max_devices=3)
         free = free if seed % 3 == 0 else free.with_endless_memory
         first = mask_of(range(free.graph.num_ops - 1 - seed % 2, free.graph.num_ops))
@@ -91,7 +86,7 @@ def test_holds_for_losses_on_whole_mini_batches():
             assert bound is not None and bound.iteration_s <= seconds * (1 + 1e-9), (seed, planner, seconds, bound)
             gaps.append(bound.gap(seconds))
             shared, alone = shared + plan.shares_devices, alone + (not plan.shares_devices)
-    assert shared > 20 and alone and statistics.median(gaps) < 0.35, (shared, alone, statistics.median(gaps))
+    assert shared > 10 and alone and statistics.median(gaps) < 0.35, (shared, alone, statistics.median(gaps))
 
 
 @pytest.mark.parametrize("seed", thinned(range(6), 3))

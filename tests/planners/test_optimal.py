@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
+from gpp import GraphPipe, Optimal
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.random_graphs import random_dag
-from gpp.planners.bounds.optimal import Optimal
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.serialization import to_json
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.graphs import chain

@@ -6,15 +6,13 @@ from typing import final
 
 import pytest
 
+from gpp import OneFOneB, Plan, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
-from gpp.strategy import Strategy
 from tests.extending.eager_1f1b import Eager1F1B
 from tests.support.graphs import chain, problem
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import Link, PipeDream, Sequential
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import Param, bits
 from gpp.planners.chains.downsets import Budget, all_states, linear_states
-from gpp.planners.chains.pipedream import PipeDream
-from gpp.planners.chains.sequential import Sequential
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
@@ -43,10 +41,11 @@ def test_plans_are_valid_chains(seed):
             assert planner.replication or all(len(stage.devices) == 1 for stage in plan.stages)
 
 
-def test_stays_near_the_best_chains():
+@pytest.mark.parametrize("first", thinned((0, 20)))
+def test_stays_near_the_best_chains(first):
     """Its objective leaves out filling and draining; on average that costs little."""
     ratios = []
-    for seed in range(40):
+    for seed in range(first, first + 20):
         problem = random_problem(seed, max_ops=12, max_devices=5)
         mine, best = run(PipeDream(), problem), run(Sequential(), problem)
         if mine and best:

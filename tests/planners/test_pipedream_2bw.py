@@ -6,20 +6,15 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import DoubleBuffer, Link, NoFlush, OneFOneB, PipeDream2BW, Plan, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
 from gpp.mechanisms.marks.stage import marks_of
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.plan.plan import Plan
-from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain, two_towers
+from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import cluster, random_problem, uneven
 
@@ -64,7 +59,7 @@ def test_equal_blocks_are_dealt_out_equally() -> None:
 
 
 @pytest.mark.parametrize("strategy", [asynchronous(), synchronous()], ids=lambda s: s.name)
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", thinned(range(30)))
 def test_stages_are_equally_replicated_intervals_of_one_order(strategy: Strategy, seed: int) -> None:
     problem = random_problem(seed, max_ops=12, max_devices=8)
     problem = uneven(problem, seed) if seed % 4 == 0 else problem
@@ -95,7 +90,7 @@ def order_of(plan: Plan, order: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("strategy", [asynchronous(EVERY), synchronous(EVERY)], ids=lambda s: s.name)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12)))
 def test_finds_what_listing_every_cut_finds(strategy: Strategy, seed: int) -> None:
     """Own objective of the chosen shape: the least over all cuts that fit, by `Plan.validate` and the formula written out."""
     problem = random_problem(seed, max_ops=7, max_devices=6)

@@ -5,24 +5,23 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import OneFOneB, Piper, Strategy
 from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.marks.stage import marks_of
-from gpp.planners.chains.piper import Piper
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.chain_objectives import ring_s
+from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import profile
 
 PLANNERS = (Piper(), Piper(linearize="always"), Piper(replication=False))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", thinned(range(25)))
 def test_plans_are_valid_chains(seed):
     problem = random_problem(seed, max_ops=12, max_devices=6)
     for planner in PLANNERS:
@@ -34,7 +33,7 @@ def test_plans_are_valid_chains(seed):
             assert not any(marks_of(stage).recompute for stage in plan.stages)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12)))
 def test_objective_is_the_best_of_all_chains(seed):
     """Against a plain enumeration of all intervals, replicas and depths."""
     problem = random_problem(seed, max_ops=6, max_devices=4, series_parallel=True)

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpp import GraphPipe, SameMicrobatch, Sequential
 from gpp.cost.problem import Problem
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
 from tests.support.problems import Rate, cluster, run, towers
 
 

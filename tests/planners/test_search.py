@@ -10,20 +10,16 @@ from typing import Any
 
 import pytest
 
+from gpp import GPipe, GraphPipe, OneFOneB, Plan, Strategy
 from gpp.cost.overheads import Overheads
-from gpp.plan.plan import Plan
 from gpp.planners.base import PlainPrediction
 from gpp.planners.common.candidates import Assessor
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.search.climb import Climber
 from gpp.planners.search.timers import Timers
 from gpp.schedules import merge
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate import period
-from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from tests.support.conf import option
 from tests.support.graphs import cluster, problem, two_towers

@@ -5,18 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import Even, GraphPipe, Link, Sequential
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Param
 from gpp.planners.chains import sequential
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.linear_orders import depth_first_order, intervals
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import cluster, random_problem, run, towers
 

@@ -7,22 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import GraphPipe, Link, NoFlush, OneFOneB, Plan, Stash, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe import colocate
 from gpp.planners.graphpipe.colocate import Colocate
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.run.key_figures import certificate
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.checks.planning_speed import experiment
 from tests.oracle.exhaustive_shared import optimum
 from tests.support.graphs import chain, problem, two_towers

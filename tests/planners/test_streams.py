@@ -8,24 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from gpp.cluster import Link
+from gpp import DoubleBuffer, Even, Link, Naive, PipeDream, PipeOptim, Piper, Plan, SpecTrain, Stash, VerticalSync
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.naive import Naive
-from gpp.mechanisms.weight_versions.pipeoptim import PipeOptim
-from gpp.mechanisms.weight_versions.spectrain import SpecTrain
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
-from gpp.planners.chains.piper import Piper
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.stage_costs import StageCosts

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import Even, GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.cluster import Cluster, Link, PairLink
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -13,17 +14,12 @@ from gpp.cost.regime import Regime
 from gpp.graph.forward_only import forward_only
 from gpp.mechanisms.serving.course import Requests
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.average import average
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.heterogeneous_chain import HeterogeneousChain
 from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.all_placements import optimum_s
 from tests.support.graphs import chain
 from tests.support.long import thinned

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GraphPipe, OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
 from gpp.planners.common.candidates import Assessor
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, PerStage
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
@@ -51,9 +49,10 @@ def test_small_micro_batches_where_memory_binds_and_large_ones_where_kernels_are
     assert roomy[0] == roomy[1] < own[1]
 
 
-def test_equals_the_oracle_of_unequal_micro_batches():
+@pytest.mark.parametrize("first", thinned((0, 12)))
+def test_equals_the_oracle_of_unequal_micro_batches(first):
     equal = count = 0
-    for seed in range(24):
+    for seed in range(first, first + 12):
         problem = random_problem(seed, max_ops=4, max_devices=3)
         best, ours = run(Exhaustive(per_stage_microbatch=True), problem), run(GraphPipe(colocate="never", per_stage=True), problem)
         assert (best is None) == (ours is None)
@@ -63,7 +62,7 @@ def test_equals_the_oracle_of_unequal_micro_batches():
     assert equal >= 0.8 * count > 0
 
 
-@pytest.mark.parametrize("seed", thinned(range(10)))
+@pytest.mark.parametrize("seed", thinned(range(10), 3))
 def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
     problem = random_problem(seed, max_ops=14, max_devices=6)
     uniform, own = run(GraphPipe(colocate="never"), problem), run(GraphPipe(colocate="never", per_stage=True), problem)

@@ -23,14 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cluster import Link
+from gpp import Link, Plan, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.strategy import Strategy
 from tests.oracle.exhaustive import convex_partitions
 from tests.support.conf import option
 from tests.support.problems import Rate, cluster

@@ -14,12 +14,11 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpp import Plan, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.strategy import Strategy
 
 IN_VAIN = 200
 """Moves without a better plan that end a climb."""

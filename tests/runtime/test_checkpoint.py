@@ -21,7 +21,7 @@ from baselines.whole_model_worker import WholeModel
 from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
-from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
+from gpp.optimizers import SGD, Adam, LearningRate, NAdam, RMSprop
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.checkpoint.manifest import Manifest
 from gpp.runtime.checkpoint.moves import owned_names
@@ -84,6 +84,15 @@ def test_goes_on_under_the_same_plan_and_under_others(name: str, seed: int, over
         assert moved == pytest.approx({step: losses[step] for step in (3, 4, 5)}, abs=1e-9)
         for key in state:
             torch.testing.assert_close(there[key], state[key], rtol=0, atol=1e-8)
+
+
+def test_state_of_another_type_than_its_parameter_comes_back_as_it_was(tmp_path: Path) -> None:
+    """NAdam has a float32 product of factors beside float64 weights."""
+    job, weights = random_job("digits", NAdam(lr=1e-3), random.Random("nadam"))
+    losses, state = train(job, tmp_path / "a", weights, Checkpoints(every=3))
+    again, same = train(job, tmp_path / "b", weights, Checkpoints(), find(tmp_path / "a", STEPS))
+    assert again == {step: losses[step] for step in (3, 4, 5)}
+    assert all(torch.equal(same[key], state[key]) for key in state)
 
 
 def _saved_once(folder: Path, job: Job) -> None:

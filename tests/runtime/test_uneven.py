@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpp import SGD, Even, OneFOneB, Strategy, ZeroBubbleH1
+from gpp.app.judging import bound_under
 from gpp.app.uneven import evened_rows, from_examples
 from gpp.cost.uneven import UnevenSamples, Varying, evened, varying_shares
 from gpp.data.pictured import Pictured
@@ -103,9 +104,16 @@ def test_the_plan_is_the_best_of_those_judged() -> None:
     assert tails[0] <= tails[1] and "90%" in chosen.explanation[-1]
 
 
+def test_no_bound_is_known_of_a_median_step() -> None:
+    """The bound is that of the mean amount, and the step that is predicted is the median of those that differ."""
+    *_, found = problem()
+    strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+    assert bound_under(strategy, found) is None and bound_under(strategy, replace(found, varying=None)) is not None
+
+
 def test_amounts_that_cannot_be_are_refused() -> None:
     _, captured, _, found = problem()
-    with pytest.raises(InvalidConfig, match="those of the model are: there"):
+    with pytest.raises(InvalidConfig, match=r"those of the model are: there\. Fix: set uneven\.amount=there"):
         varying_shares(captured, found.graph, "text")
     _, other, _ = inprocess.captured_named("mlp")
     with pytest.raises(InvalidConfig, match="must be an input of booleans"):

@@ -70,8 +70,9 @@ def warm_up(*, torch: bool) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "modules")
-        # In an empty cache, so that the model is captured; a random graph needs none of that.
-        words = [*WARM, f"model={'mlp' if torch else 'random'}", f"cache_dir={folder}/cache", f"hydra.run.dir={folder}/run"]
+        # In an empty cache, so that the model is captured; a random graph needs none of that. It is small, and coarsened.
+        model = ["model=mlp"] if torch else ["model=random", "model.num_ops=8", "graph.max_ops=4"]
+        words = [*WARM, *model, f"cache_dir={folder}/cache", f"hydra.run.dir={folder}/run"]
         os.wait4(child(words, f"{folder}/log", 600.0, str(names)), 0)
         found = names.read_text().split("\n") if names.exists() else []
     for name in found:

@@ -14,6 +14,7 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.split_backward.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
 from gpp.plan.build import make_plan
+from gpp.planners.chains.sequential import Sequential
 from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.exact import bound_s, prove, value_of
@@ -231,6 +232,15 @@ def test_orders_on_a_graph_run() -> None:
         assert len(plan.stages) == 2 * plan.num_devices
 
 
+def test_a_candidate_without_an_order_does_not_end_the_search() -> None:
+    """Most candidates have no order within the cap: the search goes on to those that have one."""
+    made = problem(equal(chain(6)), 2, 8, memory_bytes=8.0)
+    strategy = Strategy(name="test", planner=Sequential(), schedule=ZeroBubbleAuto(cap=0.5))
+    plan = strategy.plan(made)
+    strategy.check(plan, made)
+    assert [stage.microbatch_size for stage in plan.stages] == [1, 1]
+
+
 def test_refusals() -> None:
     made = problem(equal(chain(8)), 8, 16, microbatch_size=1)
     plan = make_plan(made, "test", [(1 << op, 1) for op in range(8)], 1)
@@ -238,7 +248,7 @@ def test_refusals() -> None:
     def refused(schedule: AbstractSchedule) -> Strategy:
         return Strategy(name="test", planner=Even(), schedule=schedule)
 
-    with pytest.raises(InvalidConfig, match=r"strategy.schedule.cap=0.1: .*one micro-batch.*Fix: set strategy.schedule.cap=0.125"):
+    with pytest.raises(Infeasible, match=r"strategy.schedule.cap=0.1 .*one micro-batch.* that fits: strategy.schedule.cap=0.125"):
         refused(ZeroBubbleAuto(cap=0.1)).predict(plan, made)
     with pytest.raises(InvalidConfig, match=r"max_tasks=300: the step has 384 passes"):
         refused(OptimalOrder(max_tasks=300)).predict(plan, made)

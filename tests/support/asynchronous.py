@@ -9,18 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gpp import DoubleBuffer, Naive, PipeMare, PipeOptim, SpecTrain, Stash, VerticalSync
+from gpp import DoubleBuffer, Even, Naive, NoFlush, OneFOneB, PipeMare, PipeOptim, SpecTrain, Stash, Strategy, VerticalSync
 from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.mechanisms.helpers.stage import Helpers, delays
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
 from tests.support.small import Small

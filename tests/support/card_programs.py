@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpp import GPipe, NoFlush, OneFOneB, Plan, Stash
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
@@ -13,17 +14,12 @@ from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.global_order import in_global_order
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.program.steady_state import of_length, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
 from tests.support.graphs import graph, with_weights
 from tests.support.host import on_host

@@ -12,14 +12,11 @@ import torch
 
 from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
+from gpp import SGD, DataParallel, OneFOneB, Plan
 from gpp.data.synthetic import Synthetic
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.problems import random_partition
 

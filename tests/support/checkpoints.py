@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
+from gpp import SGD, GPipe, OneFOneB
 from gpp.cost.regime import Regime
-from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
 from gpp.runtime.job import Job
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.inprocess import data_of
 from tests.support.problems import random_partition

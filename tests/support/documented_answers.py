@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpp import Analytical, Optimal
 from gpp.app import cli
 from gpp.app.command_line import flags_of_command
 from gpp.app.several import SEVERAL
-from gpp.cost.models.analytical import Analytical
 from gpp.errors import GppError, InvalidConfig
-from gpp.planners.bounds.optimal import Optimal
 from tests.support.documented import Command, documented
 from tests.support.one_process import answered
 from tests.support.pages import TUTORIAL

@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gpp import Cluster, Device, Link, Plan, uniform
 from gpp.analysis.comparison import Status
-from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.holding import DEPTH, Holding
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord
 from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
 from tests.support.bills import peak_bytes

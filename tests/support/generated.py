@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from gpp import GPipe, OneFOneB, Plan
 from gpp.cost.regime import Regime
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.kinds import Action
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.routing import Piece, pieces
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support.graphs import graph, problem, with_weights
 from tests.support.programs import lower
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gpp import OneFOneB, Plan
 from gpp.cost.problem import Problem
 from gpp.mechanisms.marks.stage import marked, marks_of
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.program.program import Program
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support.graphs import chain, problem
 from tests.support.programs import lower
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gpp import Analytical, Device, Even, Link, Plan, Strategy, uniform
 from gpp.capture.examples import capture_model, default_dtype, initial_weights
 from gpp.capture.stage import build_stage
-from gpp.cluster import Device, Link, uniform
-from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.data.digits import DigitsData
@@ -30,8 +29,6 @@ from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, WritesItself, assemble, restore
 from gpp.runtime.stretches import stretch_at
@@ -39,7 +36,6 @@ from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
-from gpp.strategy import Strategy
 from tests.support.conf import model_named
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+import traceback
+from argparse import Namespace
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,25 +14,16 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gpp import DoubleBuffer, Even, Flush, GPipe, NoFlush, OneFOneB, Plan, Stash, Strategy, VerticalSync
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
 from gpp.mechanisms.marks.stage import marked
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
-from gpp.mechanisms.weight_versions.stash import Stash
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.asynchronous import captured as small_captured
 from tests.support.conf import network_named
@@ -184,3 +177,21 @@ def train(job: Job, weights: dict[str, torch.Tensor], folder: Path) -> Training:
         hook.remove()
     of = {(w.device_id, s): seen[id(optimizer)] for w in workers for s, optimizer in w.optimizers.items()}
     return Training(losses=losses, state={name: t.clone() for name, t in state.items()}, gradients=of)
+
+
+def random_trainings(
+    given: Namespace, differences: Callable[[int, str, random.Random, Counter[str]], tuple[list[str], str]]
+) -> int:
+    """Compare `given.count` trainings from the seed `given.first` on, of every model in turn; the exit code of a check."""
+    names, bad, done = given.models or [*SMALL, *NAMED], 0, Counter[str]()
+    for seed in range(given.first, given.first + given.count):
+        name = names[seed % len(names)]
+        try:
+            wrong, words = differences(seed, name, random.Random(seed), done)
+        except Exception:
+            wrong, words = [traceback.format_exc()], ""
+        if wrong:
+            bad += 1
+            print(f"seed {seed}: {name}, {words}: {', '.join(wrong)}", flush=True)
+    print(f"{given.count} trainings, {bad} of them differ; {dict(sorted(done.items()))}")
+    return int(bad > 0)

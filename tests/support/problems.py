@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpp.cluster import Cluster, Device, Link, uniform
+from gpp import Cluster, Device, Link, OneFOneB, Plan, Strategy, uniform
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -16,10 +16,7 @@ from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, Variant, bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.graphs import chain
 
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gpp import GPipe, OneFOneB
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.data.base import AbstractData
@@ -20,8 +21,6 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
 from tests.support.small import Small
 

@@ -12,25 +12,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 
-from gpp import compiled
+from gpp import Even, GPipe, OneFOneB, Plan, Strategy, compiled
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import mask_of
 from gpp.graph.sums import OpSums
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.search.climb import Climber
 from gpp.planners.search.line import best_chain
 from gpp.planners.search.nodes import NodeRoom
 from gpp.planners.search.timers import Timers
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.simulator import Costs
-from gpp.strategy import Strategy
 from tests.support.problems import random_problem
 
 OVERHEADS = Overheads(

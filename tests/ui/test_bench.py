@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from gpp import Even, Plan
 from gpp.cost.overheads import NOTHING, Overheads
 from gpp.errors import InvalidConfig
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job
 from gpp.serialization import from_json, read_json, to_json
 from gpp.ui import moved

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import gpp
+from gpp import Plan, Progress
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import TensorSpec
 from gpp.models.losses import loss, loss_terms
 from gpp.models.network import Network
-from gpp.plan.plan import Plan
-from gpp.runtime.engine import Progress
 from gpp.stage import EdgeTensors
 from tests.support.conf import model_named
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.runtime.job_asked import AbstractAsked
@@ -20,6 +21,9 @@ class PrecisionAsked(AbstractAsked):
         return settings.get("autocast") is not None
 
     def graph(self, graph: OpGraph, captured: Captured) -> OpGraph:
+        if not captured.nodes:
+            rule = "says no types of its tensors, which engine.autocast narrows"
+            raise InvalidConfig("model", captured.name, rule, "set engine.autocast=null, or use a model that is captured")
         # Float32 tensors travel in a type half as wide.
         tensors = tuple(
             replace(tensor, bytes_per_sample=tensor.bytes_per_sample * 0.5)

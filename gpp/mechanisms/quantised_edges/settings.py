@@ -42,6 +42,9 @@ class QuantisedEdges(AbstractChoice, AbstractMessages):
     window: Count = 8
 
     def __post_init__(self) -> None:
+        if self.clip and self.bits is None:
+            rule = "is about values that are rounded, and strategy.edges.bits=null leaves them as they are"
+            raise InvalidConfig("strategy.edges.clip", True, rule, "set strategy.edges.bits=8, or leave it out")
         if self.target_rate is not None and self.bits != "auto":
             rule = f"is a rate that bits are chosen for, and strategy.edges.bits={written(self.bits)} is a choice"
             raise InvalidConfig(

@@ -58,6 +58,9 @@ class Inference(AbstractMode):
         if not isinstance(e.engine, AbstractServer):
             rule = f"engine={e.engine.name} trains only"
             raise InvalidConfig("mode", self.name, rule, "use engine=distributed, emulate, simulate or reference")
+        if e.engine.arrivals != "deterministic" and e.engine.arrival_rate is None:
+            rule = "says how far apart requests are, and without engine.arrival_rate another one always waits"
+            raise InvalidConfig("engine.arrivals", e.engine.arrivals, rule, "set engine.arrival_rate=20, or leave it out")
         if e.checkpoint.every:
             rule = "mode=inference changes no weights, so there is nothing to save"
             raise InvalidConfig("checkpoint.every", e.checkpoint.every, rule, "leave checkpoint.every out")

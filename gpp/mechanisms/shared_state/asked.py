@@ -16,6 +16,8 @@ from typing import Any
 from gpp.cost.problem import Problem
 from gpp.cost.regime import AbstractUpdates
 from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
 from gpp.runtime.job_asked import AbstractAsked
 
 
@@ -43,6 +45,34 @@ def largest_share(sizes: Mapping[str, float], count: int) -> float:
 REPLICAS = "replicas"
 
 
+def refuse(rule: str, fix: str) -> None:
+    """Refuse to share; raises InvalidConfig."""
+    raise InvalidConfig("optimizer.shard", REPLICAS, rule, f"set optimizer.shard=none, or {fix}")
+
+
+def check_stages(plan: Plan, graph: OpGraph) -> None:
+    """Refuse a replicated stage whose update cannot be shared.
+
+    Raises:
+        InvalidConfig: names the stage.
+    """
+    if all(len(stage.replicas) == 1 for stage in plan.stages):
+        return
+    shared = plan.shared_weights(graph)
+    for s, stage in enumerate(plan.stages):
+        if len(stage.replicas) == 1:
+            continue
+        if (t := stage.devices_per_replica) > 1:
+            refuse(f"stage {s} splits its operators over {t} devices, whose weights are shares already", stage.unshared)
+        if tied := next((name for name, stages in shared if s in stages), None):
+            fix = "a plan in which one stage reads it (strategy=data_parallel)"
+            refuse(f"stage {s} shares {tied} with another stage, whose devices need its gradient, too", fix)
+        if any(len(plan.stages_of_device[device]) > 1 for device in stage.devices):
+            refuse(
+                f"stage {s} is on a device with other stages, which would wait for its replicas", "strategy.planner.colocate=never"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class SharedUpdates(AbstractUpdates):
     """Updates of whole parameters, dealt out to the replicas of a stage."""
@@ -58,7 +88,17 @@ class SharedStateAsked(AbstractAsked):
         return optimizer.get("shard") == REPLICAS
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
-        return replace(problem, updates=SharedUpdates())
+        """The problem whose stages update in parts, and whose planner is told which plans cannot."""
+        engine, graph = problem.refuses, problem.graph
+
+        def why_not(plan: Plan) -> str | None:
+            try:
+                check_stages(plan, graph)
+            except InvalidConfig as error:
+                return str(error)
+            return engine(plan)
+
+        return replace(problem, updates=SharedUpdates(), refuses=why_not)
 
     def refuse_engine(self, engine: str) -> None:
         rule = f"engine={engine} updates every replica whole"

@@ -43,10 +43,11 @@ def _check_derived(policy: AbstractVersionPolicy, job: Job) -> None:
     Raises:
         InvalidConfig: names the stage, the operator and the parameter.
     """
-    for s, stage in enumerate(job.plan.stages):
+    found = (*job.captured.derived, *(_packed(job.captured) if job.settings.device_kind == "cuda" else ()))
+    for s, stage in enumerate(job.plan.stages if found else ()):  # a graph alone has no nodes to look for them in
         if policy.changes(job.plan.position(s)):
             own = closure((node for op in stage.ops for node in job.graph.ops[op].nodes), partial(_free, job.captured))
-            for derived in (*job.captured.derived, *(_packed(job.captured) if job.settings.device_kind == "cuda" else ())):
+            for derived in found:
                 if derived.node in own:
                     target, params = job.captured.node_of[derived.node].target, ", ".join(derived.params)
                     rule = (

@@ -38,12 +38,13 @@ class DataParallel(AbstractPlanner):
         [(0, 1)]
         """
         devices = problem.cluster.num_devices
-        b = problem.microbatch_size or problem.minibatch_size
+        b = size_of(problem)
         if b % devices:
             what, even = "micro-batch" if problem.microbatch_size else "mini-batch", -(-b // devices) * devices
-            change = f"minibatch_size={-(-problem.minibatch_size // even) * even}"
+            minibatch = problem.minibatch_size // problem.regime.minibatches
+            change = f"minibatch_size={-(-minibatch // even) * even}"
             if problem.microbatch_size:
-                change = f"microbatch_size={even}" + (f" {change}" if problem.minibatch_size % even else "")
+                change = f"microbatch_size={even}" + (f" {change}" if minibatch % even else "")
             raise Infeasible(
                 f"a {what} of {b} samples cannot be cut into equal shards for {devices} devices",
                 f"a {what} of {even} samples ({change})",
@@ -65,7 +66,7 @@ def whole_model(problem: Problem, planner: str, devices: int) -> Plan:
     """
 
     def attempt(problem: Problem) -> Candidate | None:
-        b = problem.microbatch_size or problem.minibatch_size
+        b = size_of(problem)
         found = (
             Assessor(StageCosts(problem)).assess([(problem.graph.all_mask, devices)], b, chain=True) if b % devices == 0 else None
         )
@@ -73,5 +74,9 @@ def whole_model(problem: Problem, planner: str, devices: int) -> Plan:
 
     if attempt(problem) is None:
         raise explain(problem, attempt)
-    b = problem.microbatch_size or problem.minibatch_size
-    return make_plan(problem, planner, [(problem.graph.all_mask, devices)], b)
+    return make_plan(problem, planner, [(problem.graph.all_mask, devices)], size_of(problem))
+
+
+def size_of(problem: Problem) -> int:
+    """Samples of a micro-batch: those that were asked for, or a mini-batch, of which a pipeline that does not drain shows many."""
+    return problem.microbatch_size or problem.minibatch_size // problem.regime.minibatches

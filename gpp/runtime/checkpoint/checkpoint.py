@@ -154,6 +154,10 @@ class Checkpointer:
             mine = {name: state for name, state in slots.items() if id(self._weights[name]) in number}
             state = {number[id(self._weights[name])]: values for name, values in mine.items()}
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            # torch gives what it loads the parameter's type, and NAdam's product of factors is float32 beside every type.
+            for param, values in ((param, state.get(i, {})) for i, param in enumerate(_params(optimizer))):
+                own = optimizer.state[param] if values else {}
+                own.update({s: value.to(own[s].device) for s, value in values.items() if own[s].dtype != value.dtype})
 
     def _take_shares(self, wanted: Mapping[str, torch.Tensor], slots: dict[str, dict[str, torch.Tensor]]) -> None:
         """Keep this rank's shares of what was read whole."""

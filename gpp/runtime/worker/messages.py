@@ -211,7 +211,7 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead,
     and the messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one
     of them keeps in flight, so with room for those on every edge, and for what is posted ahead, somebody always waits
-    for the oldest message.
+    for the oldest message. Where a device has several stages, `gpp.program.sends` may ask for more.
     """
     found = list(actions)
     if any(KINDS[action.kind].returns or KINDS[action.kind].finishes for action in found):

@@ -19,6 +19,7 @@ import torch
 from gpp.capture.stage import StageModule
 from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
+from gpp.program.sends import Limits, enough_sends
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.even import EvenOrder
@@ -51,7 +52,7 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
 EVALUATION_SENDS = 16
-"""Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
+"""Sends under way in an evaluation, which nothing else bounds; more where the order of a device with several stages needs more."""
 
 
 class Worker:
@@ -169,7 +170,7 @@ class Worker:
                 issued=self.rows.ahead if self.card else None,
                 own={kind: run for hooks in self._hooks for kind, run in hooks.runs().items()},
             ),
-            pending_limit=most_sends(actions, job.plan),
+            pending_limit=self._room(job.program, {d: most_sends(own, job.plan) for d, own in job.program.actions.items()}),
             slower=slower(job, self.device_id),
         )
 
@@ -179,14 +180,19 @@ class Worker:
         modules = {s: module.eval_module() for s, module in self.modules.items()}
         mailboxes = build_mailboxes(self._own, modules, program, self._hooks)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
+        # A large micro-batch waits for several small ones, all of which may be under way.
+        most = EVALUATION_SENDS * -(-max(sizes) // min(sizes))
         return Interpreter(
             program.actions[self.device_id],
             self._runners(modules, mailboxes, program, train=False),
             mailboxes,
             self.seat,
-            # A large micro-batch waits for several small ones, all of which may be under way.
-            pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
+            pending_limit=self._room(program, dict.fromkeys(program.actions, most)),
         )
+
+    def _room(self, program: Program, limits: Limits) -> int | None:
+        """This device's limit of sends, large enough for the program to run to its end; None for no limit."""
+        return None if limits[self.device_id] is None else enough_sends(program.waits, limits)[self.device_id]
 
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)

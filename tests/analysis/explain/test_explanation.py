@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.analysis.explain.changes import is_chain, replicate_stages, split_stages, with_links, with_memory, with_twice_the_devices
 from gpp.analysis.explain.explanation import Explanation, explain, stage_loads
 from gpp.analysis.explain.what_if import PlanShape
@@ -14,11 +15,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.plan.build import make_plan
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
-from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, problem
 from tests.support.long import thinned

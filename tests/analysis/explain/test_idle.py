@@ -6,18 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import Even, GPipe, GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.analysis.explain.idle import REASONS, device_times, idle_shares
 from gpp.cost.overheads import Overheads
 from gpp.errors import Infeasible
 from gpp.plan.build import make_plan
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.draw.timelines import device_bubbles
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
-from gpp.strategy import Strategy
 from gpp.timeline import Event, Metrics, Timeline
 from tests.support.graphs import chain, problem
 from tests.support.host import hosted

@@ -24,6 +24,7 @@ from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.checkpoint.resume import Checkpoints, find
 from gpp.runtime.job import Job
+from gpp.runtime.job_asked import with_asked
 from tests.runtime.test_checkpoint import train
 from tests.support import inprocess, staged
 from tests.support.cli import run
@@ -166,6 +167,8 @@ def test_weights_in_versions_and_stages_on_one_device_are_refused() -> None:
     crowded = replace(job.plan, stages=tuple(replace(stage, devices=(0, 1)) for stage in job.plan.stages))
     with pytest.raises(InvalidConfig, match=r"stage 0 is on a device with other stages.*colocate=never"):
         JOB.check(replace(job, plan=crowded), overwrites=True)
+    problem = with_asked(problem_of(job.captured, OneFOneB(), 7), shared(OPTIMIZERS["adam"]), {})
+    assert problem.refuses(job.plan) is None and "on a device with other" in (problem.refuses(crowded) or "")
     split = replace(job.plan.stages[0], devices=(0, 1, 7, 8)).having(TensorParallel(degree=2))
     with pytest.raises(InvalidConfig, match=r"stage 0 splits its operators over 2 devices.*tensor_parallel=false"):
         JOB.check(replace(job, plan=replace(job.plan, stages=(split, *job.plan.stages[1:]))), overwrites=True)

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpp import Even, GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
 from gpp.errors import GppError
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.planners.bounds.lower_bound import lower_bound
-from gpp.planners.chains.even import Even
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
@@ -22,8 +20,6 @@ from gpp.report.run.page import run_report
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord, Surveyed
 from gpp.report.run.strategies import compared_dicts, strategy_lines
 from gpp.report.run.terminal import show_plan
-from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.strategy import Strategy
 from tests.support.fake_runs import branchy_graph, plan_of
 from tests.support.page_check import parse
 

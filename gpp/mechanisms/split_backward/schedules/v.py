@@ -82,11 +82,10 @@ class AbstractV(RankedSchedule, ABC):
         flow = self.flow(work)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
-            rule, fix = self._why_unpublished(plan) or (
-                f"no order of strategy.schedule={self.name} fits the devices' memory",
-                "a smaller microbatch_size, or strategy/schedule=zero_bubble_auto",
-            )
-            raise InvalidPlan(f"{rule}. Fix: {fix}")
+            if why := self._why_unpublished(plan):
+                raise InvalidPlan("{}. Fix: {}".format(*why))
+            rule = f"no order of strategy.schedule={self.name} fits the devices' memory"
+            raise Infeasible(rule, "a smaller microbatch_size, or strategy/schedule=zero_bubble_auto")
         return [flow.orders(by_lane) for by_lane in found]
 
     def _why_unpublished(self, plan: Plan) -> tuple[str, str] | None:

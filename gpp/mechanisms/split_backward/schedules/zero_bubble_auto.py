@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import ClassVar, final
 
 from gpp.cost.holding import Holding
-from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.errors import Infeasible
 from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.mechanisms.split_backward.schedules.split_1f1b import Split1F1B
 from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
@@ -59,7 +59,7 @@ class ZeroBubbleAuto(RankedSchedule):
         """As `AbstractSchedule.flow`; its room is no more than the cap.
 
         Raises:
-            InvalidConfig: the cap is below one micro-batch.
+            Infeasible: the cap is below one micro-batch.
         """
         flow = flow_of(work, self.holds.parts)
         return flow if self.cap is None else _capped(flow, work.plan, self.cap)
@@ -70,12 +70,12 @@ class ZeroBubbleAuto(RankedSchedule):
 
 
 def _capped(flow: Flow, plan: Plan, cap: float) -> Flow:
-    """The flow with no more room than the cap has; raises InvalidConfig if that is below one micro-batch."""
+    """The flow with no more room than the cap has; raises Infeasible if that is below one micro-batch."""
     one, unit = flow.ahead_bytes([1] * len(plan.stages)), max(flow.ahead_bytes([stage.ahead for stage in plan.stages]))
     if unit * cap < max(one) * (1 - ROUNDING):
         least = max(one) / unit
         rule = f"is {unit * cap:.3e} bytes on a device, less than the {max(one):.3e} of one micro-batch"
-        raise InvalidConfig("strategy.schedule.cap", cap, rule, f"set strategy.schedule.cap={least:.3g} or more")
+        raise Infeasible(f"strategy.schedule.cap={cap} {rule}", f"strategy.schedule.cap={least:.3g} or more")
     return flow.with_room([min(room, unit * cap) for room in flow.room])
 
 
@@ -83,7 +83,7 @@ def candidates(flow: Flow, work: Work, aim: Aim) -> list[list[list[int]]]:
     """Orders within the flow's room, the best first.
 
     Raises:
-        InvalidPlan: none of them fits.
+        Infeasible: none of them fits.
     """
     best: dict[tuple[tuple[int, ...], ...], float] = {}
     least = bound_s(flow, aim) * (1 + ROUNDING)
@@ -94,7 +94,7 @@ def candidates(flow: Flow, work: Work, aim: Aim) -> list[list[list[int]]]:
             if best[key] <= least:
                 break
     if not best:
-        raise InvalidPlan("no order of split backwards fits the devices' memory. Fix: a larger strategy.schedule.cap, or 1f1b")
+        raise Infeasible("no order of split backwards fits the devices' memory", "a larger strategy.schedule.cap, or 1f1b")
     return [[list(own) for own in key] for key in sorted(best, key=lambda key: best[key])]
 
 
