@@ -45,7 +45,7 @@ def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> 
         chain=rng.random() < 0.3,
         schedule=schedule,
         optimizer=optimizer,
-        max_ops=rng.choice([8, 16, 24]),
+        max_ops=rng.choice([10, 16, 24]),
         steps=5,
     )
     equals_one_device(job, weights, tmp_path)
