@@ -57,12 +57,14 @@ class WithDigests(build_ext):
     def run(self) -> None:
         super().run()
         library = Path(self.get_ext_fullpath(LIBRARY))
-        if library.exists():
+        sources = [ROOT.joinpath(*name.split(".")).with_suffix(kind) for name in COMPILED["names"]() for kind in (".py", ".pxd")]
+        # One that is older was built before; this build has failed, and what is compiled is not what these files say.
+        if library.exists() and library.stat().st_mtime >= max(path.stat().st_mtime for path in sources):
             digests = {name: COMPILED["digest"](name) for name in COMPILED["names"]()}
             library.with_name("compiled.json").write_text(json.dumps(digests))
 
 
-LIBRARY = COMPILED["LIBRARY"]
+LIBRARY = f"gpp.{COMPILED['LIBRARY'].partition('.')[0]}"
 TRANSLATED = cythonize(
     [*MODULES, SHARED],
     shared_utility_qualified_name=SHARED.name,

@@ -13,12 +13,12 @@ import sys
 from array import array
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Final
 
 GPP: Final = Path(__file__).parent
-LIBRARY: Final = "gpp.library"
+LIBRARY: Final = f"library{EXTENSION_SUFFIXES[0]}"
 VIEWS: Final = "gpp.memoryviews"
 """Cython's views of arrays, which the library holds beside the modules."""
 
@@ -35,10 +35,13 @@ def digest(name: str) -> str:
 
 
 def known() -> dict[str, str]:
-    """The modules that were compiled, and what their files said; none if one of them says something else now."""
+    """The modules that were compiled, and what their files said; none if one of them says something else now.
+
+    Nor are there any without a library for this Python: another one may have compiled them in the same folder.
+    """
     try:
         found = json.loads((GPP / "compiled.json").read_bytes())
-        return found if all(digest(name) == said for name, said in found.items()) else {}
+        return found if (GPP / LIBRARY).exists() and all(digest(name) == said for name, said in found.items()) else {}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -51,28 +54,18 @@ def parts(package: str) -> list[str]:
     return sorted(path.stem for path in GPP.parent.joinpath(*package.split(".")).glob("*.pxd"))
 
 
-def from_source(package: str, name: str) -> None:
-    """Load those files of a package as plain Python, as modules of a package of that name."""
-    for part in parts(package):
-        path = GPP.parent.joinpath(*package.split("."), f"{part}.py")
-        spec = spec_from_file_location(f"{name}.{part}", path)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-
 class CompiledFiles(MetaPathFinder):
     """Finds such modules in the library if it is what their files say, else in these files."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         """As importlib asks."""
-        if not fullname.startswith("gpp."):
-            return None
-        if fullname in KNOWN or fullname == VIEWS:
-            library = str(GPP / f"{LIBRARY.rpartition('.')[2]}{EXTENSION_SUFFIXES[0]}")
+        if KNOWN and (fullname in KNOWN or fullname == VIEWS):
+            library = str(GPP / LIBRARY)
             return spec_from_file_location(fullname, library, loader=ExtensionFileLoader(fullname, library))
-        file = GPP.parent.joinpath(*fullname.split("."))
-        return spec_from_file_location(fullname, file.with_suffix(".py")) if file.with_suffix(".pxd").exists() else None
+        if KNOWN or not fullname.startswith("gpp."):
+            return None
+        file = GPP.parent.joinpath(*fullname.split(".")).with_suffix(".py")
+        return spec_from_file_location(fullname, file) if file.with_suffix(".pxd").exists() else None
 
 
 sys.meta_path.insert(0, CompiledFiles())

@@ -59,6 +59,8 @@ def test_what_is_compiled_is_what_the_files_say(tmp_path: Path, monkeypatch: pyt
     assert compiled.known() == {}
     digests = {name: compiled.digest(name) for name in names}
     (tmp_path / "gpp" / "compiled.json").write_text(json.dumps(digests))
+    assert compiled.known() == {}, "another Python has compiled them"
+    (tmp_path / "gpp" / compiled.LIBRARY).touch()
     assert compiled.known() == digests
     with (tmp_path / "gpp" / "simulate" / "walk.pxd").open("a") as file:
         file.write("\n")

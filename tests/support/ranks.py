@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
+from functools import partial
 from pathlib import Path
 
 from tests.support.cli import environment
+from tests.support.forked import forked
 from tests.support.warm import warm
 
 
@@ -31,23 +32,13 @@ def run_ranks(world: int, module: str, function: str, *words: str) -> subprocess
 
 def _main(world: int, port: str, module: str, function: str, *words: str) -> int:
     call = getattr(importlib.import_module(module), function)
-    pids = []
-    for rank in range(world):
-        pid = os.fork()
-        if not pid:
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in place.items()})
-            code = 1
-            try:
-                call(*words)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
+
+    def rank_of(rank: int) -> None:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        call(*words)
+
+    pids = [forked(partial(rank_of, rank)) for rank in range(world)]
     return sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
 
 

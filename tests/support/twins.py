@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
 from gpp import Even, GPipe, OneFOneB, Plan, Strategy, compiled
@@ -52,12 +53,13 @@ def strategy_of(schedule: OneFOneB | GPipe) -> Strategy:
 @cache
 def plain() -> dict[str, ModuleType]:
     """The files that are compiled, as plain Python that knows only plain Python, by the names of the modules."""
-    files = sorted(compiled.GPP.rglob("*.pxd"))
-    packages = sorted({".".join(path.parent.relative_to(compiled.GPP.parent).parts) for path in files})
     found = dict[str, ModuleType]()
-    for package in packages:
-        compiled.from_source(package, f"plain.{package}")
-        found |= {f"{package}.{part}": sys.modules[f"plain.{package}.{part}"] for part in compiled.parts(package)}
+    for name in compiled.names():
+        path = compiled.GPP.parent.joinpath(*name.split(".")).with_suffix(".py")
+        spec = spec_from_file_location(f"plain.{name}", path)
+        assert spec is not None and spec.loader is not None
+        module = found[name] = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
     for module in found.values():
         _exchange(module, found)
     return found
