@@ -17,6 +17,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 COMPILED = runpy.run_path(str(ROOT / "gpp" / "compiled.py"))
 LINUX = sys.platform == "linux"
+EXACT = ["-O2", "-ffp-contract=off"]  # no fused products: they round differently
 # No symbols, no tables for a debugger, one segment: a wheel carries what runs. Without the limit gcc repeats Cython's helpers
 # wherever they are called: a sixth of the code, and planning is no faster for it. Loops alone start where a cache line does.
 PACKED = ["-finline-limit=40", "-fmerge-all-constants", "-fno-plt", "-falign-functions=1", "-falign-jumps=1", "-falign-labels=1"]
@@ -54,6 +55,13 @@ class WithSettings(build_py):
 class WithDigests(build_ext):
     """Writes down what was compiled: `gpp.compiled` leaves aside what no longer is what its source says."""
 
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except Exception:  # a compiler or linker that does not know how to save bytes
+            ext.extra_compile_args, ext.extra_link_args = EXACT, []
+            super().build_extension(ext)
+
     def run(self) -> None:
         super().run()
         library = Path(self.get_ext_fullpath(LIBRARY))
@@ -77,7 +85,7 @@ setup(
         Extension(
             LIBRARY,
             [source for module in TRANSLATED for source in module.sources],
-            extra_compile_args=["-O2", "-ffp-contract=off", *SMALL, *WHOLE],  # no fused products: they round differently
+            extra_compile_args=[*EXACT, *SMALL, *WHOLE],
             extra_link_args=[*LINKED, *WHOLE],
             optional=True,  # without a compiler the build goes on
         )
