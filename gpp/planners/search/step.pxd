@@ -13,7 +13,7 @@ cdef long long AT_LEAST
 cdef class StepTimer:
     cdef long long[::1] work, sizes, waker, unit_stage, held, distance, order, first_out
     cdef long long[::1] pair_back, over_by, first_in, head, running, awake, depth, ahead, unit_device
-    cdef long long[::1] of_device, next_unit, ready, missing, listed, begins
+    cdef long long[::1] of_device, next_unit, ready, missing, listed, begins, urgency, behind, first
     cdef long long[::1] sequence, sequence_mb, pair_dst, in_pair, pair_src, sum_set, last, first_unit
     cdef StageShapes shape
     cdef KnownSteps known
@@ -36,13 +36,13 @@ cdef class StepTimer:
     cdef bint _order(self, double below_s) noexcept
     @cython.locals(i=cython.Py_ssize_t, u=cython.Py_ssize_t, d=cython.Py_ssize_t, m=cython.longlong, total=cython.Py_ssize_t, s=cython.Py_ssize_t)
     cdef Py_ssize_t _begin(self) noexcept
-    @cython.locals(u=cython.Py_ssize_t, chosen=cython.Py_ssize_t, what=cython.longlong, urgency=cython.longlong, best=cython.longlong)
-    cdef Py_ssize_t _next(self, Py_ssize_t d) noexcept
     @cython.locals(k=cython.Py_ssize_t, b=cython.longlong, what=cython.longlong, missing=cython.longlong)
     cdef void _ask(self, Py_ssize_t u) noexcept
     @cython.locals(d=cython.Py_ssize_t)
     cdef void _watch(self, double below_s) noexcept
     cdef inline bint _late(self, Py_ssize_t d, double now, double took) noexcept
+    @cython.locals(d=cython.Py_ssize_t, urgency=cython.longlong, at=cython.longlong, before=cython.longlong)
+    cdef void _line_up(self, Py_ssize_t u) noexcept
     cdef void _wake(self, Py_ssize_t d) noexcept
     @cython.locals(u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, way=cython.longlong, waited=cython.longlong)
     cdef void _ended(self, long long what) noexcept

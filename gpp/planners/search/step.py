@@ -58,6 +58,7 @@ class StepTimer:
         self.update_s, self.over, self.first_unit = room.update_s, facts.overheads, room.first_unit
         self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
         self.ready, self.missing, self.listed = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
+        self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.num_listed, self.begins = 0, integers(facts.num_devices)
         self.left, self.load, self.early, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
         self.known, self.reach = KnownSteps(facts, room), 0.0
@@ -142,13 +143,14 @@ class StepTimer:
             for at in range(self.num_listed):
                 d = self.listed[at]
                 self.awake[d] = 0
-                u = self._next(d)
+                u = self.first[d]
                 if u >= 0:
+                    self.first[d] = self.behind[u]
                     what = self.ready[u]
                     way = what & 1
                     self.head[u] += 1
-                    self._ask(u)
                     self.running[d] = self.sequence[done] = 2 * u + way
+                    self._ask(u)
                     self.sequence_mb[done] = what >> 1
                     done += 1
                     took = self.pass_s[2 * self.unit_stage[u] + way]
@@ -166,7 +168,8 @@ class StepTimer:
                 self.num_popped += 1
                 node = self.running[d]
                 self.running[d] = -1
-                self._wake(d)
+                if self.first[d] >= 0:
+                    self._wake(d)
                 self._ended(node)
         self.num_nodes = done
         self.work[0] += done
@@ -203,7 +206,7 @@ class StepTimer:
         m = self.count
         self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
-            self.running[d] = self.of_device[d] = -1
+            self.running[d] = self.of_device[d] = self.first[d] = -1
             self.awake[d] = 0
             self.load[d] = self.over[5]
         for u in range(self.num_units - 1, -1, -1):
@@ -216,7 +219,6 @@ class StepTimer:
             self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
             total += 2 * m if self.ahead[u] >= 0 else m
             self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0)) + self.update_s[i]
-            self._wake(d)
         for s in range(self.num_sums):
             for d in range(self.num_devices):
                 if self.sum_set[s] >> d & 1:
@@ -224,18 +226,6 @@ class StepTimer:
         for u in range(self.num_units):
             self._ask(u)
         return total
-
-    def _next(self, d: int) -> int:
-        """The replica of which an idle device runs the next pass: of those that may the most urgent one; -1 if none may."""
-        chosen, best = -1, 0
-        u = self.of_device[d]
-        while u >= 0:
-            if self.missing[u] == 0:
-                urgency = self.depth[u] + (0 if self.ready[u] & 1 else self.most + 1)
-                if chosen < 0 or urgency < best:
-                    chosen, best = u, urgency
-            u = self.next_unit[u]
-        return chosen
 
     def _ask(self, u: int) -> None:
         """Find a replica's next pass, and how many passes of others it still waits for; one more than there are at its end."""
@@ -253,6 +243,23 @@ class StepTimer:
                 if self.over_by[2 * self.pair_src[self.in_pair[k]]] <= b:
                     missing += 1
         self.ready[u], self.missing[u] = what, missing
+        if missing == 0:
+            self._line_up(u)
+
+    def _line_up(self, u: int) -> None:
+        """Put a replica that may run its next pass in its device's line, the most urgent first, and let the device look for it."""
+        d = self.unit_device[u]
+        urgency = self.urgency[u] = self.depth[u] + (0 if self.ready[u] & 1 else self.most + 1)
+        at = self.first[d]
+        before = -1
+        while at >= 0 and (self.urgency[at] < urgency or (self.urgency[at] == urgency and at < u)):
+            before, at = at, self.behind[at]
+        self.behind[u] = at
+        if before < 0:
+            self.first[d] = u
+        else:
+            self.behind[before] = u
+        self._wake(d)
 
     def _wake(self, d: int) -> None:
         """Let an idle device look for its next pass."""
@@ -281,7 +288,7 @@ class StepTimer:
         if self.ready[u] == what:
             self.missing[u] -= 1
             if self.missing[u] == 0:
-                self._wake(self.unit_device[u])
+                self._line_up(u)
 
     def _walk(self, below_s: float) -> float:
         """Seconds between two steps, once they repeat; infinity as soon as they are known to be `below_s` or more."""
