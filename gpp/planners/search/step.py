@@ -23,6 +23,7 @@ SAME: Final = 1e-9
 ROUNDING: Final = 1 + 1e-9
 """As `gpp.simulate.period` and `gpp.schedules.merge` have them, which lie above planners."""
 INF: Final = float("inf")
+FEW: Final = 4
 AT_LEAST: Final = 16
 """Passes for which a plan counts that is dismissed before any is timed."""
 
@@ -61,6 +62,7 @@ class StepTimer:
         self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.num_listed, self.begins = 0, integers(facts.num_devices)
         self.left, self.load, self.early, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
+        self.ends, self.tail, self.home = reals(facts.num_devices), reals(facts.num_devices), reals(facts.most_units)
         self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
@@ -191,6 +193,9 @@ class StepTimer:
                 self.early += 1
             if took == 0.0:
                 self.below = INF  # its message begins at once too
+        elif (now + self.left[d] + self.tail[d]) * (1.0 - 2.0 * SAME) >= self.below:
+            self.reach = self.below
+            return True
         elif self.begins[d] == 1 and (now + self.left[d]) * (1.0 - 2.0 * SAME) >= self.below:
             self.begins[d] = 2
             self.early -= 1
@@ -208,7 +213,7 @@ class StepTimer:
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = self.first[d] = -1
             self.awake[d] = 0
-            self.load[d] = self.over[5]
+            self.load[d], self.ends[d], self.tail[d] = 0.0, self.over[5], -INF
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
@@ -218,14 +223,53 @@ class StepTimer:
             self.ahead[u] = self.held[self.depth[u]] if self.pass_s[2 * i + 1] >= 0.0 else -1
             self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
             total += 2 * m if self.ahead[u] >= 0 else m
-            self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0)) + self.update_s[i]
+            self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0))
+            self.ends[d] += self.update_s[i]
         for s in range(self.num_sums):
             for d in range(self.num_devices):
                 if self.sum_set[s] >> d & 1:
-                    self.load[d] += self.sum_s[s]
+                    self.ends[d] += self.sum_s[s]
+        for d in range(self.num_devices):
+            self.load[d] += self.ends[d]
         for u in range(self.num_units):
             self._ask(u)
+        self._tails()
         return total
+
+    def _tails(self) -> None:
+        """Find what follows the last pass of each device until every device that begins at once has ended its step.
+
+        The last gradients of a replica still go back to each of them:
+
+            d0   F F F . . . . B . . B . . B |       what is left for d1, the way back, and what ends d0's step
+            d1   . F B F B F B . . . . . . .
+        """
+        sources = 0
+        for d in range(self.num_devices):
+            self.begins[d] = 0
+        for u in range(self.num_units):
+            if self.first_in[u] == self.first_in[u + 1]:
+                d = self.unit_device[u]
+                if self.begins[d] == 0:
+                    self.begins[d] = 1
+                    sources += 1
+        if sources > FEW:
+            return
+        for d in range(self.num_devices):
+            self.tail[d] = INF
+        for f in range(self.num_devices):
+            if self.begins[f] == 0:
+                continue
+            for u in range(self.num_units):
+                d = self.unit_device[u]
+                way = 0.0 if d == f else -INF
+                for k in range(self.first_in[u], self.first_in[u + 1]):
+                    p = self.in_pair[k]
+                    if self.pair_back[p]:
+                        v = self.pair_src[p]
+                        way = max(way, self.pass_s[2 * self.unit_stage[v] + 1] + self.home[v])
+                self.home[u] = way
+                self.tail[d] = min(self.tail[d], way + self.ends[f] - self.ends[d])
 
     def _ask(self, u: int) -> None:
         """Find a replica's next pass, and how many passes of others it still waits for; one more than there are at its end."""
