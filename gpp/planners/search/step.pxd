@@ -7,7 +7,6 @@ cdef long long MOST
 cdef double SAME
 cdef double ROUNDING
 cdef double INF
-cdef long long FEW
 cdef long long AT_LEAST
 
 @cython.final
@@ -20,7 +19,7 @@ cdef class StepTimer:
     cdef KnownSteps known
     cdef double reach, below
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
-    cdef Py_ssize_t num_nodes, num_listed, early
+    cdef Py_ssize_t num_nodes, num_listed, early, num_sources
     cdef double[::1] left, load, ends, tail, home, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
@@ -39,10 +38,11 @@ cdef class StepTimer:
     cdef Py_ssize_t _begin(self) noexcept
     @cython.locals(k=cython.Py_ssize_t, b=cython.longlong, what=cython.longlong, missing=cython.longlong)
     cdef void _ask(self, Py_ssize_t u) noexcept
-    @cython.locals(sources=cython.Py_ssize_t, d=cython.Py_ssize_t, u=cython.Py_ssize_t, f=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, way=cython.double)
+    @cython.locals(j=cython.Py_ssize_t, d=cython.Py_ssize_t, u=cython.Py_ssize_t, f=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, way=cython.double)
     cdef void _tails(self) noexcept
     @cython.locals(d=cython.Py_ssize_t)
     cdef void _watch(self, double below_s) noexcept
+    @cython.locals(j=cython.Py_ssize_t, until=cython.double)
     cdef inline bint _late(self, Py_ssize_t d, double now, double took) noexcept
     @cython.locals(d=cython.Py_ssize_t, urgency=cython.longlong, at=cython.longlong, before=cython.longlong)
     cdef void _line_up(self, Py_ssize_t u) noexcept

@@ -23,7 +23,6 @@ SAME: Final = 1e-9
 ROUNDING: Final = 1 + 1e-9
 """As `gpp.simulate.period` and `gpp.schedules.merge` have them, which lie above planners."""
 INF: Final = float("inf")
-FEW: Final = 4
 AT_LEAST: Final = 16
 """Passes for which a plan counts that is dismissed before any is timed."""
 
@@ -62,7 +61,8 @@ class StepTimer:
         self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.num_listed, self.begins = 0, integers(facts.num_devices)
         self.left, self.load, self.early, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
-        self.ends, self.tail, self.home = reals(facts.num_devices), reals(facts.num_devices), reals(facts.most_units)
+        self.ends, self.tail, self.home = reals(facts.num_devices), reals(facts.num_devices**2), reals(facts.most_units)
+        self.num_sources = 0
         self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
@@ -181,27 +181,24 @@ class StepTimer:
 
     def _watch(self, below_s: float) -> None:
         """Begin to look whether a step surely takes `below_s` or more."""
-        self.early, self.below = 0, below_s
+        self.early, self.below = self.num_sources, below_s
         for d in range(self.num_devices):
             self.left[d], self.begins[d] = self.load[d], 0
 
     def _late(self, d: int, now: float, took: float) -> bool:
         """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too."""
         if now == 0.0:
-            if self.begins[d] == 0:
-                self.begins[d] = 1
-                self.early += 1
             if took == 0.0:
                 self.below = INF  # its message begins at once too
-        elif (now + self.left[d] + self.tail[d]) * (1.0 - 2.0 * SAME) >= self.below:
-            self.reach = self.below
-            return True
-        elif self.begins[d] == 1 and (now + self.left[d]) * (1.0 - 2.0 * SAME) >= self.below:
-            self.begins[d] = 2
-            self.early -= 1
-            if self.early == 0:
-                self.reach = self.below
-                return True
+        else:
+            until = (now + self.left[d]) * (1.0 - 2.0 * SAME)
+            for j in range(self.num_sources):
+                if self.begins[j] == 0 and until + self.tail[j * self.num_devices + d] >= self.below:
+                    self.begins[j] = 1
+                    self.early -= 1
+                    if self.early == 0:
+                        self.reach = self.below
+                        return True
         self.left[d] -= took
         return False
 
@@ -213,7 +210,7 @@ class StepTimer:
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = self.first[d] = -1
             self.awake[d] = 0
-            self.load[d], self.ends[d], self.tail[d] = 0.0, self.over[5], -INF
+            self.load[d], self.ends[d], self.begins[d] = 0.0, self.over[5], 0
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
@@ -225,6 +222,8 @@ class StepTimer:
             total += 2 * m if self.ahead[u] >= 0 else m
             self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0))
             self.ends[d] += self.update_s[i]
+            if self.first_in[u] == self.first_in[u + 1]:
+                self.begins[d] = 1
         for s in range(self.num_sums):
             for d in range(self.num_devices):
                 if self.sum_set[s] >> d & 1:
@@ -237,29 +236,21 @@ class StepTimer:
         return total
 
     def _tails(self) -> None:
-        """Find what follows the last pass of each device until every device that begins at once has ended its step.
+        """Find what follows the last pass of each device until each device that begins at once has ended its step.
 
         The last gradients of a replica still go back to each of them:
 
             d0   F F F . . . . B . . B . . B |       what is left for d1, the way back, and what ends d0's step
             d1   . F B F B F B . . . . . . .
         """
-        sources = 0
-        for d in range(self.num_devices):
-            self.begins[d] = 0
-        for u in range(self.num_units):
-            if self.first_in[u] == self.first_in[u + 1]:
-                d = self.unit_device[u]
-                if self.begins[d] == 0:
-                    self.begins[d] = 1
-                    sources += 1
-        if sources > FEW:
-            return
-        for d in range(self.num_devices):
-            self.tail[d] = INF
+        self.num_sources = 0
         for f in range(self.num_devices):
             if self.begins[f] == 0:
                 continue
+            j = self.num_sources * self.num_devices
+            self.num_sources += 1
+            for d in range(self.num_devices):
+                self.tail[j + d] = INF
             for u in range(self.num_units):
                 d = self.unit_device[u]
                 way = 0.0 if d == f else -INF
@@ -269,7 +260,7 @@ class StepTimer:
                         v = self.pair_src[p]
                         way = max(way, self.pass_s[2 * self.unit_stage[v] + 1] + self.home[v])
                 self.home[u] = way
-                self.tail[d] = min(self.tail[d], way + self.ends[f] - self.ends[d])
+                self.tail[j + d] = min(self.tail[j + d], way + self.ends[f] - self.ends[d])
 
     def _ask(self, u: int) -> None:
         """Find a replica's next pass, and how many passes of others it still waits for; one more than there are at its end."""
