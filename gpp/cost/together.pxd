@@ -1,5 +1,7 @@
 cimport cython
 
+cdef double NOTHING
+
 cdef class Together:
     cdef Py_ssize_t num_devices
     cdef double[::1] stays, passes

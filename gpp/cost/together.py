@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpp.compiled import reals
+
+NOTHING: Final = float("-inf")
+"""Bytes of no stage."""
 
 
 class Together:
@@ -17,7 +22,7 @@ class Together:
         """Take all stages away."""
         for d in range(self.num_devices):
             self.stays[d] = 0.0
-            self.passes[d] = float("-inf")
+            self.passes[d] = NOTHING
 
     def add(self, device: int, need: float, passing: float) -> None:
         """Put a stage on a device: its most bytes, and of these `gpp.cost.amounts.StageBytes.passing`."""

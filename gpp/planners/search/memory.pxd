@@ -13,9 +13,9 @@ cdef class MissingMemory:
     cdef dict states
     cdef Together added
     cdef Py_ssize_t n, num_devices, most, words, used, size, wide
-    cdef long long[::1] of, sets, distance, ops, state_of, keys
+    cdef long long[::1] of, sets, distance, ops, state_of, keys, bit_of
     cdef double[::1] memory, needs, passing
-    @cython.locals(s=cython.Py_ssize_t, w=cython.Py_ssize_t, d=cython.Py_ssize_t, op=cython.Py_ssize_t, row=cython.Py_ssize_t, words=cython.Py_ssize_t, deepest=cython.longlong, one=cython.longlong, most=cython.double, out=cython.double)
+    @cython.locals(s=cython.Py_ssize_t, w=cython.Py_ssize_t, d=cython.Py_ssize_t, op=cython.Py_ssize_t, row=cython.Py_ssize_t, words=cython.Py_ssize_t, deepest=cython.longlong, one=cython.longlong, own=cython.longlong, most=cython.double, out=cython.double)
     cpdef double excess(self, Py_ssize_t num_stages) except? -1
     @cython.locals(count=cython.longlong, own=cython.longlong, at=cython.Py_ssize_t, head=cython.longlong, row=cython.Py_ssize_t, w=cython.Py_ssize_t)
     cdef Py_ssize_t _row(self, Py_ssize_t s, long long deepest) except -1

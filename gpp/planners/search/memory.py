@@ -30,6 +30,7 @@ class MissingMemory:
     def __init__(self, facts, room) -> None:
         self.facts, self.n, self.num_devices, self.most = facts, facts.num_ops, facts.num_devices, facts.most_stages
         self.of, self.sets, self.distance, self.memory = room.stage_of, room.devices, room.distance, facts.memory
+        self.bit_of = facts.bit_of
         self.added, self.words = Together(facts.num_devices), (facts.num_ops + BITS - 1) // BITS
         self.ops, self.state_of, self.states = integers(facts.most_stages * self.words), integers((facts.most_stages + 1) ** 2), {}
         self.used, self.size, self.wide = 0, 1024, self.words + 1
@@ -51,9 +52,10 @@ class MissingMemory:
         self.added.clear()
         for s in range(num_stages):
             row = self._row(s, deepest)
-            for d in range(self.num_devices):
-                if self.sets[s] >> d & 1:
-                    self.added.add(d, self.needs[row], self.passing[row])
+            own = self.sets[s]
+            while own:
+                self.added.add(self.bit_of[(own & -own) % 67], self.needs[row], self.passing[row])
+                own &= own - 1
         out = 0.0
         for d in range(self.num_devices):
             most = self.added.most(d)

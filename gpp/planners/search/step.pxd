@@ -19,7 +19,7 @@ cdef class StepTimer:
     cdef KnownSteps known
     cdef double reach, below
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
-    cdef Py_ssize_t num_nodes, num_listed, early, num_sources
+    cdef Py_ssize_t num_nodes, num_listed, watched, num_sources
     cdef double[::1] left, load, ends, tail, home, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
@@ -42,7 +42,7 @@ cdef class StepTimer:
     cdef void _tails(self) noexcept
     @cython.locals(d=cython.Py_ssize_t)
     cdef void _watch(self, double below_s) noexcept
-    @cython.locals(j=cython.Py_ssize_t, until=cython.double)
+    @cython.locals(until=cython.double)
     cdef inline bint _late(self, Py_ssize_t d, double now, double took) noexcept
     @cython.locals(d=cython.Py_ssize_t, urgency=cython.longlong, at=cython.longlong, before=cython.longlong)
     cdef void _line_up(self, Py_ssize_t u) noexcept

@@ -60,7 +60,7 @@ class StepTimer:
         self.ready, self.missing, self.listed = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.num_listed, self.begins = 0, integers(facts.num_devices)
-        self.left, self.load, self.early, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
+        self.left, self.load, self.watched, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
         self.ends, self.tail, self.home = reals(facts.num_devices), reals(facts.num_devices**2), reals(facts.most_units)
         self.num_sources = 0
         self.known, self.reach = KnownSteps(facts, room), 0.0
@@ -181,9 +181,9 @@ class StepTimer:
 
     def _watch(self, below_s: float) -> None:
         """Begin to look whether a step surely takes `below_s` or more."""
-        self.early, self.below = self.num_sources, below_s
+        self.watched, self.below = 0, below_s
         for d in range(self.num_devices):
-            self.left[d], self.begins[d] = self.load[d], 0
+            self.left[d] = self.load[d]
 
     def _late(self, d: int, now: float, took: float) -> bool:
         """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too."""
@@ -191,14 +191,13 @@ class StepTimer:
             if took == 0.0:
                 self.below = INF  # its message begins at once too
         else:
+            # One of them is looked at until it is late: what makes it late mostly makes the others late, too.
             until = (now + self.left[d]) * (1.0 - 2.0 * SAME)
-            for j in range(self.num_sources):
-                if self.begins[j] == 0 and until + self.tail[j * self.num_devices + d] >= self.below:
-                    self.begins[j] = 1
-                    self.early -= 1
-                    if self.early == 0:
-                        self.reach = self.below
-                        return True
+            while until + self.tail[self.watched * self.num_devices + d] >= self.below:
+                self.watched += 1
+                if self.watched == self.num_sources:
+                    self.reach = self.below
+                    return True
         self.left[d] -= took
         return False
 
