@@ -19,8 +19,8 @@ cdef class StepTimer:
     cdef KnownSteps known
     cdef double reach, below
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
-    cdef Py_ssize_t num_nodes, num_listed, watched, num_sources
-    cdef double[::1] left, load, ends, tail, home, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
+    cdef Py_ssize_t num_nodes, num_listed, watched, num_sources, at_once
+    cdef double[::1] left, load, ends, tail, way, opens, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
     cdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
@@ -32,13 +32,15 @@ cdef class StepTimer:
     cdef void _push(self, double when, long long device) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)
     cdef long long _node_at(self, Py_ssize_t u, long long at) noexcept
+    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double)
+    cdef bint _surely_late(self) noexcept
     @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, took=cython.double, done=cython.Py_ssize_t)
     cdef bint _order(self, double below_s) noexcept
     @cython.locals(i=cython.Py_ssize_t, u=cython.Py_ssize_t, d=cython.Py_ssize_t, m=cython.longlong, total=cython.Py_ssize_t, s=cython.Py_ssize_t)
     cdef Py_ssize_t _begin(self) noexcept
     @cython.locals(k=cython.Py_ssize_t, b=cython.longlong, what=cython.longlong, missing=cython.longlong)
     cdef void _ask(self, Py_ssize_t u) noexcept
-    @cython.locals(j=cython.Py_ssize_t, d=cython.Py_ssize_t, u=cython.Py_ssize_t, f=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, way=cython.double)
+    @cython.locals(j=cython.Py_ssize_t, d=cython.Py_ssize_t, u=cython.Py_ssize_t, f=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, way=cython.double, took=cython.double)
     cdef void _tails(self) noexcept
     @cython.locals(d=cython.Py_ssize_t)
     cdef void _watch(self, double below_s) noexcept

@@ -61,8 +61,8 @@ class StepTimer:
         self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.num_listed, self.begins = 0, integers(facts.num_devices)
         self.left, self.load, self.watched, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
-        self.ends, self.tail, self.home = reals(facts.num_devices), reals(facts.num_devices**2), reals(facts.most_units)
-        self.num_sources = 0
+        self.ends, self.tail = reals(facts.num_devices), reals(facts.num_devices**2)
+        self.way, self.opens, self.num_sources, self.at_once = reals(facts.most_units), reals(facts.num_devices), 0, 0
         self.known, self.reach = KnownSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
@@ -141,6 +141,10 @@ class StepTimer:
         now = 0.0
         total = self._begin()
         self._watch(below_s)
+        self.num_nodes = total  # whether or not they are timed: a walk ends by them
+        self.work[0] += total
+        if self._surely_late():
+            return False
         while True:
             for at in range(self.num_listed):
                 d = self.listed[at]
@@ -158,8 +162,6 @@ class StepTimer:
                     took = self.pass_s[2 * self.unit_stage[u] + way]
                     self._push(now + took, d)
                     if self._late(d, now, took):
-                        self.num_nodes = total  # as if they had been timed: a walk ends by them
-                        self.work[0] += total
                         return False
             self.num_listed = 0
             if self.num_popped == self.num_pushed:
@@ -173,39 +175,54 @@ class StepTimer:
                 if self.first[d] >= 0:
                     self._wake(d)
                 self._ended(node)
-        self.num_nodes = done
-        self.work[0] += done
         if done < total:
             self.reach = INF
         return done == total
 
     def _watch(self, below_s: float) -> None:
         """Begin to look whether a step surely takes `below_s` or more."""
-        self.watched, self.below = 0, below_s
+        # Behind a pass that takes nothing a device begins at once whose end is not looked at.
+        self.watched, self.below = 0, INF if self.at_once else below_s
         for d in range(self.num_devices):
             self.left[d] = self.load[d]
 
     def _late(self, d: int, now: float, took: float) -> bool:
-        """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too."""
-        if now == 0.0:
-            if took == 0.0:
-                self.below = INF  # its message begins at once too
-        else:
-            # One of them is looked at until it is late: what makes it late mostly makes the others late, too.
-            until = (now + self.left[d]) * (1.0 - 2.0 * SAME)
-            while until + self.tail[self.watched * self.num_devices + d] >= self.below:
-                self.watched += 1
-                if self.watched == self.num_sources:
-                    self.reach = self.below
-                    return True
+        """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too.
+
+        One of them is looked at until it is late: what makes it late mostly makes the others late, too.
+        """
+        until = (now + self.left[d]) * (1.0 - 2.0 * SAME)
+        while until + self.tail[self.watched * self.num_devices + d] >= self.below:
+            self.watched += 1
+            if self.watched == self.num_sources:
+                self.reach = self.below
+                return True
         self.left[d] -= took
+        return False
+
+    def _surely_late(self) -> bool:
+        """`_late` before any pass: no device begins before a first micro-batch can have come to it."""
+        for d in range(self.num_devices):
+            self.opens[d] = INF
+        for u in range(self.num_units):
+            now = 0.0
+            for k in range(self.first_in[u], self.first_in[u + 1]):
+                p = self.in_pair[k]
+                v = self.pair_src[p]
+                now = max(now, self.way[v] + self.pass_s[2 * self.unit_stage[v]] + self.pair_ahead_s[p] + self.pair_late[p])
+            self.way[u] = now
+            d = self.unit_device[u]
+            self.opens[d] = min(self.opens[d], now)
+        for d in range(self.num_devices):
+            if self.of_device[d] >= 0 and self._late(d, self.opens[d], 0.0):
+                return True
         return False
 
     def _begin(self) -> int:
         """Put all devices at their start; returns how many passes there are."""
         total = 0
         m = self.count
-        self.num_pushed = self.num_popped = self.num_listed = 0
+        self.num_pushed = self.num_popped = self.num_listed = self.at_once = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = self.first[d] = -1
             self.awake[d] = 0
@@ -223,6 +240,8 @@ class StepTimer:
             self.ends[d] += self.update_s[i]
             if self.first_in[u] == self.first_in[u + 1]:
                 self.begins[d] = 1
+                if self.pass_s[2 * i] == 0.0:
+                    self.at_once = 1
         for s in range(self.num_sums):
             for d in range(self.num_devices):
                 if self.sum_set[s] >> d & 1:
@@ -257,8 +276,9 @@ class StepTimer:
                     p = self.in_pair[k]
                     if self.pair_back[p]:
                         v = self.pair_src[p]
-                        way = max(way, self.pass_s[2 * self.unit_stage[v] + 1] + self.home[v])
-                self.home[u] = way
+                        took = self.pair_back_s[p] + self.pair_late[p] + self.pass_s[2 * self.unit_stage[v] + 1]
+                        way = max(way, took + self.way[v])
+                self.way[u] = way
                 self.tail[j + d] = min(self.tail[j + d], way + self.ends[f] - self.ends[d])
 
     def _ask(self, u: int) -> None:
