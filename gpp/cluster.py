@@ -184,14 +184,20 @@ class Cluster:
 
         Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009; NCCL's channels for the rings.
         """
+        lines = self.allreduce_lines(devices) if num_bytes > 0 else ()
+        return max((fixed + each * num_bytes for fixed, each in lines), default=0.0)
+
+    def allreduce_lines(self, devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+        """Fixed seconds of `allreduce_s`, and those for each byte, over each kind of link in the ring; the largest sum counts."""
         n = len(devices)
-        if n < 2 or num_bytes <= 0:
-            return 0.0
-        ring, each = self.wiring.ring(devices), num_bytes / n / self.collective_efficiency
-        if self.collective_latency_s is not None:
-            wire_s = max(each / cards / link.bandwidth_bytes_per_s for link, cards in ring)
-            return 2 * (n - 1) * (self.collective_latency_s + wire_s)
-        return max(2 * (n - 1) * link.transfer_s(each / cards) for link, cards in ring)
+        if n < 2:
+            return ()
+        steps, share = 2 * (n - 1), 2 * (n - 1) / n / self.collective_efficiency
+        fixed_s = self.collective_latency_s
+        return tuple(
+            (steps * (link.latency_s if fixed_s is None else fixed_s), share / cards / link.bandwidth_bytes_per_s)
+            for link, cards in self.wiring.ring(devices)
+        )
 
     @cached_property
     def homogeneous(self) -> bool:

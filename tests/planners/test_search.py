@@ -31,7 +31,7 @@ from tests.support.twins import OVERHEADS, candidate, plain, plainly, plans, str
 
 @pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1f1b", "gpipe"])
 @pytest.mark.parametrize("overheads", [Overheads(), OVERHEADS], ids=["free", "overheads"])
-@pytest.mark.parametrize("seed", thinned(range(8)))
+@pytest.mark.parametrize("seed", thinned([16, *range(8)]))  # 16: few bytes are summed in another time than many, by another link
 def test_a_timed_step_is_the_simulated_one(seed: int, overheads: Overheads, schedule: OneFOneB | GPipe) -> None:
     """Shared devices, replicas, chains with order-only edges, tensors without gradients, links that differ, norms over all devices:
     to the last digits."""

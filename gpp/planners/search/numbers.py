@@ -120,10 +120,10 @@ class ProblemNumbers:
         holds = self.posed.problem.regime.holds
         return holds.states(holds.full(distance, self.count), holds.late(distance, deepest, self.count))
 
-    def ring(self, devices: int) -> tuple[float, float]:
-        """A sum over a set of devices: its fixed seconds, and those for each byte."""
-        cluster, own = self.posed.problem.cluster, tuple(bits(devices))
-        return _line(cluster.allreduce_s(1e3, own), cluster.allreduce_s(1e9, own))
+    def ring(self, devices: int) -> tuple[tuple[float, float], ...]:
+        """A sum over a set of devices: `Cluster.allreduce_lines`, but for those that are below another one everywhere."""
+        lines = sorted(self.posed.problem.cluster.allreduce_lines(tuple(bits(devices))), reverse=True)
+        return tuple(line for i, line in enumerate(lines) if all(line[1] > other[1] for other in lines[:i]))
 
 
 def _line(few: float, many: float) -> tuple[float, float]:

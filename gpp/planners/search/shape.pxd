@@ -46,3 +46,5 @@ cdef class StageShapes:
     cdef double _handling(self, Py_ssize_t p, bint backward, bint sends) noexcept
     @cython.locals(s=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, own=cython.longlong, size=cython.double, count=cython.Py_ssize_t)
     cdef void _find_sums(self) except *
+    @cython.locals(out=cython.double, fixed=cython.double, each=cython.double)
+    cdef double _ring_s(self, long long own, double size) except -1

@@ -300,7 +300,10 @@ class StageShapes:
         ring = self.rings.get(own)
         if ring is None:
             ring = self.rings[own] = self.facts.ring(own)
-        return ring[0] + ring[1] * size
+        out = 0.0
+        for fixed, each in ring:
+            out = max(out, fixed + each * size)
+        return out
 
 
 def _overlap(i: int, count: int, j: int, others: int) -> int:

@@ -32,7 +32,7 @@ cdef class StepTimer:
     cdef void _push(self, double when, long long device) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)
     cdef long long _node_at(self, Py_ssize_t u, long long at) noexcept
-    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double)
+    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double, late=cython.bint)
     cdef bint _surely_late(self) noexcept
     @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, took=cython.double, done=cython.Py_ssize_t)
     cdef bint _order(self, double below_s) noexcept

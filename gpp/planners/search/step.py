@@ -213,10 +213,12 @@ class StepTimer:
             self.way[u] = now
             d = self.unit_device[u]
             self.opens[d] = min(self.opens[d], now)
+        late = False
         for d in range(self.num_devices):
             if self.of_device[d] >= 0 and self._late(d, self.opens[d], 0.0):
-                return True
-        return False
+                late = True
+                break
+        return late
 
     def _begin(self) -> int:
         """Put all devices at their start; returns how many passes there are."""
