@@ -1,6 +1,7 @@
 cimport cython
 
 from gpp.planners.search.known cimport KnownSteps
+from gpp.planners.search.late cimport LateSteps
 from gpp.planners.search.shape cimport StageShapes
 
 cdef long long MOST
@@ -13,14 +14,15 @@ cdef long long AT_LEAST
 cdef class StepTimer:
     cdef long long[::1] work, sizes, waker, unit_stage, held, distance, order, first_out
     cdef long long[::1] pair_back, over_by, first_in, head, running, awake, depth, ahead, unit_device
-    cdef long long[::1] of_device, next_unit, ready, missing, listed, begins, urgency, behind, first
+    cdef long long[::1] of_device, next_unit, ready, missing, listed, urgency, behind, first
     cdef long long[::1] sequence, sequence_mb, pair_dst, in_pair, pair_src, sum_set, last, first_unit
     cdef StageShapes shape
     cdef KnownSteps known
-    cdef double reach, below
+    cdef LateSteps late
+    cdef double reach
     cdef Py_ssize_t num_stages, num_units, num_pairs, num_sums, num_pushed, num_popped, line, count, num_devices, most
-    cdef Py_ssize_t num_nodes, num_listed, watched, num_sources, at_once
-    cdef double[::1] left, load, ends, tail, way, opens, wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
+    cdef Py_ssize_t num_nodes, num_listed
+    cdef double[::1] wakes_s, pass_s, free, start, began, middle, arrived, pair_ahead_s, pair_late
     cdef double[::1] pair_back_s, sum_s, update_s, over
     cpdef double step_s(self, Py_ssize_t num_stages, double below_s, bint chain=*) except? -1
     cdef bint prepare(self, Py_ssize_t num_stages, double below_s, bint chain) except -1
@@ -32,20 +34,12 @@ cdef class StepTimer:
     cdef void _push(self, double when, long long device) noexcept
     @cython.locals(m=cython.longlong, ahead=cython.longlong)
     cdef long long _node_at(self, Py_ssize_t u, long long at) noexcept
-    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double, late=cython.bint)
-    cdef bint _surely_late(self) noexcept
     @cython.locals(u=cython.Py_ssize_t, d=cython.Py_ssize_t, at=cython.Py_ssize_t, node=cython.longlong, what=cython.longlong, way=cython.longlong, total=cython.Py_ssize_t, now=cython.double, took=cython.double, done=cython.Py_ssize_t)
     cdef bint _order(self, double below_s) noexcept
     @cython.locals(i=cython.Py_ssize_t, u=cython.Py_ssize_t, d=cython.Py_ssize_t, m=cython.longlong, total=cython.Py_ssize_t, s=cython.Py_ssize_t)
     cdef Py_ssize_t _begin(self) noexcept
     @cython.locals(k=cython.Py_ssize_t, b=cython.longlong, what=cython.longlong, missing=cython.longlong)
     cdef void _ask(self, Py_ssize_t u) noexcept
-    @cython.locals(j=cython.Py_ssize_t, d=cython.Py_ssize_t, u=cython.Py_ssize_t, f=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, way=cython.double, took=cython.double)
-    cdef void _tails(self) noexcept
-    @cython.locals(d=cython.Py_ssize_t)
-    cdef void _watch(self, double below_s) noexcept
-    @cython.locals(until=cython.double)
-    cdef inline bint _late(self, Py_ssize_t d, double now, double took) noexcept
     @cython.locals(d=cython.Py_ssize_t, urgency=cython.longlong, at=cython.longlong, before=cython.longlong)
     cdef void _line_up(self, Py_ssize_t u) noexcept
     cdef void _wake(self, Py_ssize_t d) noexcept

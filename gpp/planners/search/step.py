@@ -17,6 +17,7 @@ from typing import Final
 
 from gpp.compiled import integers, reals
 from gpp.planners.search.known import KnownSteps
+from gpp.planners.search.late import LateSteps
 
 MOST: Final = 8
 SAME: Final = 1e-9
@@ -59,11 +60,7 @@ class StepTimer:
         self.of_device, self.next_unit = integers(facts.num_devices), integers(facts.most_units)
         self.ready, self.missing, self.listed = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
         self.urgency, self.behind, self.first = integers(facts.most_units), integers(facts.most_units), integers(facts.num_devices)
-        self.num_listed, self.begins = 0, integers(facts.num_devices)
-        self.left, self.load, self.watched, self.below = reals(facts.num_devices), reals(facts.num_devices), 0, 0.0
-        self.ends, self.tail = reals(facts.num_devices), reals(facts.num_devices**2)
-        self.way, self.opens, self.num_sources, self.at_once = reals(facts.most_units), reals(facts.num_devices), 0, 0
-        self.known, self.reach = KnownSteps(facts, room), 0.0
+        self.num_listed, self.known, self.late, self.reach = 0, KnownSteps(facts, room), LateSteps(facts, room), 0.0
 
     def step_s(self, num_stages: int, below_s: float, chain: bool = False) -> float:
         """Seconds of a step of the plan that the room holds; infinity if it is none, or takes `below_s` or more.
@@ -134,16 +131,17 @@ class StepTimer:
     def _order(self, below_s: float) -> bool:
         """Find an order in which all passes can run: they are listed as they begin; False if there is none.
 
-        Also False as soon as every device that begins at once is known to end too late, whatever messages take: no period is
-        shorter than the first of these ends (`gpp.simulate.period`). `reach` tells the one from the other.
+        Also False as soon as a step is known to take too long, whatever messages take. `reach` tells the one from the other.
         """
         done = 0
         now = 0.0
         total = self._begin()
-        self._watch(below_s)
+        self.late.prepare()
+        self.late.watch(below_s)
         self.num_nodes = total  # whether or not they are timed: a walk ends by them
         self.work[0] += total
-        if self._surely_late():
+        if self.late.surely():
+            self.reach = below_s
             return False
         while True:
             for at in range(self.num_listed):
@@ -161,7 +159,8 @@ class StepTimer:
                     done += 1
                     took = self.pass_s[2 * self.unit_stage[u] + way]
                     self._push(now + took, d)
-                    if self._late(d, now, took):
+                    if self.late.late(d, now, took):
+                        self.reach = below_s
                         return False
             self.num_listed = 0
             if self.num_popped == self.num_pushed:
@@ -179,56 +178,14 @@ class StepTimer:
             self.reach = INF
         return done == total
 
-    def _watch(self, below_s: float) -> None:
-        """Begin to look whether a step surely takes `below_s` or more."""
-        # Behind a pass that takes nothing a device begins at once whose end is not looked at.
-        self.watched, self.below = 0, INF if self.at_once else below_s
-        for d in range(self.num_devices):
-            self.left[d] = self.load[d]
-
-    def _late(self, d: int, now: float, took: float) -> bool:
-        """Whether every device that begins at once is known to end too late, with a device's next pass; `reach` says so too.
-
-        One of them is looked at until it is late: what makes it late mostly makes the others late, too.
-        """
-        until = (now + self.left[d]) * (1.0 - 2.0 * SAME)
-        while until + self.tail[self.watched * self.num_devices + d] >= self.below:
-            self.watched += 1
-            if self.watched == self.num_sources:
-                self.reach = self.below
-                return True
-        self.left[d] -= took
-        return False
-
-    def _surely_late(self) -> bool:
-        """`_late` before any pass: no device begins before a first micro-batch can have come to it."""
-        for d in range(self.num_devices):
-            self.opens[d] = INF
-        for u in range(self.num_units):
-            now = 0.0
-            for k in range(self.first_in[u], self.first_in[u + 1]):
-                p = self.in_pair[k]
-                v = self.pair_src[p]
-                now = max(now, self.way[v] + self.pass_s[2 * self.unit_stage[v]] + self.pair_ahead_s[p] + self.pair_late[p])
-            self.way[u] = now
-            d = self.unit_device[u]
-            self.opens[d] = min(self.opens[d], now)
-        late = False
-        for d in range(self.num_devices):
-            if self.of_device[d] >= 0 and self._late(d, self.opens[d], 0.0):
-                late = True
-                break
-        return late
-
     def _begin(self) -> int:
         """Put all devices at their start; returns how many passes there are."""
         total = 0
         m = self.count
-        self.num_pushed = self.num_popped = self.num_listed = self.at_once = 0
+        self.num_pushed = self.num_popped = self.num_listed = 0
         for d in range(self.num_devices):
             self.running[d] = self.of_device[d] = self.first[d] = -1
             self.awake[d] = 0
-            self.load[d], self.ends[d], self.begins[d] = 0.0, self.over[5], 0
         for u in range(self.num_units - 1, -1, -1):
             d = self.unit_device[u]
             self.next_unit[u] = self.of_device[d]
@@ -238,50 +195,9 @@ class StepTimer:
             self.ahead[u] = self.held[self.depth[u]] if self.pass_s[2 * i + 1] >= 0.0 else -1
             self.head[u] = self.over_by[2 * u] = self.over_by[2 * u + 1] = 0
             total += 2 * m if self.ahead[u] >= 0 else m
-            self.load[d] += m * (self.pass_s[2 * i] + max(self.pass_s[2 * i + 1], 0.0))
-            self.ends[d] += self.update_s[i]
-            if self.first_in[u] == self.first_in[u + 1]:
-                self.begins[d] = 1
-                if self.pass_s[2 * i] == 0.0:
-                    self.at_once = 1
-        for s in range(self.num_sums):
-            for d in range(self.num_devices):
-                if self.sum_set[s] >> d & 1:
-                    self.ends[d] += self.sum_s[s]
-        for d in range(self.num_devices):
-            self.load[d] += self.ends[d]
         for u in range(self.num_units):
             self._ask(u)
-        self._tails()
         return total
-
-    def _tails(self) -> None:
-        """Find what follows the last pass of each device until each device that begins at once has ended its step.
-
-        The last gradients of a replica still go back to each of them:
-
-            d0   F F F . . . . B . . B . . B |       what is left for d1, the way back, and what ends d0's step
-            d1   . F B F B F B . . . . . . .
-        """
-        self.num_sources = 0
-        for f in range(self.num_devices):
-            if self.begins[f] == 0:
-                continue
-            j = self.num_sources * self.num_devices
-            self.num_sources += 1
-            for d in range(self.num_devices):
-                self.tail[j + d] = INF
-            for u in range(self.num_units):
-                d = self.unit_device[u]
-                way = 0.0 if d == f else -INF
-                for k in range(self.first_in[u], self.first_in[u + 1]):
-                    p = self.in_pair[k]
-                    if self.pair_back[p]:
-                        v = self.pair_src[p]
-                        took = self.pair_back_s[p] + self.pair_late[p] + self.pass_s[2 * self.unit_stage[v] + 1]
-                        way = max(way, took + self.way[v])
-                self.way[u] = way
-                self.tail[j + d] = min(self.tail[j + d], way + self.ends[f] - self.ends[d])
 
     def _ask(self, u: int) -> None:
         """Find a replica's next pass, and how many passes of others it still waits for; one more than there are at its end."""
@@ -356,8 +272,9 @@ class StepTimer:
             for i in range(resources):
                 self.start[i] = self.free[i]
                 self.began[i] = INF
-            self._watch(below_s if turn == 1 else INF)
+            self.late.watch(below_s if turn == 1 else INF)
             if not self._step():
+                self.reach = below_s
                 return INF
             low, high, most, end = INF, 0.0, 0.0, 0.0
             for i in range(resources):
@@ -406,7 +323,7 @@ class StepTimer:
             if self.began[d] == INF:
                 self.began[d] = now
             took = self.pass_s[2 * self.unit_stage[u] + way]
-            if self.below < INF and self._late(d, now, took):
+            if self.late.below < INF and self.late.late(d, now, took):
                 return False
             now += took
             self.free[d] = now
