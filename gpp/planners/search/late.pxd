@@ -17,7 +17,7 @@ cdef class LateSteps:
     cdef void watch(self, double below_s) noexcept
     @cython.locals(until=cython.double)
     cdef inline bint late(self, Py_ssize_t d, double now, double took) noexcept
-    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double, late=cython.bint)
+    @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, v=cython.Py_ssize_t, now=cython.double, took=cython.double, late=cython.bint)
     cdef bint surely(self) noexcept
     @cython.locals(d=cython.Py_ssize_t, u=cython.Py_ssize_t, i=cython.Py_ssize_t, s=cython.Py_ssize_t)
     cdef void _add_up(self) noexcept

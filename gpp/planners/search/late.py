@@ -6,7 +6,8 @@ after all that another one still has to do, and the way back from it, whatever w
     d0   F F F . . . . B . . B . . B |     what is left for d1, the way back to d0, and what ends d0's step
     d1   . F B F B F B . . . . . . .
 
-So most plans that take too long are known by the first passes of their busiest device, and half of them before any pass.
+So most plans that take too long are known by the first passes of their busiest device, and many before any pass. Where a stage
+has a tensor from one behind it in the topological order (`StageEdges.hand_on`), that way is left out: no bound gets larger by it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class LateSteps:
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 p = self.in_pair[k]
                 v = self.pair_src[p]
-                now = max(now, self.way[v] + self.pass_s[2 * self.unit_stage[v]] + self.pair_ahead_s[p] + self.pair_late[p])
+                if v < u:
+                    took = self.pass_s[2 * self.unit_stage[v]] + self.pair_ahead_s[p] + self.pair_late[p]
+                    now = max(now, self.way[v] + took)
             self.way[u] = now
             d = self.unit_device[u]
             self.opens[d] = min(self.opens[d], now)
@@ -122,8 +125,8 @@ class LateSteps:
             way = 0.0 if d == f else -INF
             for k in range(self.first_in[u], self.first_in[u + 1]):
                 p = self.in_pair[k]
-                if self.pair_back[p]:
-                    v = self.pair_src[p]
+                v = self.pair_src[p]
+                if v < u and self.pair_back[p]:
                     took = self.pair_back_s[p] + self.pair_late[p] + self.pass_s[2 * self.unit_stage[v] + 1]
                     way = max(way, took + self.way[v])
             self.way[u] = way
