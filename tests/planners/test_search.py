@@ -64,6 +64,7 @@ def check_steps(prob: Problem, strategy: Strategy, seed: int, count: int) -> Non
         incumbent = Incumbent(assessor, "test", lambda plan: strategy.predict(plan, prob, record=False))
         incumbent._timers.exact = False
         wanted = incumbent.simulate(found)
+        assert wanted is not None
         _, room, timer = timers.of(b)
         room.devices[: len(devices)], room.stage_of[:] = array("q", devices), array("q", stage_of)
         if number % 2:

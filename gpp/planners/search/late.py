@@ -32,7 +32,12 @@ class LateSteps:
 
     def __init__(self, facts, room) -> None:
         self.num_devices, self.count, self.over, self.sizes = facts.num_devices, facts.count, facts.overheads, room.sizes
-        self.unit_stage, self.unit_device, self.pass_s, self.update_s = room.unit_stage, room.unit_device, room.pass_s, room.update_s
+        self.unit_stage, self.unit_device, self.pass_s, self.update_s = (
+            room.unit_stage,
+            room.unit_device,
+            room.pass_s,
+            room.update_s,
+        )
         self.first_in, self.in_pair, self.pair_src, self.pair_back = room.first_in, room.in_pair, room.pair_src, room.pair_back
         self.pair_ahead_s, self.pair_late, self.pair_back_s = room.pair_ahead_s, room.pair_late, room.pair_back_s
         self.sum_set, self.sum_s, self.num_units = room.sum_set, room.sum_s, 0
