@@ -51,7 +51,7 @@ def test_every_preset_builds(path: Path) -> None:
 
 
 # `python -m tests.checks.settings --sweeps` composes all, too.
-@pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 3), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 9), ids=lambda p: p.stem)
 def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
         cfg = compose(path.stem, overrides=[f"hydra.searchpath=[file://{CONF}]", "name=test"], return_hydra_config=True)

@@ -20,6 +20,7 @@ from tests.quality.problems import ON_DEMAND, PLANNERS, Question, questions
 from tests.quality.random_search import RandomSearch
 from tests.quality.summary import compared, paired, summed
 from tests.support.conf import CONF, option, options
+from tests.support.long import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -126,7 +127,7 @@ def test_the_best_plans_known_are_plans_and_take_what_they_are_said_to_take() ->
     )
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", thinned([1, 3]))
 def test_a_search_at_random_finds_what_the_oracle_finds(number: int) -> None:
     problem, strategy = problem_of(number, 4, 3), option("strategy", "graphpipe")
     every = answer(problem, strategy)
