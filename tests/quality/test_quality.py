@@ -57,6 +57,7 @@ def test_every_planner_that_trains_is_asked() -> None:
     assert {strategy.planner.name for strategy in found.values()} | {"same_microbatch"} == shipped
 
 
+@pytest.mark.long
 def test_a_record_is_made_once_and_two_checkouts_answer_by_turns(tmp_path: Path) -> None:
     file, said = tmp_path / "rows.jsonl", list[str]()
     rows = record(ROOT, file, SMALL, ["sequential"], say=said.append)

@@ -86,6 +86,7 @@ SLOW = (
     "mlp, 4",
     "attention and embedding, 2",
     "a chain, 2 to 1",
+    "a chain, 1 to 2",
     "heads of two kinds",
     "two replicas of 2",
     "towers",
