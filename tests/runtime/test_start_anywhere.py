@@ -188,7 +188,7 @@ def attend(place: LaunchPlace, words: list[str], limit_s: float = 20.0) -> tuple
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    thinned([(0, None), (1, "ValueError: x"), (2, "steps=0: must be\nat least 1"), (3, "no plan fits"), (143, "stopped")]),
+    thinned([(0, None), (1, "ValueError: x"), (3, "no plan fits"), (2, "steps=0: must be\nat least 1"), (143, "stopped")], 3),
 )
 def test_the_others_end_as_rank_0_does(port: int, code: int, reason: str | None, capfd: pytest.CaptureFixture[str]) -> None:
     others = [attend(place(rank, port, 3), ["x"]) for rank in (1, 2)]
