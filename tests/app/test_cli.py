@@ -118,7 +118,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
         done = running.result(timeout=60)
     assert done.code == 1
     assert "killed by SIGKILL" in done.out
-    assert len({*workers}) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert len({*workers.values()}) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed"
     assert "worker 1" in result["reason"] or "worker 0" in result["reason"]
