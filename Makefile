@@ -11,9 +11,9 @@ ARGS ?=
 COMPILED := $(shell find gpp -name '*.pxd')
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 # What is installed is compiled by all cores at once; pip would compile one file after the other, tests included.
-# Of the models of transformers, a fifth of all, few are ever imported.
+# Of the models of transformers, a fifth of all, few are ever imported, and nothing of pandas and scikit-learn.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/|/transformers/models/' $(VENV)/lib || true
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/|/transformers/models/|/(pandas|sklearn)/' $(VENV)/lib || true
 
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,12 +46,14 @@ figures: $(VENV)/.test
 	$(BIN)/python -m sweeps.figures $(ARGS)
 
 # Each is one install, the tests' too, which holds the program's; again when its inputs change.
-$(VENV)/.test: EXTRAS := [test,dev]
-$(VENV)/.docs: EXTRAS := [docs]
+# The package is built, most of it by a compiler, while pip fetches what it needs.
+$(VENV)/.test: EXTRAS := test dev
+$(VENV)/.docs: EXTRAS := docs
 $(VENV)/.run $(VENV)/.test $(VENV)/.docs: pyproject.toml constraints.txt setup.py $(COMPILED) $(COMPILED:.pxd=.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS))
-	$(PIP) -e ".$(EXTRAS)"
+	$(BIN)/python tests/support/requirements.py $(EXTRAS) > $(VENV)/needed.txt
+	$(PIP) --no-deps -e . & built=$$!; $(PIP) -r $(VENV)/needed.txt; fetched=$$?; wait $$built && exit $$fetched
 	@$(COMPILE)
 	touch $(VENV)/.run $@
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
+import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +23,10 @@ settings.load_profile(os.environ.get("GPP_EXAMPLES", "suite"))
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Captures are made once for all tests, whichever process runs them; none is left from an earlier session."""
+    _share_cache(tmp_path_factory)
+
+
+def _share_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["GPP_CACHE"] = str(base / "cache")
@@ -32,6 +40,29 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Processes that share a whole suite: what each of them would do alike is done once.
+
+    The first of them starts the process whose forks all runs are, which takes as long as collecting does. In a fresh checkout
+    the assertions of a file of tests are rewritten where it is first imported: each process begins with files of its own.
+    """
+    own = getattr(session.config, "workerinput", {})
+    if not own or session.config.args != session.config.getini("testpaths") or session.config.option.collectonly:
+        return
+    number, count = int(own["workerid"].removeprefix("gw")), own["workercount"]
+    if number == 0:
+        from tests.support.warm import warm
+
+        _share_cache(session.config._tmp_path_factory)
+        threading.Thread(target=warm, daemon=True).start()
+    root = Path(__file__).parent
+    # A file outside a package has a name that pytest makes up.
+    files = sorted(path for path in root.rglob("test_*.py") if path.with_name("__init__.py").exists())
+    for path in files[number::count]:
+        with contextlib.suppress(Exception):  # collecting tells
+            importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(optionalhook=True)

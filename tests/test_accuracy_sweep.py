@@ -17,6 +17,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GRIDS, "digits_deep", grid)
 
 
+@pytest.mark.long
 def test_a_prediction_that_leaves_nothing_is_synchronous_and_one_that_leaves_all_is_naive(short: None) -> None:
     run = Run("digits_deep", "sgd", "naive", 0.04, 0)
     naive, sync = execute(run), execute(replace(run, method="sync"))

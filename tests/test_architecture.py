@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -15,8 +12,8 @@ import pytest
 
 from gpp.mechanism import SHIPPED, packages
 from tests.mechanisms import touched
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.pages import ROOT
+from tests.support.sources import BASELINES, MODULES, SOURCES, name_of, said
 
 # A room may import its own level's rooms only where `SAME_LEVEL` says so, and any room above it.
 LEVELS: list[set[str]] = [
@@ -152,59 +149,12 @@ WINGS: dict[str, list[set[str]]] = {
 TORCH = {"capture", "models", "data", "runtime", "joint_optimizer", "optimizers", "mechanisms", "app"}
 
 
-SOURCES = sorted((ROOT / "gpp").rglob("*.py"))
-BASELINES = sorted((ROOT / "baselines").rglob("*.py"))
 ABOVE_ENGINES = {"app"}
-
-
-def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {name_of(path) for path in [*SOURCES, *BASELINES]}
 
 
 def unit_of(path: Path) -> str:
     part = path.relative_to(ROOT / "gpp").parts[0]
     return part.removesuffix(".py")
-
-
-@dataclass
-class Said:
-    """What a file says.
-
-    Args:
-        imports: (module, whether it is imported at run time).
-        lengths: name and lines of each function, without its docstring.
-    """
-
-    imports: list[tuple[str, bool]] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    lengths: list[tuple[str, int]] = field(default_factory=list)
-
-
-@cache
-def said(path: Path) -> Said:
-    """Found in one walk; a walk through all files takes seconds."""
-    found, typing_only = Said(), set[int]()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            typing_only |= set(map(id, ast.walk(node)))
-        elif isinstance(node, ast.ClassDef):
-            found.classes.append(node.name)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            doc = ast.get_docstring(node, clean=False)
-            length = (node.end_lineno or 0) - node.lineno + 1 - (doc.count("\n") + 1 if doc else 0)
-            found.lengths.append((node.name, length))
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} imports relatively"
-            full = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else node.module or "" for name in full]
-        found.imports += [(name, id(node) not in typing_only) for name in dict.fromkeys(names)]
-    return found
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
@@ -361,7 +311,7 @@ def test_planning_modules_leave_torch_alone() -> None:
 
 def test_each_class_has_a_name_of_its_own() -> None:
     """Underscores aside."""
-    classes = {(name.lstrip("_"), path) for path in SOURCES for name in said(path).classes}
+    classes = {(node.name.lstrip("_"), path) for path in SOURCES for node in said(path).classes}
     files = Counter(name for name, _ in classes)
     assert not {name for name, count in files.items() if count > 1}
 

@@ -15,10 +15,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
+from gpp.app.composing import quicken
 from gpp.app.multirun import RunFolder, Sweep, metric_of
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
 from gpp.errors import InvalidConfig
-from tests.support.conf import CONF, options
+from tests.support.conf import CONF, model_named, option, options
 from tests.support.long import thinned
 
 ROOT = CONF.parent
@@ -33,6 +34,13 @@ def test_every_option_builds(group: str) -> None:
         assert built is not None, name
 
 
+@pytest.mark.parametrize(
+    "words", [("mlp", "model.loss=cross_entropy", "model.width=8"), ("unet_small", "model.attention=[false,false]")]
+)
+def test_a_model_among_all_is_the_one_of_a_configuration(words: tuple[str, ...]) -> None:
+    assert model_named(*words) == option("model", *words)
+
+
 PRESETS = [path for group in ("experiment", "debug", "hparams_search") for path in sorted((CONF / group).glob("*.yaml"))]
 
 
@@ -41,6 +49,7 @@ def test_every_preset_builds(path: Path) -> None:
     # The search is a plug-in's, which need not be here; its settings are those that the preset may set.
     search = {"_target_": "optuna", "direction": "", "n_trials": 1, "n_jobs": 1, "sampler": {"seed": None}, "params": {}}
     ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=search, provider="test")
+    quicken()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         words = [f"{path.parent.name}={path.stem}", "name=test", "strategies=[]"]
         cfg = compose("config", overrides=words, return_hydra_config=path.parent.name == "hparams_search")
@@ -51,8 +60,9 @@ def test_every_preset_builds(path: Path) -> None:
 
 
 # `python -m tests.checks.settings --sweeps` composes all, too.
-@pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 3), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 9), ids=lambda p: p.stem)
 def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
+    quicken()
     with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
         cfg = compose(path.stem, overrides=[f"hydra.searchpath=[file://{CONF}]", "name=test"], return_hydra_config=True)
     assert str(cfg.hydra.mode) == "RunMode.MULTIRUN"

@@ -109,6 +109,7 @@ def row_of(order: str) -> Row:
     return replace(shape, balance=ORDERS[order], schedule=order)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.long
 def test_interleaved_stages_are_one_layer_each_round_and_round() -> None:
     problem = problem_of(row_of("interleaved_1f1b").run, HALF)
     plan = laid_out(row_of("interleaved_1f1b"), problem)
@@ -184,6 +185,7 @@ def test_vtrains_rows_and_their_halves() -> None:
     assert len(used) == len(others) == 30 and {*used, *others} == {*found} and halved(found) == (used, others)
 
 
+@pytest.mark.long  # the layouts of one round are the next tests'
 def test_any_number_of_stages_is_faster_than_one_and_slower_than_no_idle_time() -> None:
     """A small row with 8 stages on 4 devices lies between its two ends."""
     settings = tuple(re.sub(r"num_layers=\d+", "num_layers=8", word) for word in GPT.settings)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import printable
-from tests.support import machines
+from tests.support import cli, machines
 from tests.support.cli import ROOT, run
 from tests.support.island import ADDRESS, island
+from tests.support.warm import warm
 
 KEY = "0123456789abcdef0123456789abcdefdeadbeef"
 SMALL = [
@@ -27,33 +28,52 @@ SMALL = [
 ALONE = pytest.mark.skipif(machines.why_not() is not None, reason=str(machines.why_not()))
 
 
-def alone(run_dir: Path, *words: str, env: dict[str, str] | None = None) -> tuple[set[str], int]:
-    """A run on a machine of its own: the addresses at which somebody listened, and the packets sent to other machines."""
+def alone(run_dir: Path, *words: str, cold: bool = True, env: dict[str, str] | None = None) -> tuple[set[str], int]:
+    """A run on a machine of its own: the addresses at which somebody listened, and the packets sent to other machines.
+
+    Args:
+        cold: whether its processes are started; else they are forks of the warm process.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    words = (*SMALL, *words, f"hydra.run.dir={run_dir}")
     with island() as here:
-        done = here.run([sys.executable, "run.py", *SMALL, *words, f"hydra.run.dir={run_dir}"], cwd=ROOT, env=environment)
-        assert done.returncode == 0, done.stdout
+        if cold:
+            done = here.run([sys.executable, "run.py", *words], cwd=ROOT, env=environment)
+            code, said = done.returncode, done.stdout
+        else:
+            out = run_dir.with_name("out.txt")
+            code = warm().run([*words], environment, out, network=here.name)
+            said = out.read_text()
+        assert code == 0, said
         return here.heard, here.sent()
 
 
 @ALONE
-def test_the_island_notices_who_listens_and_who_sends() -> None:
-    """The two tests below are worth nothing if nothing could be found."""
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_island_notices_who_listens_and_who_sends(cold: bool, tmp_path: Path) -> None:
+    """The tests below are worth nothing if nothing could be found."""
     script = (
         "import socket, time; l = socket.socket(); l.bind(('0.0.0.0', 0)); l.listen(); time.sleep(0.3)\n"
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('8.8.8.8', 53)); time.sleep(0.3)"
     )
     with island() as here:
-        here.run([sys.executable, "-c", script])
+        if cold:
+            here.run([sys.executable, "-c", script])
+        else:
+            (tmp_path / "script.py").write_text(script)
+            code = warm().run([], cli.environment(), tmp_path / "out", script=str(tmp_path / "script.py"), network=here.name)
+            assert code == 0, (tmp_path / "out").read_text()
         assert here.heard == {"0.0.0.0"} and here.sent() > 0
 
 
 @ALONE
 @pytest.mark.dist
-def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secrets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secrets(cold: bool, tmp_path: Path) -> None:
     secrets = {"WANDB_API_KEY": KEY, "HF_TOKEN": "hf_" + "x" * 30, "WANDB_MODE": "offline"}
-    heard, sent = alone(tmp_path / "run", "logger=wandb", env=secrets)
+    heard, sent = alone(tmp_path / "run", "logger=wandb", cold=cold, env=secrets)
     assert heard <= {"127.0.0.1"} and sent == 0
+    assert cold or heard  # the forks' sockets are seen
     assert (tmp_path / "run" / "wandb").is_dir()
     for path in (tmp_path / "run").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""

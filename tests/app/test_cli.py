@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from gpp.runtime.hang_detection.watch import said_pids
 from tests.support.cli import TOWERS, run, start, workers_of
 from tests.support.inprocess import few_layers
 from tests.support.traces import check_trace
@@ -104,19 +106,19 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
-    process = start(tmp_path, *QUICK, *DIGITS, "steps=1000000", "strategy.planner.replication=false")
     metrics = tmp_path / "metrics.jsonl"
-    until = time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.1)
-    workers = workers_of(tmp_path)
-    assert len(workers) == 2
-    os.kill(max(workers), signal.SIGKILL)
-    # Far less than engine.timeout_s: its death is seen, not its silence.
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "killed by SIGKILL" in out
-    assert not workers_of(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run, tmp_path, *QUICK, *DIGITS, "steps=1000000", "strategy.planner.replication=false")
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert not running.done()
+            time.sleep(0.05)
+        workers = said_pids(tmp_path / "ranks", 2)
+        os.kill(workers[1], signal.SIGKILL)
+        # Far less than engine.timeout_s: its death is seen, not its silence.
+        done = running.result(timeout=60)
+    assert done.code == 1
+    assert "killed by SIGKILL" in done.out
+    assert len({*workers.values()}) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed"
     assert "worker 1" in result["reason"] or "worker 0" in result["reason"]

@@ -44,7 +44,7 @@ def test_a_comparison_from_the_shell(tmp_path: Path) -> None:
 
 
 def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
-    words = ["mode=compare", "model=random", "model.num_ops=4", "cluster=summit_1x4", "logger=none"]
+    words = ["mode=compare", "model=random", "model.num_ops=4", "cluster=summit_1x4", "minibatch_size=4", "logger=none"]
     done = run(tmp_path, *words, "cluster.memory_bytes=1e3")
     assert done.code == 3, done.out
     result = done.result

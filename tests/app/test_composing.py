@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 import gpp.app.multirun  # noqa: F401  (the resolvers that the files name)
 from gpp.app import composing
 from gpp.app.vocabulary import CONF, ROOT
+from tests.support.long import thinned
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,10 @@ def composed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, in
     return OmegaConf.to_container(cfg, resolve=False), count[0]
 
 
-@pytest.mark.parametrize("words", [["model=mmt_small", "steps=3"], ["hydra.mode=RUN"], ["hydra.mode=MULTIRUN", "steps=1,2"]])
+COMPOSED = thinned([["model=mmt_small", "steps=3"], ["hydra.mode=RUN"], ["hydra.mode=MULTIRUN", "steps=1,2"]])
+
+
+@pytest.mark.parametrize("words", COMPOSED)
 def test_a_single_run_is_composed_once(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before, twice = composed(words, monkeypatch)
     composing.quicken()

@@ -31,8 +31,8 @@ IDLE = ("strategies=[even,graphpipe]", "mode=inference strategy.edges.clip=true"
 """Words that say nothing without another one: they were ignored."""
 SAMPLE = [
     *[case for case in CASES if case.words in (*TRIED, *IDLE)],
-    *[case for case in CASES if case.kind][::8],
-    *[case for case in CASES if not case.kind][::96],
+    *[case for case in CASES if case.kind][::16],
+    *[case for case in CASES if not case.kind][::192],
 ]
 
 

@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
 BATCH_NORM = ("model.norm=batch", "model.image_size=64")
 CASES = [
     Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
-    Case("mlp", "torch_pipelining"),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed", clip_norm=0.01),
-    Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
 ]
 MORE = [
+    Case("mlp", "torch_pipelining"),
+    Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
     Case("digits_tasks", "torch_pipelining", "GPipe", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
     Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),

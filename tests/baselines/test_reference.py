@@ -301,16 +301,20 @@ def trained(tmp_path: Path, engine: str, *words: str) -> tuple[dict, dict[str, T
         pytest.param(
             ("model=digits_deep", "cluster.num_devices=4", "strategy=pipeoptim", "optimizer=adamw"), marks=pytest.mark.long
         ),
-        (
-            "model=digits_tasks",
-            "model.num_layers=1",
-            "cluster.num_devices=3",
-            "strategy=graphpipe",
-            "strategy/weights=spectrain",
-            "optimizer=sgd",
+        pytest.param(
+            (
+                "model=digits_tasks",
+                "model.num_layers=1",
+                "cluster.num_devices=3",
+                "strategy=graphpipe",
+                "strategy/weights=spectrain",
+                "optimizer=sgd",
+            ),
+            marks=pytest.mark.long,
         ),
+        ("model=mlp", "model.num_blocks=2", "cluster.num_devices=2", "strategy=pipeoptim", "optimizer=adamw"),
     ],
-    ids=["pipeoptim", "spectrain on branches"],
+    ids=["pipeoptim", "spectrain on branches", "two stages"],
 )
 def test_the_engine_says_what_a_real_run_says(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Through the whole stack: losses, evaluations, final weights, versions and staleness."""

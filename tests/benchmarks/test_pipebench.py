@@ -127,6 +127,7 @@ def _steps(problem: dict[str, Any]) -> list[float]:
     return out
 
 
+@pytest.mark.long
 def test_the_command_plans_bounds_and_draws_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "random_0[1]", "--out", str(tmp_path), "--seconds", "1"]) == 0
     made = json.loads((tmp_path / "known.json").read_text())["random_01"]

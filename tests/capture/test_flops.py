@@ -19,6 +19,7 @@ from gpp.cost.counted import masked_warnings
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured
 from tests.support.cutting import assert_cuts_exactly
+from tests.support.long import thinned
 from tests.support.problems import cluster
 
 S, D, HEADS = 6, 4, 2
@@ -134,7 +135,7 @@ def attention_of(captured: Captured) -> tuple[Any, float, float]:
 TOLD = {"none": [], "tril": True, "compared": True, "infinite": True, "flex": True, "flex free": False}
 
 
-@pytest.mark.parametrize("kind", [*TOLD, "window", "held", "padded", "counted"])
+@pytest.mark.parametrize("kind", thinned([*TOLD, "window", "held", "padded", "counted"]))
 def test_masks_that_sizes_decide_become_what_attention_knows(kind: str) -> None:
     torch.manual_seed(0)
     model = Attends(kind).double()

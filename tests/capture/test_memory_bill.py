@@ -88,7 +88,7 @@ def keeper_of(captured: Captured, graph: OpGraph, stage: Stage, module: StageMod
     return Keeper(module, marks, generators=generators, copies=None)
 
 
-@pytest.mark.parametrize(("name", "settings"), thinned(CASES), ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(("name", "settings"), thinned(CASES, len(CASES)), ids=[name for name, _ in CASES])
 def test_the_bill_of_a_stage_is_what_the_allocator_says(name: str, settings: tuple[str, ...]) -> None:
     """With everything kept, and with operators discarded, as workers do it."""
     _, captured, weights = inprocess.captured_named(name, *settings)

@@ -19,6 +19,7 @@ from gpp.models.base import TensorSpec
 from gpp.models.losses import loss
 from gpp.runtime.job import restore
 from tests.support.conf import model_named, network_named, option
+from tests.support.long import thinned
 
 DIGITS = model_named("digits")
 SMALL_DLRM = network_named(
@@ -108,7 +109,7 @@ def test_synthetic_is_a_function_of_seed_and_index():
         assert not torch.equal(other.fetch([7])["dense_1"], first.fetch([7])["dense_1"])
 
 
-@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=["dlrm", "mmt", "bridge_tower"])
+@pytest.mark.parametrize("model", thinned([SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], 3), ids=["dlrm", "mmt", "bridge_tower"])
 def test_synthetic_can_be_learned(model):
     samples = Synthetic(num_samples=1024).load("train", model, seed=0, dtype="float32")
     held_out = Synthetic().load("test", model, seed=0, dtype="float32").fetch(range(256))

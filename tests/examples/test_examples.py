@@ -60,6 +60,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert "FutureWarning" not in done.stderr
 
 
+@pytest.mark.long
 def test_the_notebook_draws_plans_and_timelines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     book = json.loads((FOLDER / "plan_explore.ipynb").read_text())

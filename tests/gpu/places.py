@@ -16,7 +16,10 @@ import pytest
 from tests.support.cli import ROOT, Finished, run, run_cold
 
 CPU, ONE, ALL = "cpu", "one_card", "cards"
-EVERYWHERE = [CPU, pytest.param(ONE, marks=pytest.mark.gpu), pytest.param(ALL, marks=pytest.mark.gpu)]
+CARDS = [pytest.param(ONE, marks=pytest.mark.gpu), pytest.param(ALL, marks=pytest.mark.gpu)]
+EVERYWHERE = [CPU, *CARDS]
+SELDOM = [pytest.param(CPU, marks=pytest.mark.long), *CARDS]
+"""Those whose dry run on cores says little beside another one."""
 
 
 @dataclass(frozen=True, kw_only=True)

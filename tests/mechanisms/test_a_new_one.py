@@ -100,6 +100,7 @@ def test_a_pipeline_that_does_not_drain_has_it_for_every_update(tmp_path: Path) 
     assert all(told(found.run_dir))
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_emulated_devices_run_it(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *words(ASKED, "engine=emulate", "engine.budget_s=0.5", "steps=3"))

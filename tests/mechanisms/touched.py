@@ -11,11 +11,13 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from gpp.mechanism import packages
 from tests.support.pages import ROOT
+from tests.support.sources import said
 
 WORDS: Final = {
     "helpers": r"weight_device|input_share|\bhelpers?\b|\bhelped\b",
@@ -38,6 +40,7 @@ WORDS: Final = {
 """By mechanism: the words of its settings and fields, and what its papers call things."""
 
 
+@cache
 def core() -> dict[str, str]:
     """The texts of the core by path below gpp/: without mechanisms and the list of public names, where a user finds theirs."""
     files = sorted((ROOT / "gpp").rglob("*.py"))
@@ -54,12 +57,12 @@ def naming(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 def hooks() -> dict[str, dict[str, set[str]]]:
     """By mechanism: the abstract classes of the core that it implements, and their own bases, with the methods overridden."""
-    classes = {node.name: node for text in core().values() for node in classes_in(text)}
+    classes = {node.name: node for name in core() for node in said(ROOT / "gpp" / name).classes}
     out: dict[str, dict[str, set[str]]] = {}
     for package in packages():
         mine = out.setdefault(package.rpartition(".")[2], defaultdict(set))
         for path in (ROOT / Path(*package.split("."))).rglob("*.py"):
-            for node in classes_in(path.read_text()):
+            for node in said(path).classes:
                 for base in abstract(node, classes):
                     mine[base] |= methods(node) & methods(classes[base])
     return out
@@ -75,11 +78,6 @@ def abstract(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterato
         if name.startswith("Abstract") and name not in SHIPPED and name in classes:
             yield name
             yield from abstract(classes[name], classes)
-
-
-def classes_in(text: str) -> Iterator[ast.ClassDef]:
-    """The classes of a file."""
-    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
 
 
 def methods(node: ast.ClassDef) -> set[str]:

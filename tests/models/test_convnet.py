@@ -9,13 +9,14 @@ from gpp.graph.series_parallel import Parallel, Series
 from gpp.models.networks.convnet import SMALLEST
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.long import thinned
 from tests.support.series_parallel import decompose
 
 NAMES = {"alexnet": "alexnet", "vgg": "vgg_small", "resnet": "resnet_small", "googlenet": "googlenet"}
 
 
 @pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.parametrize("more", [0, 1, pytest.param(37, marks=pytest.mark.long)])
+@pytest.mark.parametrize("more", thinned([0, 1, 37], 3))
 def test_any_size_from_the_smallest_on(kind: str, more: int) -> None:
     size = SMALLEST[kind] + more
     words = [f"model.image_size={size}", "model.shrink=16", "model.num_classes=5", "model.norm=group"]

@@ -62,7 +62,8 @@ def test_gpt_is_a_chain():
     assert tied.head.weight is tied.embed.tokens.weight
 
 
-@pytest.mark.parametrize("name", ["unet_small", pytest.param("evoformer_small", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["unet_small", "evoformer_small"])
 def test_streams_that_meet_again_and_again_are_no_tree(name):
     assert decompose(graph_of(name)) is None
 
@@ -73,6 +74,7 @@ def test_without_a_context_the_picture_is_all_there_is(draw):
     assert model.build()(**draw(model.inputs(), 2)).shape == (2, 4, 16, 16)
 
 
+@pytest.mark.long
 def test_the_skips_of_the_unet_reach_the_way_up():
     graph = graph_of("unet_small")
     enter = next(t for t in graph.tensors if graph.ops[t.producer].name == "enter")
@@ -81,6 +83,7 @@ def test_the_skips_of_the_unet_reach_the_way_up():
     assert enter.bytes_per_sample == 16 * 16 * 16 * 8
 
 
+@pytest.mark.long
 def test_frozen_parts_of_llava_have_no_gradients():
     free, frozen = graph_of("llava_small"), graph_of("llava_small", "model.frozen=towers")
     assert all(param.trainable for param in free.params)

@@ -32,7 +32,7 @@ def needs(name: str) -> None:
         pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", thinned(SMALL))
+@pytest.mark.parametrize("name", thinned(SMALL, 4))
 def test_small_sizes_run_forward_and_backward(name, draw):
     needs(name)
     model = model_named(name)
@@ -49,7 +49,7 @@ def test_small_sizes_run_forward_and_backward(name, draw):
         assert 0 <= metric(model.metric)(network(**inputs), targets) <= 1
 
 
-@pytest.mark.parametrize("name", thinned(STATELESS, 3))
+@pytest.mark.parametrize("name", thinned(STATELESS, 6))
 def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
     needs(name)
     model = model_named(name)
@@ -66,7 +66,7 @@ def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
     torch.testing.assert_close(part(slice(0, 6)), (2 * part(slice(0, 2)) + 4 * part(slice(2, 6))) / 6)
 
 
-@pytest.mark.parametrize("name", thinned(SMALL, 4))
+@pytest.mark.parametrize("name", thinned(SMALL, 8))
 def test_initial_weights_follow_the_seed(name):
     needs(name)
     model = model_named(name)
@@ -77,7 +77,7 @@ def test_initial_weights_follow_the_seed(name):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.parametrize("name", thinned(PAPER + SMALL, 3))
+@pytest.mark.parametrize("name", thinned(PAPER + SMALL, 9))
 def test_description_reads_back_equal(name):
     needs(name)
     model = model_named(name)

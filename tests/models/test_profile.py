@@ -18,7 +18,7 @@ def story(tmp_path: Path, *words: str) -> Finished:
 
 
 def test_plans_and_simulates_from_the_command_line(tmp_path):
-    words = ("cluster=flat", "strategy=piper", "strategy.planner.compatible=true", "mode=plan", "minibatch_size=64")
+    words = ("cluster=flat", "strategy=piper", "strategy.planner.compatible=true", "mode=plan", "minibatch_size=64", "explain_s=0")
     done = story(tmp_path, *words)
     assert done.code == 0, done.out
     assert "0.0642287 s a sample" in done.out

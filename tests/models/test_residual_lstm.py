@@ -21,6 +21,7 @@ def graph_of(*overrides: str) -> OpGraph:
     return captured.graph
 
 
+@pytest.mark.long
 def test_a_layer_is_one_operator_and_the_decoder_begins_beside_the_encoder() -> None:
     graph = graph_of()
     layers = {op.name: i for i, op in enumerate(graph.ops) if op.kind == "recurrent"}

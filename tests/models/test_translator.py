@@ -11,6 +11,7 @@ from tests.support.inprocess import captured_named
 from tests.support.training import trained
 
 
+@pytest.mark.long
 def test_every_decoder_layer_reads_the_end_of_the_encoder() -> None:
     _, captured, _ = captured_named("translator_small", "model.num_layers=2")
     graph = captured.graph

@@ -50,7 +50,7 @@ def plan_of(planner: AbstractPlanner, problem: Problem):
 
 @pytest.mark.parametrize("name", list(BASELINES))
 @pytest.mark.parametrize("efficiency", [None, 0.1])
-@pytest.mark.parametrize("cluster_name", thinned(CLUSTERS))
+@pytest.mark.parametrize("cluster_name", thinned(CLUSTERS, len(CLUSTERS)))
 @pytest.mark.parametrize(
     "model",
     [

@@ -20,6 +20,7 @@ from tests.quality.problems import ON_DEMAND, PLANNERS, Question, questions
 from tests.quality.random_search import RandomSearch
 from tests.quality.summary import compared, paired, summed
 from tests.support.conf import CONF, option, options
+from tests.support.long import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -56,6 +57,7 @@ def test_every_planner_that_trains_is_asked() -> None:
     assert {strategy.planner.name for strategy in found.values()} | {"same_microbatch"} == shipped
 
 
+@pytest.mark.long
 def test_a_record_is_made_once_and_two_checkouts_answer_by_turns(tmp_path: Path) -> None:
     file, said = tmp_path / "rows.jsonl", list[str]()
     rows = record(ROOT, file, SMALL, ["sequential"], say=said.append)
@@ -126,7 +128,7 @@ def test_the_best_plans_known_are_plans_and_take_what_they_are_said_to_take() ->
     )
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", thinned([1, 3]))
 def test_a_search_at_random_finds_what_the_oracle_finds(number: int) -> None:
     problem, strategy = problem_of(number, 4, 3), option("strategy", "graphpipe")
     every = answer(problem, strategy)

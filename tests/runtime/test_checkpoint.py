@@ -53,7 +53,7 @@ def train(
     ("name", "seed", "overrides"),
     [
         ("digits", 0, ()),
-        ("gpt_small", 2, ("model.dropout=0.1",)),
+        pytest.param("gpt_small", 2, ("model.dropout=0.1",), marks=pytest.mark.long),
         pytest.param("dlrm_small", 3, (), marks=pytest.mark.long),
         pytest.param(
             "vgg_small", 5, ("model.norm=batch",), marks=pytest.mark.long

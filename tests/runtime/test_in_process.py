@@ -26,7 +26,7 @@ MORE = [
 ]
 """Those whose operators and shapes others have, too."""
 CASES = [
-    *((name, 0) for name in MODELS),
+    *thinned((name, 0) for name in MODELS),
     *(pytest.param(name, 0, marks=pytest.mark.long) for name in ("digits_deep", "digits_tasks", *(f"{m}_small" for m in MORE))),
     *(pytest.param(name, seed, marks=pytest.mark.long) for name in MODELS for seed in (1, 2)),
 ]

@@ -21,6 +21,7 @@ from gpp.runtime.nonfinite import Finding, PassPlace, Probes, Seen, told
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
 from tests.support.cli import run
+from tests.support.long import thinned
 
 NAN = float("nan")
 
@@ -86,7 +87,7 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
     return stage, microbatch, microbatch * plan.stages[stage].microbatch_size
 
 
-@pytest.mark.parametrize("engine", ["distributed", "reference"])
+@pytest.mark.parametrize("engine", thinned(["distributed", "reference"]))
 @pytest.mark.parametrize("kind", ["forward", "gradient"])
 @pytest.mark.parametrize(
     ("seed", "discards"), [(0, False), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, False), (0, True)))]
@@ -113,7 +114,7 @@ def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, 
         assert f"began in the forward of micro-batch {microbatch} on stage {stage} " in said[0] or "began there" in said[0]
 
 
-@pytest.mark.parametrize("engine", ["distributed", "reference"])
+@pytest.mark.parametrize("engine", thinned(["distributed", "reference"]))
 def test_rows_of_the_data_set_are_named(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), random.Random(7))
     settings = replace(job.settings, on_nonfinite="warn")

@@ -24,7 +24,7 @@ from tests.support import switches
     [
         ("NormedBatch", Flush(), "float32", 11),  # buffers that replicas hold differently, shared state
         pytest.param("Dropping", Flush(), "float64", 2, marks=pytest.mark.long),
-        ("Tied", DoubleBuffer(), "float64", 2),
+        pytest.param("Tied", DoubleBuffer(), "float64", 2, marks=pytest.mark.long),
         pytest.param("Skip", PipeOptim(), "float32", 2, marks=pytest.mark.long),
     ],
 )

@@ -18,6 +18,7 @@ from gpp.plan.build import make_plan
 from gpp.runtime.even import amounts_of
 from gpp.simulate.spread import part_bounds, step_seconds
 from tests.support import inprocess
+from tests.support.long import thinned
 from tests.support.one_device import equals_one_device
 from tests.support.split import halves
 
@@ -55,7 +56,7 @@ def test_parts_are_even_and_a_permutation() -> None:
     assert sorted(odd) == list(range(10))
 
 
-@pytest.mark.parametrize("schedule", [OneFOneB(), ZeroBubbleH1()], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("schedule", thinned([OneFOneB(), ZeroBubbleH1()]), ids=lambda schedule: schedule.name)
 def test_even_micro_batches_train_as_one_device_does(schedule, tmp_path: Path) -> None:
     model, captured, weights, found = problem()
     plan, optimizer = plan_of(found, replicas=2), SGD(lr=0.1, momentum=0.9)

@@ -11,12 +11,13 @@ from tests.support.cli import environment
 from tests.support.warm import warm
 
 
-def call(module: str, function: str, *words: str) -> None:
-    """Call a function of a module with some words; what it asserts must hold there."""
+def call(module: str, function: str, *words: str) -> str:
+    """Call a function of a module with some words; what it asserts must hold there. Returns what is printed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.txt"
         code = warm().run([module, function, *words], environment(), out, script=__file__)
         assert code == 0, out.read_text()
+        return out.read_text()
 
 
 if __name__ == "__main__":

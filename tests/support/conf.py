@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.app.composing import quicken
@@ -37,9 +40,22 @@ def options(group: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 @cache
+def _models() -> DictConfig:
+    """All options of models, from one composition: it takes as long as ten of one each."""
+    quicken()
+    files = [path for folder in (CONF, CONF.parent / "sweeps") for path in (folder / "model").glob("*.yaml")]
+    words = [f"+model@each.{path.stem}={path.stem}" for path in files if path.stem != "base"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[SWEEPS, "name=test", *words]).each
+
+
+@cache
 def model_named(name: str, *overrides: str) -> Any:
-    """The model that `model=name` builds; composed once, since nobody can change it."""
-    return option("model", name, *overrides)
+    """The model that `model=name` builds, with other settings as in `model.num_layers=2`; made once, since nobody can change it."""
+    cfg = copy.deepcopy(_models()[name])
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        OmegaConf.update(cfg, override.get_key_element().removeprefix("model."), override.value())
+    return instantiate(cfg, _convert_="all")
 
 
 def network_named(name: str, **arguments: object) -> Network:

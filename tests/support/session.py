@@ -1,7 +1,7 @@
 """Several jobs one after the other in the same worker processes: starting processes takes longer than the jobs.
 
-`python -m tests.support.session FOLDER WORLD` imports what the jobs need and forks the ranks; FOLDER/jobs.json lists
-[worker module, run directory].
+As a script with FOLDER and WORLD, in a fork of the warm process, it imports what the jobs need and forks the ranks;
+FOLDER/jobs.json lists [worker module, run directory].
 """
 
 from __future__ import annotations
@@ -9,23 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 
 import torch
 
-from gpp.runtime.hang_detection import watch as kernel
 from gpp.runtime.job import Job
 from gpp.runtime.worker.forked import fork_workers
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-STILL_S = 120.0
-"""How long no process of a set may compute before the set counts as hanging; a busy machine makes no difference to that."""
+from tests.support.cli import environment
+from tests.support.warm import warm
 
 IMPORTS = {
     "baselines.deepspeed_worker": "deepspeed.pipe",
@@ -51,32 +44,10 @@ def run_all(folder: Path, jobs: list[tuple[str, Path]], world: int) -> None:
         jobs = jobs[last + 1 :]
 
 
-def _run(folder: Path, world: int) -> int | None:
-    """Run the jobs of jobs.json; returns 0 if all ended well, None if nothing was computed for too long."""
-    env = {**os.environ, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.session", str(folder), str(world)]
-    with open(folder / "out.txt", "w") as out:
-        parent = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-    computed_s, since = 0.0, time.monotonic()
-    try:
-        while parent.poll() is None and time.monotonic() < since + STILL_S:
-            seen = [kernel.process(pid) for pid in (parent.pid, *_children(parent.pid))]
-            now_s = sum(state.cpu_s for state in seen if state is not None)
-            if now_s > computed_s + 0.1:
-                computed_s, since = now_s, time.monotonic()
-            time.sleep(0.05)
-        return parent.poll()
-    finally:
-        # Its forks end with it.
-        parent.kill()
-        parent.wait()
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def _run(folder: Path, world: int) -> int:
+    """Run the jobs of jobs.json; returns 0 if all ended well."""
+    env = environment(WORLD_SIZE=str(world), OMP_NUM_THREADS="1")
+    return warm().run([str(folder), str(world)], env, folder / "out.txt", script=__file__)
 
 
 def _work(jobs: list[tuple[str, str]], rank: int, world: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -35,6 +36,7 @@ from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240.0
+CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 IMPORTS = (
     "torch.distributed.elastic.multiprocessing",
     "hydra._internal.hydra",
@@ -103,9 +105,16 @@ class Warm:
         if self._process is not None:
             self._process.communicate()
 
-    def run(self, words: list[str], env: dict[str, str], out: Path, *, folder: Path = ROOT, script: str | None = None) -> int:
-        """Run `run.py`, or another script, with `words` to its end, its output in the file `out`; returns its exit code."""
+    def run(
+        self, words: list[str], env: dict[str, str], out: Path, *, folder: Path = ROOT, script: str | None = None, network: str = ""
+    ) -> int:
+        """Run `run.py`, or another script, with `words` to its end, its output in the file `out`; returns its exit code.
+
+        Args:
+            network: the network namespace that it runs in, by its name; empty for this one.
+        """
         request = {"words": words, "env": env, "out": str(out), "folder": str(folder), "script": script or str(ROOT / "run.py")}
+        request["network"] = network
         self._asked.write(json.dumps(request) + "\n")
         self._asked.flush()
         answer = self._asked.readline()
@@ -235,6 +244,10 @@ def _run(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
+    if request["network"]:
+        with open(f"/run/netns/{request['network']}") as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
     # As Python does where it starts: the folder of the script, then PYTHONPATH.
     script = Path(request["script"])
     sys.path[:0] = [str(script.parent), *request["env"]["PYTHONPATH"].split(os.pathsep)]

@@ -7,6 +7,7 @@ from gpp.cost.problem import Problem
 from gpp.planners.chains.downsets import Budget, all_states
 from gpp.planners.chains.pipedream import PipeDream
 from tests.support.graphs import two_towers
+from tests.support.long import thinned
 from tests.support.problems import run
 from tests.support.published import PIPEDREAM, PIPEDREAM_BRANCHES, agrees, pipedream_s, profile
 
@@ -22,7 +23,7 @@ def test_values_of_the_released_optimizer(name, machines):
 
 
 @pytest.mark.parametrize(("name", "linear"), list(PIPEDREAM_BRANCHES))
-@pytest.mark.parametrize("ending", [".graph.txt", ".json", ".piper.json"])
+@pytest.mark.parametrize("ending", thinned([".piper.json", ".graph.txt", ".json"], 3))
 def test_values_on_branches_in_every_format(name, linear, ending):
     graph = profile(name + ending)
     for machines, printed in zip((4, 8, 16, 32), PIPEDREAM_BRANCHES[name, linear], strict=False):

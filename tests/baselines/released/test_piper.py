@@ -15,7 +15,7 @@ BERT = {"memory_bytes": 8 * GIB, "bandwidth": 25 * GIB, "num_microbatches": 1920
 BRANCHES = {"memory_bytes": 16e9, "bandwidth": 25e9, "num_microbatches": 64}
 
 
-@pytest.mark.parametrize("devices", [pytest.param(k, marks=pytest.mark.long) if k > 128 else k for k in PIPER_BERT])
+@pytest.mark.parametrize("devices", [pytest.param(k, marks=pytest.mark.long) if k > 64 else k for k in PIPER_BERT])
 def test_values_of_the_released_planner_on_bert(devices):
     """Recomputation, tensor-parallel degrees 1 to 8, memory that binds."""
     plan = published_plan(profile("piper_bert32a100.json"), devices, **BERT)

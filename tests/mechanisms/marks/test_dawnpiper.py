@@ -51,7 +51,7 @@ def strategy(planner: AbstractPlanner, *, drains: bool = True) -> Strategy:
     [
         Strategy(name="test", planner=DawnPiper(), schedule=OneFOneB()),
         Strategy(name="test", planner=VPipe(), schedule=OneFOneB()),
-        Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto()),
+        pytest.param(Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto()), marks=pytest.mark.long),
     ],
     ids=["dawnpiper", "vpipe", "graphpipe_auto"],
 )

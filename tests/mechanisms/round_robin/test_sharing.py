@@ -277,7 +277,7 @@ def test_a_strategy_asks_for_round_robin() -> None:
     assert strategy.predict(plan, prob).metrics.weight_versions == {0: 2, 1: 1}
 
 
-@pytest.mark.parametrize("planner", [PipeDream(), Sequential()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("planner", thinned([PipeDream(), Sequential()]), ids=lambda p: type(p).__name__)
 def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
     """Where splitting fits, the plan fits with turns or splits; it runs, and is predicted alike with and without events."""
     turned = 0

@@ -28,6 +28,7 @@ from gpp.runtime.job_asked import with_asked
 from tests.runtime.test_checkpoint import train
 from tests.support import inprocess, staged
 from tests.support.cli import run
+from tests.support.long import thinned
 from tests.support.staged import captured, problem_of
 
 STEPS = 4
@@ -60,7 +61,7 @@ def state_of(workers: list[Any]) -> list[dict[str, dict[str, torch.Tensor]]]:
     return out
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 3))
 def test_weights_equal_those_without_bit_for_bit(name: str, tmp_path: Path) -> None:
     optimizer, replicas = OPTIMIZERS[name], (2, 1, 2, 2)
     plain, weights = job_of(optimizer, replicas)

@@ -93,7 +93,7 @@ def test_models_without_degrees_are_planned_as_before(branches: int, length: int
 @pytest.mark.parametrize(
     ("planner", "without"),
     [
-        (Piper(), Piper(tensor_parallel=False)),
+        pytest.param(Piper(), Piper(tensor_parallel=False), marks=pytest.mark.long),
         (GraphPipe(colocate="never", tensor_parallel=True), GraphPipe(colocate="never")),
     ],
     ids=["piper", "graphpipe"],

@@ -31,7 +31,7 @@ def both(network: str, policy: AbstractVersionPolicy, folder: Path) -> tuple[boo
     return losses == expected, [name for name, tensor in state.items() if not torch.equal(tensor, theirs[name])]
 
 
-@pytest.mark.parametrize("use", thinned(CURRENT, 4))
+@pytest.mark.parametrize("use", thinned(CURRENT, 8))
 def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_themselves(use: str, tmp_path: Path) -> None:
     _, found, _ = captured(f"uses: {use}")
     assert found.derived == ()
@@ -39,7 +39,7 @@ def test_workers_equal_the_explicit_backward_where_operators_read_the_weights_th
     assert both(f"uses: {use}", Naive(), tmp_path) == (True, [])
 
 
-@pytest.mark.parametrize("use", thinned(DERIVED, 4))
+@pytest.mark.parametrize("use", thinned(DERIVED, 8))
 def test_what_is_refused_would_be_another_training(use: str, tmp_path: Path) -> None:
     network = f"uses: {use}"
     with pytest.raises(InvalidConfig, match="stage 1") as caught:
@@ -61,7 +61,7 @@ def test_every_policy_whose_backward_uses_other_weights_refuses(policy: Abstract
     assert job.captured.derived
 
 
-@pytest.mark.parametrize("policy", [Stash(), VerticalSync(), SpecTrain(form=2), DoubleBuffer()], ids=repr)
+@pytest.mark.parametrize("policy", thinned([Stash(), VerticalSync(), SpecTrain(form=2), DoubleBuffer()]), ids=repr)
 def test_policies_that_keep_what_the_forward_used_refuse_nothing(policy: AbstractVersionPolicy, tmp_path: Path) -> None:
     job, weights = make_job("Halved4", policy, SGDM, sizes=2 if policy.name == "double_buffer" else 8, steps=8)
     losses, state, _ = inprocess.run(job, tmp_path, weights)

@@ -94,7 +94,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
     return found
 
 
-@pytest.mark.parametrize(("name", "accumulation"), thinned(product(CASES, (1, 8)), 3))
+@pytest.mark.parametrize(("name", "accumulation"), thinned(product(CASES, (1, 8)), 9))
 def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
     name: str, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

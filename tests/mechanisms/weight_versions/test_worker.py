@@ -15,6 +15,7 @@ from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
 from tests.support.asynchronous import MINIBATCH, make_job
+from tests.support.long import thinned
 
 DEPTH, STEPS = 4, 17
 SGDM = SGD(lr=0.05, momentum=0.9)
@@ -64,7 +65,7 @@ def test_every_pass_uses_the_version_of_the_table(policy: AbstractVersionPolicy,
 
 
 @pytest.mark.parametrize(
-    "policy", [p for p in POLICIES if p.repeats], ids=[n for p, n in zip(POLICIES, NAMES, strict=True) if p.repeats]
+    "policy", thinned([p for p in POLICIES if p.repeats], 3), ids=[n for p, n in zip(POLICIES, NAMES, strict=True) if p.repeats]
 )
 @pytest.mark.parametrize(
     "optimizer",

@@ -22,6 +22,7 @@ from gpp.runtime.worker.gradients import Gradients
 from tests.support import asynchronous, on_cards
 from tests.support.cards.faults import Deadlock, EarlyReuse, Mismatch, Race
 from tests.support.cards.machine import Machine, Policy, Rule
+from tests.support.long import thinned
 
 WAYS: list[tuple[Rule, Policy]] = [("streams", "lazy"), ("one_queue", "random")]
 
@@ -51,7 +52,7 @@ def test_the_path_of_before_deadlocks_in_the_model_and_in_the_proof(tmp_path: Pa
         )
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
+@pytest.mark.parametrize(("rule", "policy"), thinned(WAYS))
 def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path) -> None:
     try:
         found = run(tmp_path, rule, policy, change=on_cards.wait_for_the_device).machine.findings
@@ -114,7 +115,7 @@ def pinned_memory_freed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows.Rows, "_send", forgets)
 
 
-@pytest.mark.parametrize(("rule", "policy"), WAYS)
+@pytest.mark.parametrize(("rule", "policy"), thinned(WAYS))
 @pytest.mark.parametrize(
     ("defect", "fault"),
     [

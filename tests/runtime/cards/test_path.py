@@ -71,8 +71,8 @@ def _rotated(names: Iterable[str], others: Iterable[str]) -> list[tuple[str, str
     return [(name, other, *way) for name, other, way in zip(names, cycle(others), cycle(WAYS), strict=False)]
 
 
-# One in three: the others differ in what the two beside them have, too.
-@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), thinned(_rotated(equality.CASES, SCHEDULES), 5))
+# One in seven: every schedule, and every way of the model; the others differ in what these have, too.
+@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), thinned(_rotated(equality.CASES, SCHEDULES), 7))
 def test_pipelines_that_drain_equal_one_device(name: str, schedule: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
     check_drained(name, schedule, Machine(rule=rule, policy=policy), tmp_path)
 
@@ -94,7 +94,7 @@ def test_clipping_by_the_norm_of_all_stages_equals_one_device(name: str, rule: R
 SHAPES = {"chain": ("Chain4", None), "fork": ("Fork", None), "replicas": ("Chain", (1, 2, 1))}
 
 
-@pytest.mark.parametrize(("name", "shape", "rule", "policy"), thinned(_rotated(POLICIES, SHAPES), 3))
+@pytest.mark.parametrize(("name", "shape", "rule", "policy"), thinned(_rotated(POLICIES, SHAPES), 5))
 def test_pipelines_that_do_not_drain_equal_the_loop(name: str, shape: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
     network, replicas = SHAPES[shape]
     check_continuous(network, POLICIES[name], replicas, Machine(rule=rule, policy=policy), tmp_path)
@@ -150,7 +150,7 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rule", "policy"), thinned([("streams", "random"), ("one_queue", "lazy")]))
-@pytest.mark.parametrize("name", ["unequal replicas", "tied weights, replicas", "two stages on replicated devices"])
+@pytest.mark.parametrize("name", thinned(["unequal replicas", "tied weights, replicas", "two stages on replicated devices"], 3))
 def test_sums_begin_inside_the_backward_that_completes_them(
     name: str, rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,7 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         np.testing.assert_array_equal(one.float().numpy(), other.float().numpy())
 
 
-@pytest.mark.parametrize(("optimizer", "model"), thinned(product(OPTIMIZERS, MODELS)))
+@pytest.mark.parametrize(("optimizer", "model"), thinned(product(OPTIMIZERS, MODELS), 4))
 def test_a_training_gives_the_same_bits(model: str, optimizer: str) -> None:
     wanted = train(model, optimizer, CPU)
     policies = get_args(Policy)
