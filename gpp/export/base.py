@@ -22,7 +22,7 @@ from gpp.mechanism import found
 from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.task import EngineTask
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 
@@ -47,7 +47,7 @@ class ToPlanFor:
     @property
     def task(self) -> EngineTask:
         """What engines ask beside the plan."""
-        return EngineTask.of(self.captured, self.problem.graph, clips=self.clips)
+        return EngineTask.of_problem(self.captured, self.problem, clips=self.clips)
 
     def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
         """The same with a plan, or with another one."""
