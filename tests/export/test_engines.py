@@ -295,10 +295,14 @@ def test_a_plan_that_cuts_a_module_is_refused_by_edge_and_the_nearest_one_is_pri
     problem = replace(problem_of(gpt(), 4, 32, max_ops=1000), microbatch_size=4)
     plan = STRATEGY.plan(problem)
     e = ToExport(model="gpt_small", captured=gpt(), problem=problem, strategy=STRATEGY, plan=plan)
-    with pytest.raises(
-        UnsupportedPlan, match=r"edge \d->\d .*nearest plan that it can run has \d stages? and is predicted to take .*%"
-    ):
+    words = r"edge \d->\d .*nearest plan that it can run has \d stages? and is predicted to take .*%"
+    with pytest.raises(UnsupportedPlan, match=words) as refused:
         settled(e, Megatron())
+    assert str(refused.value).count("nearest=true") == 1
+    small = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices))
+    with pytest.raises(UnsupportedPlan, match=r"edge \d->\d .*\(no plan was found") as refused:
+        settled(replace(e, problem=replace(problem, cluster=small)), Megatron(nearest=True))
+    assert "nearest=true" not in str(refused.value)
     other, made, why = settled(e, Megatron(nearest=True))
     assert why is not None and "edge" in why and made.files["layout.txt"].count("t") == 8
     page = plan_page(Megatron(nearest=True), e, other, made, why)
