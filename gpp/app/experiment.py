@@ -358,6 +358,7 @@ class Experiment:
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
+        out += self.layout.warnings(self.strategy.schedule.name) if self.layout else ()
         whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
         uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)

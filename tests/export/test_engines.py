@@ -207,6 +207,10 @@ def test_the_degrees_of_a_layout_are_those_of_its_file() -> None:
         first, second = tuple(range(devices)), tuple(range(devices, 2 * devices))
         assert [stage.devices for stage in plan.stages] == [first, second, second, first]
         assert {stage.microbatch_size for stage in plan.stages} == {2 * devices}
+        assert not found.warnings("zero_bubble_v")
+        assert ["set strategy/schedule=zero_bubble_v for the file's" in words for words in found.warnings("1f1b")] == [True]
+    own = TorchTitan().layout(text.replace("ZBVZeroBubble", "PipelineScheduleMulti"))
+    assert own is not None and "no strategy/schedule is the file's" in own.warnings("zero_bubble_v")[0]
     with pytest.raises(InvalidConfig, match="needs 10 devices for 2 ranks of 5 replicas"):
         many = TorchTitan().layout(f"{text}\ndata_parallel_replicate_degree = 5\ndata_parallel_shard_degree = 1")
         assert many is not None
