@@ -231,7 +231,9 @@ class StepTimer:
         u = self.of_device[d]
         while u >= 0:
             if self.missing[u] == 0:
-                urgency = self.depth[u] + (0 if self.ready[u] & 1 else self.most + 1)
+                urgency = self.depth[u]
+                if not self.ready[u] & 1:
+                    urgency += (self.most + 1) * (1 if self.ahead[u] >= 0 else 2 + (self.ready[u] >> 1))
                 if chosen < 0 or urgency < best:
                     chosen, best = u, urgency
             u = self.next_unit[u]
