@@ -58,6 +58,7 @@ def test_no_stage_has_more_replicas_than_asked_for():
     pytest.importorskip("ortools")
     problem = Problem(graph=chain(3), cluster=cluster(4), cost=Rate(), minibatch_size=8)
     free, two, none = (run(Optimal(limit=1, **most), problem) for most in ({}, {"max_replicas": 2}, {"replication": False}))
+    assert free and two and none
     widths = [max(len(stage.devices) for stage in found[0].stages) for found in (free, two, none)]
     assert widths == [4, 2, 1] and free[1] <= two[1] <= none[1]
 
