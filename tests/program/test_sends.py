@@ -31,7 +31,7 @@ def test_all_of_a_stage_before_the_first_pass_of_another_needs_room(count: int, 
 
 
 def test_two_frozen_towers_on_a_device_take_turns() -> None:
-    """The device has no backward that holds it back; all messages of the first tower would lie in memory before the second began."""
+    """No backward holds the device back: all messages of the first tower would lie in memory before the second begins."""
     joined = graph(3, [(0, 2), (1, 2)])
     still = (replace(op, backward_flops=0.0, saved_bytes=0.0) for op in joined.ops[:2])
     tensors = tuple(replace(tensor, differentiable=False) for tensor in joined.tensors)
