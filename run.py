@@ -39,7 +39,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)
     bound = judging.bound_of(experiment, problem)
-    recorder.know(graph=graph, bound=bound)
+    recorder.know(graph=graph, bound=bound, unbounded=judging.unbounded_of(experiment, problem))
     if experiment.mode in SEVERAL:
         from gpp.app.surveys import SURVEYS
 

@@ -163,16 +163,17 @@ class Harness:
                     done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
                 )
                 # The first two steps are not timed, and the second has the optimizer's state.
-                if step > settings.first_step or evaluates or checkpoints.due(done):
+                if step > settings.first_step:
                     memory.end()
                 if evaluates:
-                    with torch.no_grad():
+                    with torch.no_grad(), memory.apart():
                         found = share.evaluate()
                     write_line(out, {"evaluated": done, **found})
                     if lost := [name for name, value in found.items() if is_loss(name) and not math.isfinite(value)]:
                         self._end(f"{lost[0]} of the evaluation after {done} steps is not finite ({found[lost[0]]})")
                 if checkpoints.due(done):
-                    checkpoints.save(done)
+                    with memory.apart():
+                        checkpoints.save(done)
             checkpoints.wait()
             trained = {name: tensor for name, tensor in share.named().items() if tensor.requires_grad}
             if lost := nonfinite(trained):

@@ -158,7 +158,9 @@ class WholeModel(AbstractShare):
     def final_state(self) -> dict[int, dict[str, torch.Tensor]]:
         if self.harness.rank:
             return {}
-        return {0: {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}}
+        # Stages hold what the capture has read, and a state dict has no buffer that is not persistent.
+        kept = {node.target for node in self.harness.job.captured.nodes if node.kind in ("param", "buffer") and node.persistent}
+        return {0: {name: tensor for name, tensor in self.named().items() if name in kept}}
 
 
 def _draws(node: Node) -> bool:

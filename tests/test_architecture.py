@@ -82,6 +82,7 @@ WINGS: dict[str, list[set[str]]] = {
             "job_course",
             "engine",
             "stretches",
+            "task",
             "torch_optimizer",
             "cut_batches",
             "devices",

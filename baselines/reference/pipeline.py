@@ -28,7 +28,7 @@ from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.routing import Piece, pieces
-from gpp.runtime.engine import GRADIENT_NORM
+from gpp.runtime.engine import GRADIENT_NORM, task_of
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import PassPlace, Seen, told, told_of_weights
 from gpp.runtime.stretches import stretch_at
@@ -72,7 +72,7 @@ class Pipeline:
             for module in modules[-1]:
                 module.load(weights)
                 if helpers_of(stage).input_share:
-                    head = head_of_stage(job, s)
+                    head = head_of_stage(job.plan, s, task_of(job))
                     parts = in_parts([(lo, hi) for _, lo, hi in columns(stage, head.columns)])
                     module.call_through({head.node: parts})
         tie(module for replicas in modules for module in replicas)

@@ -15,8 +15,9 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractServer, EngineTask, Progress, refuse_split_operators
-from gpp.runtime.job import Job
+from gpp.runtime.engine import VERSIONS, AbstractServer, Progress, refuse_split_operators
+from gpp.runtime.job import Job, job_parts
+from gpp.runtime.task import EngineTask
 from gpp.settings import settings
 from gpp.timeline import Outcome, Versions
 
@@ -50,6 +51,8 @@ class Reference(AbstractServer):
 
     def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         _refuse(plan)
+        for part in job_parts(plan.mechanisms):
+            part.refuse_plan(plan, task)
 
     def refuse(self, job: Job) -> None:
         _refuse(job.plan)

@@ -29,7 +29,7 @@ class Attempt:
         place: file and line at which the error came up; empty without one.
         search_s: seconds that the search took, with or without a plan.
         drains: whether its pipeline is empty between two mini-batches.
-        bounded: whether the lower bound holds for its schedule.
+        unbounded: as `AbstractSchedule.unbounded`.
         ceiling: whether it only says how far others are from perfect.
     """
 
@@ -41,7 +41,7 @@ class Attempt:
     predicted: Timeline | None = None
     search_s: float = 0.0
     drains: bool = True
-    bounded: bool = True
+    unbounded: str = ""
     ceiling: bool = False
 
     @property
@@ -70,7 +70,7 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, first:
         first: whether any plan that fits will do, as for `Strategy.plan`.
     """
     start = time.perf_counter()
-    made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, bounded=strategy.schedule.bounded)
+    made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, unbounded=strategy.schedule.unbounded)
     made = partial(made, ceiling=strategy.ceiling)
     try:
         plan = strategy.plan(problem, first=first)

@@ -46,10 +46,11 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import ANOTHER_ENGINE, ON_COMMAND_LINE, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job, WritesItself, assemble
 from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
+from gpp.runtime.task import EngineTask
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
@@ -303,8 +304,9 @@ class Experiment:
             optimizer_state_factor=self.optimizer.state_factor,
             optimizer=self.optimizer,
             minibatch_ops=loss_mask(captured, graph) if whole_loss and self.engine.planner is None else 0,
-            refuses=self.engine.limits(EngineTask.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
+        clips = self.optimizer.clip_norm is not None
+        posed = replace(posed, refuses=self.engine.limits(EngineTask.of_problem(captured, posed, clips=clips)))
         posed = with_asked(posed, self.optimizer, self.engine.worker_settings)
         train = partial(self.samples, "train") if self.own_mode is None else None
         posed = with_varying(posed, captured, self.uneven, train, steps=self.num_steps, seed=self.seed)
@@ -356,6 +358,7 @@ class Experiment:
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
+        out += self.layout.warnings(self.strategy.schedule.name) if self.layout else ()
         whole_loss, whole = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.computes else ()
         uneven = self.trains and uneven_targets(captured, self.samples("train"), self.minibatch_size, self.seed, weighs=not whole)

@@ -40,6 +40,11 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
     return known[1]
 
 
+def unbounded_of(experiment: Experiment, problem: Problem) -> str:
+    """What no bound is known for (`unbounded`)."""
+    return unbounded(experiment.strategy, problem, compares=experiment.mode == "compare")
+
+
 def bound_under(strategy: Strategy, problem: Problem, others: Sequence[Strategy] = (), *, compares: bool = False) -> Bound | None:
     """A time that no plan can beat; None where none is known, or no plan fits.
 
@@ -47,14 +52,29 @@ def bound_under(strategy: Strategy, problem: Problem, others: Sequence[Strategy]
         others: strategies that plan, too.
         compares: whether each of them is asked by itself whether the bound is for its schedule.
     """
-    bounded, one_piece = compares or strategy.schedule.bounded, isinstance(strategy.planner, Single)
-    if one_piece or problem.updates or problem.varying or not bounded or not problem.regime.trains:
-        # The bound of `single` would be that of one device, not of all of them; the bound does not cover updates in parts, and is
-        # that of the mean amount where the work of samples differs; a continuous pipeline or backwards in parts may be faster.
+    if not _asks(strategy, problem) or unbounded(strategy, problem, compares=compares):
         return None
     with suppress(Infeasible):
         return lower_bound(problem, spares=any(one.memory.ways for one in (strategy, *others)))
     return None
+
+
+def _asks(strategy: Strategy, problem: Problem) -> bool:
+    """Whether a bound is asked for: that of `single` would be that of one device, not of all of them."""
+    return problem.regime.trains and not isinstance(strategy.planner, Single)
+
+
+def unbounded(strategy: Strategy, problem: Problem, *, compares: bool = False) -> str:
+    """What no bound is known for, as a user calls it; empty where there is one, or nobody asks. `compares` as `bound_under` has it.
+
+    A continuous pipeline or backwards in parts may be faster than the bound, which does not cover updates in parts, either, and
+    is that of the mean amount where the work of samples differs.
+    """
+    if not _asks(strategy, problem):
+        return ""
+    kinds = ((problem.updates, "updates in parts"), (problem.varying, "samples of unequal work"))
+    own = "" if compares else strategy.schedule.unbounded
+    return own or next((kind for there, kind in kinds if there), "")
 
 
 def _in_one_piece(experiment: Experiment) -> bool:

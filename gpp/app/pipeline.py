@@ -232,6 +232,8 @@ class Pipeline:
         return self.run_dir / "report.html"
 
     def _record(self) -> RunRecord:
+        from gpp.app.judging import unbounded
+
         cluster, seed = self.problem.cluster, self._job.settings.seed
         names = {"model": type(self.model).__name__, "cluster": cluster.name, "engine": "distributed"}
         return RunRecord(
@@ -244,7 +246,7 @@ class Pipeline:
                 checked=self._job.captured.checked,
             ),
             outcome=Outcome(measured=self._outcome.measured, losses=tuple(self.losses)),
-            judged=PlanWorth(bound=self._bound),
+            judged=PlanWorth(bound=self._bound, unbounded=unbounded(self.strategy, self.problem)),
         )
 
     @cached_property

@@ -33,6 +33,7 @@ from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import with_asked
+from gpp.runtime.task import EngineTask
 from gpp.settings import Count, settings
 from gpp.strategy import Strategy
 
@@ -146,6 +147,8 @@ class Wanted:
             cost=self.planning.cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
             loss_scope=self.loss.scope,
         )
+        clips = self.optimizer.clip_norm is not None
+        made = replace(made, refuses=self.engine.limits(EngineTask.of_problem(captured, made, clips=clips)))
         made = with_asked(made, self.optimizer, self.engine.worker_settings)
         return from_examples(made, captured, self.planning.uneven, self.examples.tensors)
 

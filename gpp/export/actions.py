@@ -43,7 +43,7 @@ def passes(program: Program, chain: PlanChain) -> list[list[Task]]:
         if task.stage not in finished:
             raise UnsupportedPlan(
                 f"stage {task.stage} trains nothing and runs no backward, and torch's runtime wants one of every stage. "
-                "Fix: export.nearest=true, or unfreeze a parameter of it"
+                "Fix: unfreeze a parameter of it"
             )
     return rows
 

@@ -22,7 +22,7 @@ from gpp.mechanism import found
 from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.task import EngineTask
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 
@@ -47,7 +47,7 @@ class ToPlanFor:
     @property
     def task(self) -> EngineTask:
         """What engines ask beside the plan."""
-        return EngineTask.of(self.captured, self.problem.graph, clips=self.clips)
+        return EngineTask.of_problem(self.captured, self.problem, clips=self.clips)
 
     def having(self, plan: Plan, problem: Problem | None = None, strategy: Strategy | None = None) -> ToExport:
         """The same with a plan, or with another one."""
@@ -218,10 +218,6 @@ def told(engine: str, plan: Plan) -> Told:
     return Told(settings=settings, lost=tuple(lost), plan=ran)
 
 
-NEAREST = "export.nearest=true"
-"""What writes a plan that the engine can run."""
-
-
 def torchrun(cluster: Cluster, plan: Plan) -> str:
     """The launcher of a plan's ranks, one for each device: on every node of it, where it has several.
 
@@ -244,13 +240,13 @@ def refuse_unequal(plan: Plan, engine: str) -> None:
     Raises:
         UnsupportedPlan: names the stage.
     """
-    refuse_unequal_microbatches(plan, f"export={engine}", NEAREST)
+    refuse_unequal_microbatches(plan, f"export={engine}")
     first = plan.stages[0]
     for s, stage in enumerate(plan.stages):
         if len(stage.devices) != len(first.devices):
             raise UnsupportedPlan(
                 f"stage {s} has {len(stage.devices)} devices and stage 0 has {len(first.devices)}: export={engine} has as many for "
-                f"every stage. Fix: strategy.planner.replication=false, or {NEAREST}"
+                "every stage. Fix: strategy.planner.replication=false"
             )
 
 
@@ -266,18 +262,17 @@ def refuse_skips(plan: Plan, task: EngineTask, engine: str) -> None:
         if t > s + 1 and crossing:
             raise UnsupportedPlan(
                 f"edge {s}->{t} ({names}) passes stage {s + 1}: export={engine} hands the output of a stage to the next one alone. "
-                "Fix: export.nearest=true, or export=torch, which carries tensors along"
+                "Fix: export=torch, which carries tensors along"
             )
         if len(crossing) > 1:
             raise UnsupportedPlan(
                 f"edge {s}->{t} has {len(crossing)} tensors ({names}): export={engine} hands one tensor from stage to stage. "
-                "Fix: export.nearest=true, or export=torch"
+                "Fix: export=torch"
             )
     for s in range(len(plan.stages) - 1):
         if not tensors.get((s, s + 1)):
             raise UnsupportedPlan(
-                f"stage {s} hands nothing to stage {s + 1}: they are branches, and export={engine} runs chains. "
-                "Fix: export.nearest=true, or export=torch"
+                f"stage {s} hands nothing to stage {s + 1}: they are branches, and export={engine} runs chains. Fix: export=torch"
             )
 
 

@@ -56,8 +56,7 @@ class DeepSpeed(AbstractExporter):
         chain = ModuleChain.of(e, self.name)
         if chain.per_rank > 1:
             raise UnsupportedPlan(
-                f"stages 0 and {chain.ranks} are on one device; DeepSpeed runs one stage a device. Fix: strategy/schedule=1f1b, "
-                "or export.nearest=true"
+                f"stages 0 and {chain.ranks} are on one device; DeepSpeed runs one stage a device. Fix: strategy/schedule=1f1b"
             )
         ran, other = by_schedule(e, chain, replace(e.strategy, schedule=OneFOneB()), self.engine)
         layers = [name for part in chain.parts for name in part]

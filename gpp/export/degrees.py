@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import NEAREST, Lost, ToExport, refuse_skips, refuse_unequal, told
+from gpp.export.base import Lost, ToExport, refuse_skips, refuse_unequal, told
 from gpp.export.modules import Modules
 from gpp.plan.chain import device_order, refuse_early_loss
 from gpp.strategy import Strategy
@@ -53,7 +53,7 @@ class ModuleChain:
         plan, graph = e.plan, e.problem.graph
         refuse_unequal(plan, engine)
         refuse_skips(plan, e.task, engine)
-        refuse_early_loss(plan, e.task.losses, f"export={engine}", NEAREST)
+        refuse_early_loss(plan, e.task.losses, f"export={engine}")
         if not e.strategy.schedule.drains:
             raise UnsupportedPlan(
                 f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
@@ -62,9 +62,7 @@ class ModuleChain:
         parts = modules.of_stages(plan, graph, engine)
         empty = next((s for s, part in enumerate(parts) if not part), None)
         if empty is not None:
-            raise UnsupportedPlan(
-                f"stage {empty} has no module of its own, and export={engine} names modules. Fix: export.nearest=true"
-            )
+            raise UnsupportedPlan(f"stage {empty} has no module of its own, and export={engine} names modules")
         first, order = plan.stages[0], device_order(plan)
         ranks, split = len(order), first.devices_per_replica
         replicas = len(first.devices) // split
@@ -74,10 +72,10 @@ class ModuleChain:
             wrong = next(s for s, rank in enumerate(found) if rank != ways[folds[0]][s])
             raise UnsupportedPlan(
                 f"stage {wrong} is on rank {found[wrong]}, and export={engine} puts it on rank {ways[folds[0]][wrong]}: stages "
-                "go round and round the ranks. Fix: strategy/schedule=interleaved_1f1b, or export.nearest=true"
+                "go round and round the ranks. Fix: strategy/schedule=interleaved_1f1b"
             )
         if len(found) % ranks:
-            raise UnsupportedPlan(f"{len(found)} stages do not go evenly onto {ranks} ranks. Fix: export.nearest=true")
+            raise UnsupportedPlan(f"{len(found)} stages do not go evenly onto {ranks} ranks")
         return cls(
             modules=modules,
             parts=tuple(parts),

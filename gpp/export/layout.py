@@ -46,6 +46,7 @@ class GivenLayout:
         replicas: of each stage; None: as many as the devices allow where `degree` is said, else one.
         microbatch_size: samples on each replica; None: not said.
         called: the engine's own names of a model's modules, by ours; None: the names are the model's.
+        order: the engine's own name of its order of passes, and the `strategy/schedule` that is the same; empty: there is none.
     """
 
     source: str
@@ -56,6 +57,15 @@ class GivenLayout:
     replicas: int | None = None
     microbatch_size: int | None = None
     called: Callable[[Modules], Mapping[str, str]] | None = None
+    order: tuple[str, str] = ("", "")
+
+    def warnings(self, schedule: str) -> tuple[str, ...]:
+        """What a user is to know who runs it under a schedule."""
+        theirs, ours = self.order
+        if not theirs or schedule == ours:
+            return ()
+        fix = f"set strategy/schedule={ours} for the file's" if ours else "no strategy/schedule is the file's"
+        return (f"plan={self.text} has the order of {theirs}, and the run that of strategy/schedule={schedule}: {fix}",)
 
     def plan(self, problem: Problem, modules: Modules) -> Plan:
         """The plan on a graph whose operators are the model's modules (`Modules.graph`).

@@ -47,7 +47,7 @@ class Megatron(AbstractExporter):
         if chain.per_rank > 1 and chain.count % chain.ranks:
             raise UnsupportedPlan(
                 f"its interleaved schedule runs rounds of {chain.ranks} micro-batches, and there are {chain.count}. Fix: a "
-                f"microbatch_size of which a mini-batch has a multiple of {chain.ranks}, or export.nearest=true"
+                f"microbatch_size of which a mini-batch has a multiple of {chain.ranks}"
             )
         ran, other = by_schedule(e, chain, replace(e.strategy, schedule=schedule), self.engine)
         shares = e.problem.updates is not None
@@ -102,8 +102,7 @@ def layout_text(chain: ModuleChain) -> str:
             if inside and len(inside) < len(what):
                 missing = next(name for name in what if name not in part)
                 raise UnsupportedPlan(
-                    f"stage {s} has {inside[0]} and not {missing}: export=megatron keeps them together ({letter}). "
-                    "Fix: export.nearest=true"
+                    f"stage {s} has {inside[0]} and not {missing}: export=megatron keeps them together ({letter})"
                 )
             letters.append(letter if inside else "")
         count = sum(name in modules.layers for name in part)

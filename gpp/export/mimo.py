@@ -16,7 +16,7 @@ from string import Template
 from typing import Final
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import NEAREST, Exported, Lost, ToExport, told, torchrun
+from gpp.export.base import Exported, Lost, ToExport, told, torchrun
 from gpp.plan.chain import refuse_early_loss, refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.report.draw.stage_graph import module_names
@@ -118,8 +118,8 @@ def exported(e: ToExport, engine: str) -> Exported:
         UnsupportedPlan: MIMO's classes do not take the plan; names the stage or the edge.
     """
     plan = e.plan
-    refuse_unequal_microbatches(plan, f"export={engine}", NEAREST)
-    refuse_early_loss(plan, e.task.losses, f"export={engine}", NEAREST)
+    refuse_unequal_microbatches(plan, f"export={engine}")
+    refuse_early_loss(plan, e.task.losses, f"export={engine}")
     if not e.strategy.schedule.drains:
         raise UnsupportedPlan(
             f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
@@ -128,7 +128,7 @@ def exported(e: ToExport, engine: str) -> Exported:
     if shared is not None:
         raise UnsupportedPlan(
             f"device {shared} has stages {', '.join(map(str, plan.stages_of_device[shared]))}: export={engine} gives a rank one "
-            f"stage of a branching plan. Fix: strategy/schedule=1f1b, or {NEAREST}"
+            "stage of a branching plan. Fix: strategy/schedule=1f1b"
         )
     said, modules, batch_dim = told(engine, plan), modules_of(plan, e), _batch_dim(plan, e, engine)
     _refuse_widths(modules, engine)

@@ -107,7 +107,7 @@ class Modules:
                 s, t = sorted(held)[:2]
                 raise UnsupportedPlan(
                     f"edge {s}->{t} lies within {module}, which has operators in both stages: export={engine} cuts between "
-                    "modules. Fix: export.nearest=true, or export=torch"
+                    "modules. Fix: export=torch"
                 )
         return [tuple(name for name in self.names if stages[name] == {s}) for s in range(len(plan.stages))]
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.actions import passes, table, with_messages, word
-from gpp.export.base import NEAREST, AbstractExporter, Exported, Lost, ToExport, refuse_unequal, torchrun
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_unequal, torchrun
 from gpp.export.layout import GivenLayout
 from gpp.graph.captured import is_loss
 from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_early_loss, refuse_replicas
@@ -46,9 +46,9 @@ class Torch(AbstractExporter):
         plan = e.plan
         refuse_policies(plan)
         refuse_split_operators(plan, self.engine)
-        refuse_replicas(plan, f"export={self.name}", NEAREST)
+        refuse_replicas(plan, f"export={self.name}")
         refuse_unequal(plan, self.name)
-        refuse_early_loss(plan, e.task.losses, f"export={self.name}", NEAREST)
+        refuse_early_loss(plan, e.task.losses, f"export={self.name}")
         if not e.strategy.schedule.drains:
             raise UnsupportedPlan("the pipeline does not drain between updates, and torch's does. Fix: strategy/weights=flush")
         if not e.captured.nodes:

@@ -25,6 +25,15 @@ from gpp.settings import settings
 OPENING, NORM, HEAD, LAYERS = "tok_embeddings", "norm", "lm_head", "layers"
 """The modules of its models."""
 
+ORDERS = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved_1f1b",
+    "ZBVZeroBubble": "zero_bubble_v",
+    "DualPipeV": "dualpipe_v",
+}
+"""Its names of orders of passes, and ours. One of a file of its own (`PipelineScheduleMulti`) is not read."""
+
 FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights and gradients, too, which it gathers once a step")
 """With a pipeline, its default keeps gathered weights until the step is over (`fsdp_reshard_after_forward`)."""
 
@@ -169,13 +178,15 @@ class TorchTitan(AbstractExporter):
             if name.endswith("_degree") and not name.startswith(("pipeline_", "data_")) and degree > 1:
                 rule = f"has {name} = {degree}, and a layout has stages and replicas alone"
                 raise InvalidConfig("plan", "torchtitan.toml", rule, "set it to 1 there, or plan with export=torchtitan")
+        order = found.get("pipeline_parallel_schedule", "")
         copies = [found.get(f"data_parallel_{kind}_degree", usual) for kind, usual in (("replicate", 1), ("shard", -1))]
         return GivenLayout(
             source=self.name,
             text="torchtitan.toml",
             parts=tuple(LayoutPart(names=stage) for stage in stages),
             degree=found.get("pipeline_parallel_degree"),
-            fold="v" if found.get("pipeline_parallel_schedule") in ("ZBVZeroBubble", "DualPipeV") else "loop",
+            fold="v" if order in ("ZBVZeroBubble", "DualPipeV") else "loop",
+            order=(order, ORDERS.get(order, "")),
             replicas=None if -1 in copies else copies[0] * copies[1],
             microbatch_size=found.get("pipeline_parallel_microbatch_size"),
             called=self._placed,

@@ -72,12 +72,12 @@ class PlanChain:
         return self.carried[stage] if stage + 1 < self.num_stages else ()
 
 
-def refuse_unequal_microbatches(plan: Plan, runner: str, instead: str) -> None:
+def refuse_unequal_microbatches(plan: Plan, runner: str, instead: str = "") -> None:
     """Refuse micro-batches of several sizes, which no engine of chains runs.
 
     Args:
         runner: the setting that chooses the engine, as `export=torch`; here and below.
-        instead: what runs the plan, or one like it, as `export.nearest=true`; here and below.
+        instead: what runs the plan, as `engine=distributed`; here and below.
 
     Raises:
         UnsupportedPlan: names the stage.
@@ -92,11 +92,11 @@ def refuse_unequal_microbatches(plan: Plan, runner: str, instead: str) -> None:
         if stage.microbatch_size != size:
             raise UnsupportedPlan(
                 f"stage {s} runs micro-batches of {stage.microbatch_size} samples and stage 0 of {size}: {runner} has one size for "
-                f"all. Fix: strategy.planner.per_stage=false and loss.scope=microbatch, or {instead}"
+                f"all. Fix: strategy.planner.per_stage=false and loss.scope=microbatch{instead and f', or {instead}'}"
             )
 
 
-def refuse_replicas(plan: Plan, runner: str, instead: str) -> None:
+def refuse_replicas(plan: Plan, runner: str, instead: str = "") -> None:
     """Refuse stages of several devices.
 
     Raises:
@@ -106,11 +106,11 @@ def refuse_replicas(plan: Plan, runner: str, instead: str) -> None:
         if len(stage.devices) > 1:
             raise UnsupportedPlan(
                 f"stage {s} has {len(stage.devices)} devices, and {runner} gives a stage one device. "
-                f"Fix: strategy.planner.replication=false, or {instead}"
+                f"Fix: strategy.planner.replication=false{instead and f', or {instead}'}"
             )
 
 
-def refuse_early_loss(plan: Plan, losses: Mapping[str, int], runner: str, instead: str) -> None:
+def refuse_early_loss(plan: Plan, losses: Mapping[str, int], runner: str, instead: str = "") -> None:
     """Refuse a loss before the last stage: engines of chains begin their backward there.
 
     Args:
@@ -123,8 +123,8 @@ def refuse_early_loss(plan: Plan, losses: Mapping[str, int], runner: str, instea
     for name, op in sorted(losses.items()):
         if owner[op] != last:
             raise UnsupportedPlan(
-                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last, and {runner} takes the loss from there. "
-                f"Fix: {instead}"
+                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last, and {runner} takes the loss from there"
+                f"{instead and f'. Fix: {instead}'}"
             )
 
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.graph.captured import is_loss
+from gpp.runtime.task import EngineTask
 from gpp.settings import LARGEST, Count
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
-    from gpp.graph.captured import Captured
-    from gpp.graph.op_graph import OpGraph
     from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
@@ -78,31 +76,10 @@ class Progress:
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTask:
-    """What an engine asks beside a plan before it says that it can run it.
-
-    Args:
-        graph: the operators that the plan cuts.
-        losses: name of the loss, or of each of its terms -> the operator that makes it.
-        clips: whether gradients are clipped by a norm.
-    """
-
-    graph: OpGraph
-    losses: Mapping[str, int]
-    clips: bool
-
-    @classmethod
-    def of(cls, captured: Captured, graph: OpGraph, *, clips: bool) -> EngineTask:
-        """That of a captured model whose operators, coarse or not, are those of `graph`."""
-        op_of = {node: i for i, op in enumerate(graph.ops) for node in op.nodes}
-        losses = {name: op_of[node] for name, node in captured.results.items() if is_loss(name)}
-        return cls(graph=graph, losses=losses, clips=clips)
-
-    @classmethod
-    def of_job(cls, job: Job) -> EngineTask:
-        """That of a job."""
-        return cls.of(job.captured, job.graph, clips=job.settings.optimizer.get("clip_norm") is not None)
+def task_of(job: Job) -> EngineTask:
+    """What an engine asks beside the plan of a job."""
+    clips, of = job.settings.optimizer.get("clip_norm") is not None, job.settings
+    return EngineTask.of(job.captured, job.graph, clips=clips, kind=of.device_kind, whole_ops=of.whole_ops)
 
 
 def refuse_policies(plan: Plan) -> None:

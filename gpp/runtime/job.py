@@ -41,6 +41,7 @@ from gpp.program.program import Program, ReduceGroup, check_program, reduce_grou
 from gpp.runtime.job_asked import asked, with_asked
 from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
+from gpp.runtime.task import EngineTask
 from gpp.serialization import from_json, read_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -265,8 +266,8 @@ class AbstractJobPart:
         """
         return None
 
-    def refuse_plan(self, plan: Plan) -> None:
-        """Refuse a plan that workers do not run, before there is a job.
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
+        """Refuse a plan that workers do not run, before there is a job: planners are asked with it.
 
         Raises:
             UnsupportedPlan: names stage, field, value, rule and fix.

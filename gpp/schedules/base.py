@@ -74,10 +74,13 @@ class AbstractSchedule(ABC):
         return plan
 
     @property
-    def bounded(self) -> bool:
-        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no
-        stages that a device passes again and again."""
-        return self.drains and not self.holds.parts and self.per_device == 1
+    def unbounded(self) -> str:
+        """The kind of its orders where `gpp.planners.bounds.lower_bound` does not cover them, as a user calls it; else empty."""
+        if not self.drains:
+            return "a continuous pipeline"
+        if self.holds.parts:
+            return "backwards in two halves"
+        return "" if self.per_device == 1 else "several stages of a schedule on each device"
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not.

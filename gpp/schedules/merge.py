@@ -1,8 +1,9 @@
 """One order for a device that runs several stages: list scheduling.
 
 Each stage keeps the order that its schedule gives it; where two stages could go, the device takes the backward first, then the
-stage nearer to the sink: both free memory and feed what waits behind them. Passes for which nobody waits fill the time
-in which nothing else could go. The orders are found by running all devices
+stage nearer to the sink: both free memory and feed what waits behind them. Stages without backwards, as those of frozen towers, go
+behind others and take turns by micro-batch: nothing holds them back, and all messages of one would lie in memory before the other
+begins. Passes for which nobody waits fill the time in which nothing else could go. The orders are found by running all devices
 in the seconds that their passes take, greedily and without a device ever waiting for a choice, so the result is an order that
 can run. Messages take no time here.
 """
@@ -41,8 +42,9 @@ def merge(
     device_of = [device for device, own in heads.items() for first, end in own for _ in range(first, end)]
     # A backward first, then a forward; what nobody waits for fills what is left.
     rank = {kind: (not row.direction, row.holds) for kind, row in KINDS.items()}
-    urgency_of = [{kind: (*rank[kind], plan.distance_to_sink[s], s) for kind in KINDS} for s in range(len(plan.stages))]
-    urgency = [urgency_of[task.stage][task.kind] for task in tasks]
+    returning = {task.stage for task in tasks if KINDS[task.kind].returns}
+    size, far = [stage.microbatch_size for stage in plan.stages], plan.distance_to_sink
+    urgency = [(*rank[kind], -1 if s in returning else m * size[s], far[s], s) for s, kind, m in tasks]
     out: dict[int, list[Task]] = {device: [] for device in heads}
     running: dict[int, int] = {}
     wakes = [(0.0, device) for device in sorted(heads)]

@@ -27,7 +27,7 @@ The first step says 6 to 8: d0 and d1 were both free at 0. Before the second, d1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import final
 
@@ -84,3 +84,26 @@ class Period:
         if self.steps > 2 and abs(grew - before) <= SAME * grew and most - grew <= SAME * grew:
             return grew
         return mean if self.steps == MOST else None
+
+
+def repeating(states: Sequence[Sequence[float]], trip: int) -> float | None:
+    """Seconds of a step by what grows most, where all times repeat themselves in the end; None where they do not.
+
+    Args:
+        states: of each step the same times, in seconds.
+        trip: steps that a round trip takes at most. Over some number of steps every time grows alike, after so many steps in a row.
+
+    >>> repeating([[0.0, 1.0], [2.0, 4.0], [6.0, 7.0], [8.0, 10.0], [12.0, 13.0]], trip=1)
+    3.0
+    """
+    last = len(states) - 1
+    for over in range(1, last - trip + 1):
+        grew = [x - y for x, y in zip(states[last], states[last - over], strict=True)]
+        hair = SAME * max(grew, default=0.0)
+        if all(
+            abs(x - y - each) <= hair
+            for j in range(last - trip, last)
+            for x, y, each in zip(states[j], states[j - over], grew, strict=True)
+        ):
+            return max(grew, default=0.0) / over
+    return None

@@ -13,6 +13,7 @@ Planners score many candidates. Three things make this some ten to hundred times
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, final
@@ -24,6 +25,7 @@ from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, reduce_groups
 from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walked
 from gpp.simulate.messages import device_messages, message_rates
+from gpp.simulate.period import repeating
 from gpp.simulate.walk import Walk, grown
 from gpp.timeline import Metrics, Timeline
 
@@ -31,8 +33,11 @@ STEADY = 1e-9
 """Relative difference between a round's length and the one before at which they count as equal."""
 
 
-STREAM = 8
-"""Warm-ups that a pipeline which does not drain is run for, and again for as many, to see its steady pace."""
+STREAM = 24
+"""Warm-ups for which a pipeline that does not drain is walked at most until it repeats itself."""
+
+ENDLESS = 1 << 40
+"""Micro-batches of a pipeline that does not drain."""
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
@@ -60,8 +65,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
 
     Args:
         warmups: forwards of each stage before its first backward, as its schedule has it; see `can_score`.
-        drains: whether the pipeline is empty between two mini-batches; else a step is one mini-batch of the steady state. Then the
-            time of an update is spread over the backwards of its mini-batch, which is exact where there is only one.
+        drains: whether the pipeline is empty between two mini-batches; else a step is one mini-batch of the steady state.
     """
     stages, b = plan.stages, plan.stages[0].microbatch_size
     count = plan.minibatch_size // b
@@ -84,23 +88,13 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     first_of = [alike[plan.stage_of_device[device], own[device]] for device in devices]
     classes, members = _classes([plan.stage_of_device[device] for device in devices], first_of, incoming)
     channels = [found for _, found in members]
-    if drains:
-        rows = [_ClassPasses(bills[s].forward_s, bills[s].backward_s - second[s][0], warmups[s], *second[s]) for s, _ in members]
-        class_of = dict(zip(devices, classes, strict=True))
-        rounds = _Rounds(rows, channels, count)
-        for each in sums:
-            rounds.meet(sorted({class_of[device] for device in each.devices}), each.seconds)
-        rounds.update([bills[s].update_s for s, _ in members])
-        _, end = repeated(rounds.step, [0.0] * rounds.num_resources)
-    else:
-        after = [bill.update_s for bill in bills]
-        for each in sums:
-            for s in {plan.stage_of_device[device] for device in each.devices}:
-                after[s] += each.seconds
-        rows = [_ClassPasses(*duration[s], warmups[s], after[s] / count, 0) for s, _ in members]
-        first = STREAM * max(warmups)
-        early, late = (max(_Rounds(rows, channels, n).step().free_s) for n in (first, 2 * first))
-        end = (late - early) / first * count
+    rows = [_ClassPasses(bills[s].forward_s, bills[s].backward_s - second[s][0], warmups[s], *second[s]) for s, _ in members]
+    class_of = dict(zip(devices, classes, strict=True))
+    rounds = _Rounds(rows, channels, count if drains else ENDLESS)
+    for each in sums:
+        rounds.meet(sorted({class_of[device] for device in each.devices}), each.seconds)
+    rounds.update([bills[s].update_s for s, _ in members])
+    end = repeated(rounds.step, [0.0] * rounds.num_resources)[1] if drains else rounds.pace(count)
     beside = plan.beside_s(problem)
     busy = sum(
         count * (sum(pair) - sum(own)) * len(stage.devices) for pair, own, stage in zip(duration, beside, stages, strict=True)
@@ -323,3 +317,30 @@ class _Rounds:
         sent = [max(when, free) for when, free in zip(made, until, strict=True)]
         first = [when - row.forward_s for when, row in zip(begun, self.rows, strict=True)]
         return Times([], [], [*first, *sent], [*at[self.clocks : self.unread], *at[2 * n : self.clocks]])
+
+    def pace(self, count: int) -> float:
+        """Seconds of a mini-batch of so many micro-batches in a pipeline that does not drain, once it is full.
+
+        Some mini-batches later all times are what they were, but for what passes meanwhile: as many as the slowest round trip takes
+        to come back to a class, which has so many micro-batches in flight. Classes that nobody holds back, as those of a frozen
+        tower, may be ahead of others for good, so that each has a growth of its own.
+        """
+        n, at, longest, ends = len(self.rows), self.at, max(self.warmup), walked(self.ends)
+        for m in range(1 - longest, 0):
+            self.rounds.go(at, self.begin, m)
+        states: list[array[float]] = []
+        for first in range(0, max(STREAM * longest, 4 * count), count):
+            for m in range(first, first + count):
+                self.rounds.go(at, self.begin, m)
+            ends.go(at, self.begin)
+            now = at[: self.unread] + at[self.unread + 1 + len(self.sources) :]
+            for back, before in enumerate(reversed(states[-longest:]), 1):
+                grew = now[n] - before[n]
+                if grown(now, before, grew, STEADY * grew):
+                    return grew / back
+            states.append(now)
+        clocks = [state[self.clocks : self.unread] for state in states]
+        if (found := repeating(clocks, longest)) is not None:
+            return found
+        half = len(clocks) // 2
+        return max(x - y for x, y in zip(clocks[-1], clocks[half - 1], strict=True)) / (len(clocks) - half)

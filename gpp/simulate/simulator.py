@@ -35,6 +35,7 @@ from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath, Times
 from gpp.simulate.messages import message_bytes, message_rates
+from gpp.simulate.period import repeating
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
 
 SHOWN = 3
@@ -131,17 +132,21 @@ def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
     """A pipeline that does not drain: when its last whole mini-batch of the steady state begins, and the seconds of one.
 
-    The slowest stage's, or the slowest round trip's, from the start; the others are ahead of it for a while, by what is in flight.
-    Neither are the last mini-batches counted, of which a stage has only backwards left.
+    Neither the first mini-batches are counted nor the last ones, of which a stage has only backwards left. It is the slowest
+    stage's pace, or the slowest round trip's; others are ahead of it for a while, by what is in flight, or for good.
 
     Args:
         updated: stage -> when each of its updates ended.
     """
-    begin, period = 0.0, 0.0
     places = {s: plan.position(s) for s in updated}
-    # Over as many micro-batches as are in flight a round trip repeats itself.
-    span = max(max(-(-(place.warmup + 1) // place.accumulation) for place in places.values()), 2)
     drain = max(-(-place.warmup // place.accumulation) for place in places.values())
+    trip = max(place.warmup for place in places.values()) + 1
+    stop = min(map(len, updated.values()), default=0) - 1 - drain
+    if (pace := repeating([[ends[j] for ends in updated.values()] for j in range(stop + 1)], trip)) is not None:
+        return max((ends[stop - 1] for ends in updated.values()), default=0.0), pace
+    begin, period = 0.0, 0.0
+    # Measured times never repeat themselves. Over as many micro-batches as are in flight a round trip does.
+    span = max(max(-(-(place.warmup + 1) // place.accumulation) for place in places.values()), 2)
     for s, ends in updated.items():
         last = len(ends) - 1 - -(-places[s].warmup // places[s].accumulation)
         first = max(last - span, 0)

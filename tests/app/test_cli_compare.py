@@ -189,7 +189,7 @@ def test_a_plan_with_helpers_is_predicted_kept_and_not_emulated(tmp_path: Path) 
     file = tmp_path / "planned" / "job" / "plan.json"
     plan = read_json(Plan, file)
     assert plan.periodic and f"W on d{next(s.adding[0] for s in plan.stages if s.adding)}" in planned.out
-    # Whether input gradients can be divided is asked by a run alone.
+    # Whether input gradients can be divided is asked where workers could run the plan, which are on processors.
     assert plan.predicted_only != (file.parent / "program.txt").exists()
     again = run(tmp_path / "again", *chain, "mode=plan", "explain_s=0", "minibatch_size=8", f"plan={file}")
     assert again.code == 0 and again.result["predicted"] == planned.result["predicted"], again.out

@@ -10,6 +10,7 @@ import torch
 from baselines.chain import INSTEAD
 from baselines.deepspeed import DeepSpeed
 from baselines.packing import Packing
+from baselines.reference.pipeline import run_reference
 from baselines.single import Single
 from baselines.torch_pipelining import TorchPipelining
 from gpp.cost.models.constant import Constant
@@ -18,8 +19,10 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
 from gpp.plan.chain import PlanChain, refuse_early_loss
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import EngineTask
-from tests.support.chain_jobs import Case, make
+from gpp.runtime.engine import task_of
+from gpp.runtime.job import Job
+from tests.support import inprocess
+from tests.support.chain_jobs import Case, final, make, one_device
 from tests.support.problems import cluster, random_partition, towers
 
 
@@ -111,16 +114,25 @@ def test_an_engine_that_leaves_the_model_whole_refuses_stages() -> None:
 
 def test_the_loss_must_be_at_the_end(tmp_path: Path) -> None:
     job = make(Case("mlp", "deepspeed"), tmp_path)
-    refuse_early_loss(job.plan, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
+    refuse_early_loss(job.plan, task_of(job).losses, "engine=deepspeed", INSTEAD)
     first, *rest = job.plan.stages
     swapped = replace(job.plan, stages=(replace(first, ops=rest[-1].ops), *rest[:-1], replace(rest[-1], ops=first.ops)))
     with pytest.raises(UnsupportedPlan, match="stage 0 makes loss, but stage 2 is the chain's last"):
-        refuse_early_loss(swapped, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
+        refuse_early_loss(swapped, task_of(job).losses, "engine=deepspeed", INSTEAD)
+
+
+def test_one_device_writes_the_tensors_that_stages_write(tmp_path: Path) -> None:
+    """A model whose rotary positions are buffers that are not persistent."""
+    case = Case("llama_small", "single", overrides=("model.num_layers=1",))
+    one_device(case, tmp_path)
+    weights = inprocess.captured_named(case.name, *case.overrides)[2]
+    found = final(tmp_path)
+    assert found.keys() == run_reference(Job.load(tmp_path), weights)[1].keys() and not any("rotary" in name for name in found)
 
 
 def test_deepspeeds_norm_of_tied_weights_is_refused(tmp_path: Path) -> None:
     tied = Case("gpt_small", "deepspeed", overrides=("model.tied=true",))
     job, clipped = make(tied, tmp_path / "a"), make(replace(tied, clip_norm=1.0), tmp_path / "b")
-    DeepSpeed().refuse_plan(job.plan, EngineTask.of_job(job))
+    DeepSpeed().refuse_plan(job.plan, task_of(job))
     with pytest.raises(UnsupportedPlan, match=r"is in several stages.*clip_norm=null"):
-        DeepSpeed().refuse_plan(clipped.plan, EngineTask.of_job(clipped))
+        DeepSpeed().refuse_plan(clipped.plan, task_of(clipped))

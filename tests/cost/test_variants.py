@@ -20,6 +20,7 @@ from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
+from gpp.runtime.task import EngineTask
 from gpp.serialization import from_json, to_json
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
@@ -104,10 +105,11 @@ def test_plans_that_split_what_declares_nothing_are_refused():
 
 
 def test_engines_that_run_refuse_what_they_cannot():
-    plan = split_plan(split_problem())
+    problem = split_problem()
+    plan, task = split_plan(problem), EngineTask(graph=problem.graph, losses={}, clips=False)
     again = replace(plan, stages=(plan.stages[0], marked(plan.stages[1], recompute=(1,)), *plan.stages[2:]))
     with pytest.raises(UnsupportedPlan, match=r"stage 1 computes operators .* again and splits its operators over 2 devices"):
-        Distributed().check(again)
+        Distributed().refuse_plan(again, task)
     with pytest.raises(UnsupportedPlan, match=r"stage 1 splits its operators over 2 devices,.*tensor_parallel=false"):
         Reference().check(plan)
 

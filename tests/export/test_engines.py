@@ -207,6 +207,10 @@ def test_the_degrees_of_a_layout_are_those_of_its_file() -> None:
         first, second = tuple(range(devices)), tuple(range(devices, 2 * devices))
         assert [stage.devices for stage in plan.stages] == [first, second, second, first]
         assert {stage.microbatch_size for stage in plan.stages} == {2 * devices}
+        assert not found.warnings("zero_bubble_v")
+        assert ["set strategy/schedule=zero_bubble_v for the file's" in words for words in found.warnings("1f1b")] == [True]
+    own = TorchTitan().layout(text.replace("ZBVZeroBubble", "PipelineScheduleMulti"))
+    assert own is not None and "no strategy/schedule is the file's" in own.warnings("zero_bubble_v")[0]
     with pytest.raises(InvalidConfig, match="needs 10 devices for 2 ranks of 5 replicas"):
         many = TorchTitan().layout(f"{text}\ndata_parallel_replicate_degree = 5\ndata_parallel_shard_degree = 1")
         assert many is not None
@@ -295,10 +299,14 @@ def test_a_plan_that_cuts_a_module_is_refused_by_edge_and_the_nearest_one_is_pri
     problem = replace(problem_of(gpt(), 4, 32, max_ops=1000), microbatch_size=4)
     plan = STRATEGY.plan(problem)
     e = ToExport(model="gpt_small", captured=gpt(), problem=problem, strategy=STRATEGY, plan=plan)
-    with pytest.raises(
-        UnsupportedPlan, match=r"edge \d->\d .*nearest plan that it can run has \d stages? and is predicted to take .*%"
-    ):
+    words = r"edge \d->\d .*nearest plan that it can run has \d stages? and is predicted to take .*%"
+    with pytest.raises(UnsupportedPlan, match=words) as refused:
         settled(e, Megatron())
+    assert str(refused.value).count("nearest=true") == 1
+    small = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices))
+    with pytest.raises(UnsupportedPlan, match=r"edge \d->\d .*\(no plan was found") as refused:
+        settled(replace(e, problem=replace(problem, cluster=small)), Megatron(nearest=True))
+    assert "nearest=true" not in str(refused.value)
     other, made, why = settled(e, Megatron(nearest=True))
     assert why is not None and "edge" in why and made.files["layout.txt"].count("t") == 8
     page = plan_page(Megatron(nearest=True), e, other, made, why)

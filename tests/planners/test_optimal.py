@@ -54,6 +54,15 @@ def test_no_worse_than_a_plan_of_graphpipes_that_shares_devices():
     assert "its devices hold several stages" in found[0].explanation[-1] and "searched to the end" in found[0].explanation[0]
 
 
+def test_no_stage_has_more_replicas_than_asked_for():
+    pytest.importorskip("ortools")
+    problem = Problem(graph=chain(3), cluster=cluster(4), cost=Rate(), minibatch_size=8)
+    free, two, none = (run(Optimal(limit=1, **most), problem) for most in ({}, {"max_replicas": 2}, {"replication": False}))
+    assert free and two and none
+    widths = [max(len(stage.devices) for stage in found[0].stages) for found in (free, two, none)]
+    assert widths == [4, 2, 1] and free[1] <= two[1] <= none[1]
+
+
 def test_proves_a_plan_without_a_bubble():
     """Two towers on two devices and one micro-batch: nothing but the towers' own time."""
     pytest.importorskip("ortools")

@@ -30,8 +30,8 @@ def test_all_of_a_stage_before_the_first_pass_of_another_needs_room(count: int, 
     assert enough_sends(program.waits, {0: None, 1: 16}) == {0: None, 1: 16}
 
 
-def test_two_frozen_towers_on_a_device_get_room() -> None:
-    """The device has no backward that holds it back; its own limit would have it wait before the second tower's first pass."""
+def test_two_frozen_towers_on_a_device_take_turns() -> None:
+    """No backward holds the device back: all messages of the first tower would lie in memory before the second begins."""
     joined = graph(3, [(0, 2), (1, 2)])
     still = (replace(op, backward_flops=0.0, saved_bytes=0.0) for op in joined.ops[:2])
     tensors = tuple(replace(tensor, differentiable=False) for tensor in joined.tensors)
@@ -39,4 +39,6 @@ def test_two_frozen_towers_on_a_device_get_room() -> None:
     plan = make_plan(problem(frozen, 2, 24), "test", [(1, 1), (2, 1), (4, 1)], 1, ordered=True, placement=[(0,), (0,), (1,)])
     program = lower(plan, frozen, OneFOneB())
     limits = {device: most_sends(own, plan) for device, own in program.actions.items()}
-    assert limits == {0: 4, 1: None} and enough_sends(program.waits, limits) == {0: 32, 1: None}
+    passes = [(action.stage, action.microbatch) for action in program.actions[0] if action.kind == "F"]
+    assert passes == [(s, m) for m in range(24) for s in (0, 1)]
+    assert limits == {0: 4, 1: None} == enough_sends(program.waits, limits)

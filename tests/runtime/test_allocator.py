@@ -36,6 +36,22 @@ def test_the_peak_is_that_of_what_was_alive_at_once() -> None:
     assert storage_bytes([third, fourth[1:], fifth]) == 109 * 1024
 
 
+def test_what_goes_on_apart_is_not_counted() -> None:
+    """The copy that a checkpoint is written from stays, and what is let go of later is heard."""
+    events = MemoryEvents(lambda allowed: None)
+    with events.apart():
+        assert len(torch.zeros(KIB)), "nobody listens"
+    events.begin([])
+    first = torch.zeros(4 * KIB)
+    with events.apart():
+        copy = torch.zeros(100 * KIB)
+    del first
+    second = torch.zeros(3 * KIB)
+    assert events.drain() and events.held_bytes == 3 * 1024
+    events.end()
+    assert events.peak_bytes == 4 * 1024 and storage_bytes([copy, second]) == 103 * 1024
+
+
 def test_a_backward_counts_with_its_temporaries() -> None:
     weight = torch.ones(64, 64, requires_grad=True)
     x = torch.ones(32, 64)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpp import SGD, Even, OneFOneB, Strategy, ZeroBubbleH1
-from gpp.app.judging import bound_under
+from gpp.app.judging import bound_under, unbounded
 from gpp.app.uneven import evened_rows, from_examples
 from gpp.cost.uneven import UnevenSamples, Varying, evened, varying_shares
 from gpp.data.pictured import Pictured
@@ -109,6 +109,7 @@ def test_no_bound_is_known_of_a_median_step() -> None:
     """The bound is that of the mean amount, and the step that is predicted is the median of those that differ."""
     *_, found = problem()
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+    assert unbounded(strategy, found) == "samples of unequal work"
     assert bound_under(strategy, found) is None and bound_under(strategy, replace(found, varying=None)) is not None
 
 

@@ -6,7 +6,10 @@ from typing import Final
 
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.helpers.stage import helpers_of
+from gpp.plan.plan import Plan
+from gpp.runtime.engine import task_of
 from gpp.runtime.job import AbstractJobPart, Job
+from gpp.runtime.task import EngineTask
 
 RUN_BY: Final = ("distributed", "reference")
 """Engines that run plans with helpers."""
@@ -21,12 +24,20 @@ class JobPart(AbstractJobPart):
             fix = "use engine=distributed or engine=reference, or mode=plan, which predicts it"
             raise InvalidConfig("engine", name, rule, fix)
 
+    def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
+        """Refuse to divide what is no product; plans for cards, and for models without nodes, are predicted alone."""
+        if task.kind == "cpu" and task.captured:
+            self._check(plan, task)
+
     def check(self, job: Job, *, overwrites: bool) -> None:
-        if any(helpers_of(stage).input_share for stage in job.plan.stages):
+        self._check(job.plan, task_of(job))
+
+    def _check(self, plan: Plan, task: EngineTask) -> None:
+        if any(helpers_of(stage).input_share for stage in plan.stages):
             # Needs torch, which nobody else has loaded yet.
             from gpp.mechanisms.helpers.operands import check_divided
 
-            check_divided(job)
+            check_divided(plan, task)
 
     def refuse(self, job: Job) -> None:
         found = next(s for s, stage in enumerate(job.plan.stages) if stage.beside)

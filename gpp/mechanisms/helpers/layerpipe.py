@@ -9,7 +9,8 @@ together with those behind it that do not, in the graph's depth-first order. The
 below, or anywhere; for intervals the result is the least there is.
 
 Constraints:
-1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`.
+1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`
+   and where the workers that are to run the plan cannot divide it.
 2. Memory: as the plan's bills have it; micro-batch sizes whose plan does not fit are left out.
 3. No replicas. All stages use the same b; b is swept, and the best prediction wins.
 4. The pipeline does not drain: a helper has its half a period later.
@@ -38,7 +39,7 @@ bisection and both forms of `intra` are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final, Literal, NamedTuple, final
 
@@ -65,7 +66,8 @@ class LayerPipe(AbstractPlanner):
 
     Args:
         intra: where half of a backward may go: `neighbour` (the next processor) or `anywhere` (any, longest first).
-        divide: whether a processor may have parts of the input gradients of another's layer. Linear layers can run so.
+        divide: whether a processor may have parts of the input gradients of another's layer. Workers can divide those of linear
+            layers; where a plan is to run, others stay whole.
     """
 
     mechanisms: ClassVar[tuple[str, ...]] = (Helpers.name,)
@@ -113,15 +115,20 @@ class LayerPipe(AbstractPlanner):
     def _dealt(
         self, problem: Problem, layers: Sequence[tuple[int, ...]], seconds: Sequence[Layer], microbatch_size: int
     ) -> tuple[list[Placed], Plan]:
-        """The processors of the layers, and the plan of it."""
-        placed = dealt(seconds, problem.cluster.num_devices, self.intra, divide=self.divide)
-        plan = staged(problem, layers, placed, microbatch_size)
-        if plan.shares_devices and not plan.periodic:
-            # Layers went to processors as wholes and in no order, which only helpers would be worth: stages of one device would
-            # have to interleave their updates.
-            placed = dealt(seconds, problem.cluster.num_devices, "neighbour", divide=self.divide)
+        """The processors of the layers, and the plan of it; an I that the engine cannot divide is beside its F."""
+        count, undivided = problem.cluster.num_devices, set[int]() if self.divide else set(range(len(layers)))
+        while True:
+            placed = dealt(seconds, count, self.intra, undivided)
             plan = staged(problem, layers, placed, microbatch_size)
-        return placed, plan
+            if plan.shares_devices and not plan.periodic:
+                # Layers went to processors as wholes and in no order, which only helpers would be worth: stages of one device
+                # would have to interleave their updates.
+                placed = dealt(seconds, count, "neighbour", undivided)
+                plan = staged(problem, layers, placed, microbatch_size)
+            refused = {layers.index(ops) for ops in _refused(problem, plan)}
+            if not refused:
+                return placed, plan
+            undivided |= refused
 
 
 def layers_of(graph: OpGraph) -> list[tuple[int, ...]]:
@@ -164,6 +171,16 @@ def staged(problem: Problem, layers: Sequence[tuple[int, ...]], placed: Sequence
             for stage, delay in zip(stages, delays(stages, plan.edges), strict=True)
         ),
     )
+
+
+def _refused(problem: Problem, plan: Plan) -> Iterator[tuple[int, ...]]:
+    """The operators of each stage whose input gradients the engine cannot divide as a plan does."""
+    if problem.refuses(plan) is None:
+        return
+    for s, stage in enumerate(plan.stages):
+        alone = replace(plan, stages=tuple(own if t == s else own.without(Helpers) for t, own in enumerate(plan.stages)))
+        if helpers_of(stage).input_share and problem.refuses(alone) is not None:
+            yield stage.ops
 
 
 def _with_helpers(stage: Stage, where: Placed) -> Stage:
@@ -209,21 +226,24 @@ class Placed(NamedTuple):
     inputs: tuple[tuple[int, float], ...]
 
 
-def dealt(layers: Sequence[Layer], num_processors: int, intra: Intra, *, divide: bool = True) -> list[Placed]:
+def dealt(layers: Sequence[Layer], num_processors: int, intra: Intra, undivided: Collection[int] = frozenset()) -> list[Placed]:
     """Each layer's processors, so that the slowest processor is fast.
 
     Args:
-        divide: whether other processors may have parts of an I; else it is where its F is.
+        undivided: numbers of layers whose I is where their F is; other processors may have parts of those of others.
         intra: `neighbour`: intervals of the line, exact; `anywhere`: F, I and W whole on any processor, longest first, each to the
             processor that has least to do yet (Graham 1969: at most 4/3 - 1/(3p) of the best for p processors).
     """
-    if not divide:
-        # Side by side on the line: as one piece of work, which only F's processor can have.
-        joined = [Layer(layer.input_s + layer.forward_s, 0.0, layer.weight_s) for layer in layers]
-        found = dealt(joined, num_processors, intra)
-        own = [((where.forward, 1.0),) if layer.input_s else () for layer, where in zip(layers, found, strict=True)]
-        return [where._replace(inputs=inputs) for where, inputs in zip(found, own, strict=True)]
-    return _longest_first(layers, num_processors) if intra == "anywhere" else _intervals(layers, num_processors)
+    # Side by side on the line: as one piece of work, which only F's processor can have.
+    joined = [
+        Layer(layer.input_s + layer.forward_s, 0.0, layer.weight_s) if number in undivided else layer
+        for number, layer in enumerate(layers)
+    ]
+    found = _longest_first(joined, num_processors) if intra == "anywhere" else _intervals(joined, num_processors)
+    return [
+        where._replace(inputs=((where.forward, 1.0),)) if number in undivided and layer.input_s else where
+        for number, (layer, where) in enumerate(zip(layers, found, strict=True))
+    ]
 
 
 def loads(layers: Sequence[Layer], placed: Sequence[Placed], num_processors: int) -> list[float]:

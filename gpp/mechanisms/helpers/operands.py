@@ -24,7 +24,9 @@ from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients, several
 from gpp.mechanisms.split_backward.operators import halves_of
 from gpp.mechanisms.split_backward.worker import slow_nodes
+from gpp.plan.plan import Plan
 from gpp.runtime.job import Job
+from gpp.runtime.task import EngineTask
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -98,32 +100,35 @@ def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
     return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
 
-def head_of_stage(job: Job, s: int) -> Head:
+def head_of_stage(plan: Plan, s: int, task: EngineTask) -> Head:
     """The operator of a stage whose product several devices make, by columns.
 
     Raises:
         UnsupportedPlan: there is none.
     """
-    found = head_of(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), whole=slow_nodes(job, s))
+    stage, graph = plan.stages[s], task.graph
+    assert task.captured, "a job has a captured model"
+    whole = frozenset(graph.nodes_of({*stage.ops} & {*task.whole_ops}))
+    found = head_of(task.captured, graph.nodes_of(stage.ops), whole=whole)
     if isinstance(found, str):
         raise UnsupportedPlan(
-            f"stage {s}: input_share={[list(pair) for pair in helpers_of(job.plan.stages[s]).input_share]} divides gradients of "
+            f"stage {s}: input_share={[list(pair) for pair in helpers_of(stage).input_share]} divides gradients of "
             f"inputs that are not one product of a linear layer: {found}. Fix: plan with strategy.planner.divide=false, or leave "
-            "it out of the plan; mode=plan and mode=compare predict it as it is"
+            "it out of the plan; mode=plan predicts a given plan as it is"
         )
     return found
 
 
-def check_divided(job: Job) -> None:
+def check_divided(plan: Plan, task: EngineTask) -> None:
     """Refuse to divide input gradients that are no product with columns of one weight.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
-    for s, stage in enumerate(job.plan.stages):
+    for s, stage in enumerate(plan.stages):
         if not (shares := helpers_of(stage).input_share):
             continue
-        head, own = head_of_stage(job, s), helpers_of(stage).own_input_share
+        head, own = head_of_stage(plan, s, task), helpers_of(stage).own_input_share
         if any(hi == lo for device, lo, hi in columns(stage, head.columns) if device not in stage.devices or own):
             raise UnsupportedPlan(
                 f"stage {s}: input_share={[list(pair) for pair in shares]} gives a device less than one of the {head.columns} "

@@ -34,22 +34,20 @@ class AbstractLayerCounts(AbstractExporter):
         last = len(parts) - 1
         for s, (part, count) in enumerate(zip(parts, counts, strict=True)):
             if not count:
-                raise UnsupportedPlan(
-                    f"stage {s} has no layer, and export={self.name} gives every stage some. Fix: export.nearest=true"
-                )
+                raise UnsupportedPlan(f"stage {s} has no layer, and export={self.name} gives every stage some")
             for what, place in ((modules.opening, 0), (modules.closing, last)):
                 if wrong := next((name for name in part if name in what and s != place), None):
                     raise UnsupportedPlan(
                         f"stage {s} has {wrong}, which {self.engine} keeps in stage {place}: "
-                        f"edge {min(s, place)}->{min(s, place) + 1} lies outside the layers. Fix: export.nearest=true"
+                        f"edge {min(s, place)}->{min(s, place) + 1} lies outside the layers"
                     )
         devices = [stage.devices for stage in plan.stages]
         if len({device for own in devices for device in own}) < len(devices):
-            raise UnsupportedPlan(f"stages share a device, and {self.engine} gives each its own. Fix: export.nearest=true")
+            raise UnsupportedPlan(f"stages share a device, and {self.engine} gives each its own")
         if len(devices[0]) > 1:
             raise UnsupportedPlan(
                 f"stage 0 has {len(devices[0])} devices: replicas of a stage are engines of their own in {self.engine}. "
-                "Fix: strategy.planner.replication=false, or export.nearest=true"
+                "Fix: strategy.planner.replication=false"
             )
         variable = f"{self.variable}={','.join(map(str, counts))}"
         command = f"{variable} {self.start} {len(parts)}"

@@ -28,7 +28,7 @@ class TensorParallelExport(AbstractExportPart):
         if other is not None:
             raise UnsupportedPlan(
                 f"stage {other} splits its operators over {degrees[other]} devices and stage 0 over {degrees[0]}: export={engine} "
-                "has one degree for all. Fix: strategy.planner.tensor_parallel=false, or export.nearest=true"
+                "has one degree for all. Fix: strategy.planner.tensor_parallel=false"
             )
         return Told(settings={NAMES[engine]: degrees[0]})
 

@@ -55,6 +55,7 @@ class Optimal(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated.
+        max_replicas: of a stage; None for as many as there are devices.
         colocate: whether `graphpipe`'s plans whose devices hold several stages count, too: as there.
         limit: deterministic seconds of search over all micro-batch sizes; a core needs about as many real ones.
         max_ops, max_devices: larger problems are refused.
@@ -63,6 +64,7 @@ class Optimal(AbstractPlanner):
     proves: ClassVar[bool] = True
 
     replication: bool = True
+    max_replicas: Count | None = None
     colocate: Colocate = "auto"
     limit: Count = 20
     max_ops: Count = 40
@@ -76,8 +78,8 @@ class Optimal(AbstractPlanner):
         ):
             if have > most:
                 raise InvalidConfig(field, have, f"the optimal planner takes at most {most}", "use strategy/planner=graphpipe")
-        if not self.replication:
-            problem = replace(problem, max_replicas=1)
+        if most := self.max_replicas if self.replication else 1:
+            problem = replace(problem, max_replicas=min(most, problem.max_replicas or most))
         best = GraphPipe(replication=self.replication, colocate="never").plan(problem, predict)
         best_s = predict(best).metrics.iteration_s
         least = {b: _bound_s(replace(problem, microbatch_size=b)) for b in problem.microbatch_sizes()}

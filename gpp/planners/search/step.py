@@ -221,7 +221,10 @@ class StepTimer:
     def _line_up(self, u: int) -> None:
         """Put a replica that may run its next pass in its device's line, the most urgent first, and let the device look for it."""
         d = self.unit_device[u]
-        urgency = self.urgency[u] = self.depth[u] + (0 if self.ready[u] & 1 else self.most + 1)
+        urgency = self.depth[u]
+        if not self.ready[u] & 1:
+            urgency += (self.most + 1) * (1 if self.ahead[u] >= 0 else 2 + (self.ready[u] >> 1))
+        self.urgency[u] = urgency
         at = self.first[d]
         before = -1
         while at >= 0 and (self.urgency[at] < urgency or (self.urgency[at] == urgency and at < u)):

@@ -21,7 +21,7 @@ from gpp.report.run.explain_words import (
     order_words,
     shape_words,
 )
-from gpp.report.run.key_figures import certificate
+from gpp.report.run.key_figures import worth_words
 from gpp.report.run.record import RunRecord
 
 COMPUTE_FILL = TRUNK.mid
@@ -32,7 +32,7 @@ MOST_STAGES = 6
 
 def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]:
     """The values of `explanation.html`: the bottleneck, the reasons of idle time, and the effects of changes."""
-    proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, explanation.bound)
+    proof = worth_words(run, explanation.bound)
     shares = [("compute", COMPUTE_FILL, 1 - explanation.bubble_fraction)]
     shares += [(LOOKS[r].name, LOOKS[r].fill, explanation.idle[r]) for r in REASONS if explanation.idle[r] >= SAME]
     return {

@@ -92,6 +92,17 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
     return f"at most {text.percent(gap)} from optimal (bound {text.seconds(found.iteration_s)}{kind}: {found.binding})"
 
 
+def unbounded_words(*kinds: str) -> str:
+    """Why a plan has no certificate, by the first of these kinds that is named (`PlanWorth.unbounded`); empty where none is."""
+    return next((f"no bound is known for {kind}" for kind in kinds if kind), "")
+
+
+def worth_words(run: RunRecord, bound: Bound | None) -> str:
+    """The certificate of a run's plan, or why it has none; `bound` as `certificate` has it."""
+    known = certificate(run.plan, run.predicted.metrics if run.predicted else None, bound)
+    return known or unbounded_words(run.judged.unbounded)
+
+
 def emulation_words(run: RunRecord) -> str:
     """A sentence on how the step of an emulated run was measured; empty for other runs."""
     found = run.outcome.emulation

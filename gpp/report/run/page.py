@@ -15,7 +15,7 @@ from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.draw.svg import Drawing
 from gpp.report.run.explain_page import explanation_view
 from gpp.report.run.gain_words import gain_lines
-from gpp.report.run.key_figures import certificate, emulation_words, run_figures
+from gpp.report.run.key_figures import emulation_words, run_figures, worth_words
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import peak_memory
@@ -39,7 +39,7 @@ STAGE_KINDS: dict[str, Kind] = {"stage": "", "modules": "c", "devices": "", "nex
 def run_report(run: RunRecord) -> str:
     """The page of one run, whatever its end; self-contained HTML."""
     result, course = run.result, run.predicted.metrics.course if run.predicted else None
-    proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.judged.bound)
+    proof = worth_words(run, run.judged.bound)
     return problem_page(
         "run.html",
         run,
@@ -48,7 +48,7 @@ def run_report(run: RunRecord) -> str:
         reason=str(result.get("reason") or ""),
         files=[*FILES, *(STEP_FILES if run.measured else ()), *(PLAN_FILES if run.plan else ())],
         cards=_cards(run),
-        certificate=f"By the prediction, {proof}." if proof else "",
+        certificate=proof and (f"By the prediction, {proof}." if run.judged.bound else f"{text.sentence(proof)}."),
         emulation=emulation_words(run),
         gains=gain_lines(run.judged.gains) if run.judged.gains and run.status == "ok" else (),
         **plan_drawings(

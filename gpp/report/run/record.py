@@ -79,6 +79,7 @@ class PlanWorth:
 
     Args:
         bound: a time that no plan for the problem can beat.
+        unbounded: what such a time is not known for, as "updates in parts"; empty where it is, or where nobody asks.
         baseline: other strategies' predictions for the same problem, `sequential` first.
         explanation: bottleneck, idle time and alternatives of the plan.
         one_stage: why a plan for several devices is one stage.
@@ -86,6 +87,7 @@ class PlanWorth:
     """
 
     bound: Bound | None = None
+    unbounded: str = ""
     baseline: Mapping[str, Metrics] = field(default_factory=dict)
     explanation: Explanation | None = None
     one_stage: OneStage | None = None
@@ -196,7 +198,7 @@ class RunRecord:
         """result.json, the contract of a run: in JSON's own types, string keys, and null where a number is not finite."""
         asked, planned, outcome, judged = self.asked, self.planned, self.outcome, self.judged
         best = best_of(self.attempts).own
-        bound = judged.bound if best is None or best.bounded else None
+        bound = judged.bound if best is None or not best.unbounded else None
         order = judged.explanation.order if judged.explanation else None
         predicted = planned.predicted.metrics if planned.predicted else None
         measured = outcome.measured.metrics if outcome.measured else None

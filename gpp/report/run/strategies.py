@@ -79,7 +79,7 @@ def strategy_lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Str
         metrics = attempt.predicted.metrics if attempt.predicted else None
         of_kind = best.of_kind(attempt)
         relative = text.quotient(attempt.sample_s, of_kind.sample_s) if metrics and of_kind else None
-        own = bound if attempt.bounded else None
+        own = None if attempt.unbounded else bound
         out.append(StrategyLine(attempt=attempt, is_best=attempt is of_kind, relative=relative, bound=own))
     return out
 

@@ -15,7 +15,7 @@ from gpp.analysis.gains import judged_s
 from gpp.report.draw import text
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
 from gpp.report.run.gain_words import gain_lines, one_stage_lines
-from gpp.report.run.key_figures import certificate, emulation_words, run_figures
+from gpp.report.run.key_figures import emulation_words, run_figures, worth_words
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
 from gpp.timeline import Metrics
@@ -126,7 +126,7 @@ def prediction_lines(run: RunRecord) -> Group:
                 f", which takes {text.seconds(judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}",
             )
         )
-    if words := certificate(run.plan, own, run.judged.bound):
+    if words := worth_words(run, run.judged.bound):
         lines.append(Padding(Text(words), (0, 0, 0, 11)))
     return Group(*lines)
 

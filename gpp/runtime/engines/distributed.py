@@ -13,9 +13,10 @@ from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.private import secret_settings
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
+from gpp.runtime.engine import AbstractServer, Progress, crowded
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.mode import course_run
+from gpp.runtime.task import EngineTask
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 from gpp.timeline import Outcome
@@ -82,8 +83,6 @@ class Distributed(AbstractServer):
         return -(-cluster.num_devices // self.workers_per_card) if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
-        for part in job_parts(plan.mechanisms):
-            part.refuse_plan(plan)
         if self.compile is not None:
             _check_backend(self.compile)
         if self.launch == "slurm":
@@ -101,7 +100,7 @@ class Distributed(AbstractServer):
 
     def refuse_plan(self, plan: Plan, task: EngineTask) -> None:
         for part in job_parts(plan.mechanisms):
-            part.refuse_plan(plan)
+            part.refuse_plan(plan, task)
 
     @property
     def joins(self) -> bool:

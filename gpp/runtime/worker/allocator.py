@@ -11,6 +11,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from traceback import walk_tb
 from types import TracebackType
@@ -148,6 +149,18 @@ class MemoryEvents:
         if self._listens:
             self._sum_up()
             self._lend(True)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Hear nothing of what is no step's: an evaluation, or the copy that a checkpoint is written from."""
+        listened = self._listens
+        if listened:
+            self._sum_up()
+        try:
+            yield
+        finally:
+            if listened:
+                self._listen()
 
     def _sum_up(self) -> None:
         self._listens = False

@@ -62,9 +62,9 @@ def _steps(worker: Worker, lines: Lines, takeover: Takeover | None) -> tuple[Wor
         if worker.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
             lines.write({"evaluated": done, **worker.evaluate()})
         if worker.checkpoints.due(done):
-            worker.memory.end()
             worker.status.enter(CHECKPOINT)
-            worker.checkpoints.save(done)
+            with worker.memory.apart():
+                worker.checkpoints.save(done)
         if takeover and done < settings.steps and done % settings.replan_every == 0:
             lines.flush()
             found = takeover.after(worker, done)

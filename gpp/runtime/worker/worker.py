@@ -269,7 +269,8 @@ class Worker:
                 history.setdefault(key, {}).update(zip(self._names(weights), tensors, strict=True))
             before |= weights.take_before()
         self.status.enter(CHECKPOINT)
-        self.checkpoints.save(done, self._start, history=history, before=before)
+        with self.memory.apart():  # who lets go of the weights before is heard
+            self.checkpoints.save(done, self._start, history=history, before=before)
         self.status.enter(TRAINING)
 
     def _record(self, minibatch_of_stretch: int) -> None:
@@ -329,8 +330,11 @@ class Worker:
 
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
+        with self.memory.apart():
+            return self._evaluate()
+
+    def _evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None and self.job.evaluation is not None
-        self.memory.end()
         self.status.enter(STARTING)
         size = self.job.evaluation.num_samples
         self._begin(self.evaluation, "test", size, lambda _: torch.arange(size), self._stop)

@@ -13,7 +13,10 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.helpers.layerpipe import Layer, LayerPipe, Placed, dealt, layers_of, loads
 from gpp.mechanisms.helpers.stage import Helpers, helpers_of
+from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.task import EngineTask
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds, strategy
+from tests.support import inprocess
 from tests.support.graphs import chain, cluster, diamond, with_weights
 
 
@@ -177,3 +180,16 @@ def test_without_memory_for_any_plan_it_is_infeasible() -> None:
     problem = replace(problem_of([(1.0, 0.0, 1.0), (1.0, 1.0, 1.0)], 2), cluster=cluster(2, memory_bytes=1.0))
     with pytest.raises(Infeasible, match=r"stage 0 needs .* bytes on a device"):
         strategy().plan(problem)
+
+
+def test_what_workers_cannot_divide_stays_whole() -> None:
+    """Of the layers of an MLP all are products but the loss; a transformer's begin with norms and sums."""
+    for name, intra, divided in (("mlp", "anywhere", True), ("digits", "neighbour", False)):
+        _, captured, _ = inprocess.captured_named(name)
+        free = inprocess.problem_of(captured, 3, 8, max_ops=60)
+        problem = replace(free, refuses=Distributed().limits(EngineTask.of_problem(captured, free, clips=False)))
+        assert problem.refuses(strategy(intra).plan(free)) is not None
+        plan, whole = (replace(strategy(), planner=LayerPipe(intra=intra, divide=divide)).plan(problem) for divide in (True, False))
+        assert problem.refuses(plan) is None and any(stage.beside for stage in plan.stages)
+        assert any(helpers_of(stage).input_share for stage in plan.stages) is divided
+        assert plan.objective and whole.objective and plan.objective.value_s <= whole.objective.value_s * (1 + 1e-9)

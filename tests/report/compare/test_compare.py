@@ -110,6 +110,19 @@ def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord)
             assert "from optimal" not in shown.replace("Gap: from optimal, at most", "")
 
 
+def test_a_plan_of_which_no_bound_is_known_says_what_it_has(compared: RunRecord) -> None:
+    run = compared.knowing(bound=None, unbounded="updates in parts", explanation=None)
+    mixed = compared.knowing(attempts=tuple(replace(each, unbounded="a continuous pipeline") for each in compared.attempts))
+    alone = replace(run, survey=None)
+    for words, shown, page in (
+        ("updates in parts", printed(160, show_plan, alone), run_report(alone)),
+        ("updates in parts", printed(160, show_comparison, run), compare_report(run)),
+        ("a continuous pipeline", printed(160, show_comparison, mixed), compare_report(mixed)),
+    ):
+        for text in (" ".join(shown.split()), " ".join(parse(page).words)):
+            assert text.lower().count(f"no bound is known for {words}") == 1 and "from optimal (bound" not in text
+
+
 def test_the_json_form(compared: RunRecord) -> None:
     found = compared_dicts(compared.attempts, compared.judged.bound, 19)
     assert [each["status"] for each in found] == ["ok", "ok", "ok", "infeasible"]
