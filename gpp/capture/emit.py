@@ -259,7 +259,11 @@ def python_function(target: Any) -> Callable[..., Any] | None:
         return None
     bindings: Any = torch._C
     name = packet.__name__
-    return getattr(bindings._nn, name, None) or getattr(bindings._VariableFunctions, name, None)
+    if found := getattr(bindings._nn, name, None):
+        return found
+    # Generated code finds it as torch.NAME, where some names (cdist) are other functions, with other arguments.
+    found = getattr(bindings._VariableFunctions, name, None)
+    return found if found is getattr(torch, name, None) else None
 
 
 def every_argument(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
