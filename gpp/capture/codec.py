@@ -91,6 +91,8 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else {"float": str(value)}
+        case complex():
+            return {"complex": [encode(part, reference) for part in (value.real, value.imag)]}
         case list() | tuple():
             return [encode(item, reference) for item in value]
         case torch.dtype():
@@ -140,6 +142,8 @@ def decode(
             return number(content)
         case "float":
             return float(content)
+        case "complex":
+            return complex(*decode(content, ref=ref, number=number, device=device))
         case "device":
             return device
         case "dtype":

@@ -138,7 +138,10 @@ class _Reader:
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind not in _KINDS:
-                raise CaptureError(f"the model holds a {spec.kind.name} ({spec.target}), which cannot be captured")
+                user = next(iter(node.users), node)
+                what = f"{getattr(user.target, '__name__', user.target)} at {_where(user)} takes an object that is no tensor"
+                fix = "a torch.Generator cannot be stored: leave generator= out; keep numbers that are drawn once in a buffer"
+                raise CaptureError(f"{what} ({spec.kind.name.lower()} {spec.target}), and cannot be captured. Fix: {fix}")
             kind = _KINDS[spec.kind]
             target = next(users) if kind == "input" else (spec.target or "").removeprefix("model.")
             target = self.aliases.get(target, target)

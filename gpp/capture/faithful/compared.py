@@ -89,6 +89,21 @@ def hooked_lines() -> Iterator[list[str]]:
         yield lines
 
 
+@contextlib.contextmanager
+def seeded_lines() -> Iterator[list[str]]:
+    """The user's lines that set torch's seed while this is open."""
+    lines: list[str] = []
+    own = torch.manual_seed
+
+    def seed(number: int) -> torch.Generator:
+        if is_users(sys._getframe(1).f_code.co_filename):
+            lines.append(where(traceback.extract_stack()))
+        return own(number)
+
+    with mock.patch.object(torch, "manual_seed", seed), mock.patch.object(torch.random, "manual_seed", seed):
+        yield lines
+
+
 def standing_hooks(model: nn.Module) -> list[str]:
     """The hooks on parameters and on the backwards of modules, each as a phrase that names it."""
     found = []
@@ -116,6 +131,7 @@ _STATE = (
     "compute it outside of the model"
 )
 _DRAW = "draw by torch, as in torch.rand(()), and choose by torch.where"
+_SEED = "draw once outside of the forward, and keep the numbers in a buffer"
 _HOOK = "write its effect into the forward (h = 2 * h - h.detach() doubles the gradient of h), or into the loss"
 
 
@@ -178,8 +194,11 @@ class _Check:
         """
         own, graph = self.own, Graph(self.captured, self.own)
         own.random = graph.module.has_random
-        with hooked_lines() as lines:
+        with hooked_lines() as lines, seeded_lines() as seeds:
             numbers = self._finite()
+        if seeds and own.random:
+            # Their states are replayed here, so that no number differs.
+            self._refuse(["each micro-batch draws other random numbers"], [_Cause(f"the seed that is set at {seeds[0]}", _SEED)])
         drew, changes, hooks = own.drew, own.kept.changes(), standing_hooks(own.model)
         graph.adopt()
         differences, steps = self._compare(numbers, graph.step(), "first"), "the first step"
@@ -190,7 +209,9 @@ class _Check:
             changes = list({change.path: change for change in (*changes, *own.kept.changes())}.values())
             differences = self._compare(numbers, graph.step(), "second")
         if not differences:
-            self._evaluation(graph)
+            own.update()  # an evaluation reads weights that no step has seen, and may have changed
+            graph.follow()
+            self._evaluation(graph, told=bool(drew or changes or lines or hooks))
             self._mode()
             self.mixes = self._mixed(graph)
         causes = [
@@ -205,6 +226,8 @@ class _Check:
             self._refuse(differences, causes)
         if drew and self._draws_matter():
             self._refuse(["the loss depends on what Python draws"], causes[-len(drew) :])
+        if any(change.draws for change in changes) and own.kept.draws_matter(self._plain_losses, DRAWS):
+            self._refuse(["the loss depends on what a generator of its own draws"], [one for one in causes if one.fix == _DRAW])
         lacks = "workers run the captured graph alone, which lacks"
         self.notes += [f"{lacks} {cause.what}; no number of {steps} depends on it" for cause in causes]
 
@@ -258,8 +281,11 @@ class _Check:
     def _of_changes(self, changes: Iterable[Change]) -> Iterator[_Cause]:
         for change in changes:
             line = self._line(lambda path=change.path: self.own.kept.changed(path))
-            shown = str(change._replace(path=change.path.removeprefix("model.")))
-            yield _Cause(f"the change of the attribute {shown}{f' at {line}' if line else ''}", _STATE)
+            at = f" at {line}" if line else ""
+            if change.draws:
+                yield _Cause(f"what the generator {change.path.removeprefix('the variable ')} draws{at}", _DRAW)
+            else:
+                yield _Cause(f"the change of {change}{at}", _STATE)
 
     def _of_draws(self, drew: tuple[str, ...]) -> Iterator[_Cause]:
         for name in drew:
@@ -286,9 +312,12 @@ class _Check:
             self.own.kept.put_back()
             seed_all(seed)
             torch.manual_seed(SEED)
-            with torch.no_grad():
-                found.add(tuple(float(value) for value in self.own.forward().values()))
+            found.add(self._plain_losses())
         return len(found) > 1
+
+    def _plain_losses(self) -> tuple[float, ...]:
+        with torch.no_grad():
+            return tuple(float(value) for value in self.own.forward().values())
 
     def _refuse(self, differences: list[str], causes: list[_Cause]) -> None:
         shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
@@ -328,8 +357,12 @@ class _Check:
                 return f"what {f'the module {path}' if path else 'the model itself'} does, the first whose output differs"
         return "what the loss does"
 
-    def _evaluation(self, graph: Graph) -> None:
-        """Compare the losses of the module in evaluation."""
+    def _evaluation(self, graph: Graph, *, told: bool) -> None:
+        """Compare the losses of the module in evaluation.
+
+        Args:
+            told: whether the user is told that the training may differ.
+        """
         own = self.own
         modes = {module: module.training for module in own.whole.modules()}
         own.whole.eval()
@@ -348,7 +381,7 @@ class _Check:
             self.notes.append(
                 f"in evaluation {name} of {own.name} is {plain(losses[name])}, and that of the captured model {plain(made[name])}: "
                 "it evaluates what it trains, with dropout off, running statistics and no updates of buffers; other code for "
-                "`not self.training` is not run. Training is not affected"
+                "`not self.training` is not run" + ("" if told else ". Training is not affected")
             )
 
     def _mode(self) -> None:
