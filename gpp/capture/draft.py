@@ -154,6 +154,9 @@ class _Reader:
 
     def _leaf(self, kind: str, target: str, node: torch.fx.Node, spec: Any) -> str:
         value = node.meta["val"]
+        if value.dtype in (torch.complex128, torch.complex32) and kind != "input":
+            rule = f"{target} is of type {str(value.dtype).removeprefix('torch.')}, which files of weights have not"
+            raise CaptureError(f"{rule}. Fix: keep it in complex64, or as real numbers (torch.view_as_real)")
         draft = self._add(target, kind=kind, target=target, value=value, where="")
         draft.persistent = spec.persistent is not False
         if kind == "param":

@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         what = self.path if self.path.startswith("the ") else f"the attribute {self.path}"
-        return f"{what} ({_shown(self.before)} before, {_shown(self.after)} after)"
+        return f"{what} ({shown(self.before)} before, {shown(self.after)} after)"
 
 
 class KeptModules:
@@ -133,7 +133,8 @@ def advanced(before: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a few words."""
     if value is Missing:
         return "nothing"
     if isinstance(value, Tensor):

@@ -25,6 +25,8 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _TORCHS = frozenset(vars(nn.Module()))
 """Attributes that every module has of torch: parameters, buffers, hooks, the mode."""
 
+_MEMBERS = ("_modules", "_parameters", "_buffers")
+
 MOST = 20_000
 """Most objects that are looked at: a model that holds a whole data set is not searched to its end."""
 
@@ -157,10 +159,18 @@ def _generator(held: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Call
 
 
 class PythonState:
-    """All of it that can be reached from some objects: through attributes, containers, functions and the names in their code."""
+    """All of it that can be reached from some objects: through attributes, containers, functions and the names in their code.
+
+    Attributes:
+        places: what holds values of the user's.
+        members: the submodules, parameters and buffers of modules.
+        tensors: those that were reached: `id` -> (path, tensor).
+        registered: `id` of parameters and buffers.
+    """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self.places: list[Place] = []
+        self.members: list[Place] = []
         self._torchs: list[Place] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.registered: set[int] = set()
@@ -182,7 +192,7 @@ class PythonState:
 
     def put_back(self) -> None:
         """Undo all that has changed."""
-        for place in (*self.places, *self._torchs):
+        for place in (*self.places, *self.members, *self._torchs):
             place.put_back()
 
     def _reach(self, path: str, value: Any, *, far: bool = False) -> None:
@@ -250,8 +260,8 @@ class PythonState:
                 self._reach(f"{dot}{name}", value)
             elif isinstance(value, dict | set):
                 # Modules and tensors, by their own names; hooks.
-                place: Place = Items(value, path) if isinstance(value, set) else Names(value, str)
-                self._torchs.append(place)
+                place: Place = Items(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
+                (self.members if name in _MEMBERS else self._torchs).append(place)
                 if name in ("_parameters", "_buffers"):
                     self.registered.update(map(id, value.values()))
                 for inner, one in value.items() if isinstance(value, dict) else ():

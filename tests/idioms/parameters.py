@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from tests.idioms.case import D, Made, idiom
+from tests.idioms.case import D, Made, batches, idiom, rows
 
 on = partial(idiom, theme="Parameters")
 
@@ -265,12 +265,30 @@ class Clamped(Between):
 
 @on(
     "weights clamped in `forward` (`weight.data.clamp_`)",
-    "refused",
-    "fake tensor in the exported program",
+    "warned",
+    "updated by every micro-batch",
     "read a clamped copy: `F.linear(x, self.weight.clamp(-c, c))`",
 )
 def clamped() -> Made:
     return Made(Clamped(nn.Linear(D, D)))
+
+
+@on("names such as `add`, `class`, `img-enc` and `a.b_c` beside `a_b.c`", "equal")
+def names() -> Made:
+    class Named(Between):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(D, D))
+            self.add, self.cut, self.a, self.a_b = nn.Linear(D, D), nn.Linear(D, D), nn.Module(), nn.Module()
+            self.a.b_c, self.a_b.c = nn.Linear(D, D), nn.Linear(D, D)
+            self.towers = nn.ModuleDict({"img-enc": nn.Linear(D, D)})
+            self.register_parameter("class", nn.Parameter(torch.ones(D)))
+
+        def forward(self, batch: Tensor) -> Tensor:  # type: ignore[override]
+            for layer in (self.add, self.cut, self.a.b_c, self.a_b.c, self.towers["img-enc"]):
+                batch = torch.tanh(layer(batch)) * self._parameters["class"]  # pyright: ignore[reportCallIssue, reportOptionalOperand]
+            return super().forward(batch)
+
+    return Made(Named(), batches(lambda: {"batch": rows(D)}))
 
 
 @on("`torch.func.functional_call` with weights of one's own", "equal")

@@ -239,7 +239,11 @@ class _Check:
         samples = self.own.samples
         if self.captured.batch is not None or self.captured.coupled or samples < 2:
             return None
-        whole, *parts = graph.of_parts([(0, samples), *((i, i + 1) for i in range(samples))])
+        try:
+            whole, *parts = graph.of_parts([(0, samples), *((i, i + 1) for i in range(samples))])
+        except (RuntimeError, IndexError, ValueError) as error:
+            what = f"{self.own.name} fails on a part of a batch, which is what a device sees: {str(error).splitlines()[0]}"
+            raise CaptureError(f"{what}. Fix: make what counts samples (offsets, numbers of rows) in the forward") from error
         means = {name: torch.stack([part[name] for part in parts]).mean() for name in whole}
         return bool(differing(whole, means))
 
