@@ -386,6 +386,18 @@ def test_what_is_kept_equals_a_plain_loop(make: Callable[[], nn.Module]) -> None
     assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items() if name in now)
 
 
+def test_a_later_forward_does_not_touch_what_a_backward_has_kept() -> None:
+    model, (x, y) = Data().double(), example()
+    stage = build_stage(captured := captured_of(model), [node for op in captured.graph.ops for node in op.nodes], device="cpu")
+    stage.load(initial_state(model, captured))
+    first, _ = (stage(4, {"x": x, "target:target": y})["loss"] for _ in range(2))
+    first.backward()
+    F.cross_entropy(model(x.clone()), y).backward()
+    assert all(
+        torch.equal(own.grad, p.grad) for own, p in zip(stage.parameters(), model.parameters(), strict=True) if own.requires_grad
+    )
+
+
 def test_an_assigned_buffer_is_written_by_one_stage() -> None:
     model = AssignedAfter().double()
     model.ema.fill_(0.5)

@@ -99,7 +99,7 @@ def spectral_norm() -> Made:
     "`parametrizations.spectral_norm`, a micro-batch a mini-batch",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def spectral_norm_whole() -> Made:
     return Made(Between(parametrizations.spectral_norm(nn.Linear(D, D))), whole=True)
@@ -267,7 +267,7 @@ class Clamped(Between):
     "weights clamped in `forward` (`weight.data.clamp_`)",
     "warned",
     "updated by every micro-batch",
-    "read a clamped copy: `F.linear(x, self.weight.clamp(-c, c))`",
+    "read `self.weight.clamp(-c, c)`",
 )
 def clamped() -> Made:
     return Made(Clamped(nn.Linear(D, D)))

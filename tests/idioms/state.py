@@ -237,7 +237,7 @@ class Depth(nn.Module):
     "stochastic depth by `torch.rand(len(x))`, and another path in evaluation",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def depth_by_sample() -> Made:
     return Made(Between(Depth("samples")), whole=True)
@@ -281,7 +281,7 @@ def noise() -> Made:
     "`if self.training`: another path in evaluation",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def two_paths() -> Made:
     class Paths(nn.Module):
@@ -327,14 +327,14 @@ def momentum_encoder() -> Made:
             self.slow = nn.Linear(D, D).requires_grad_(False)
 
         def forward(self, x: Tensor) -> Tensor:
-            for own, slow in zip(self.mid.parameters(), self.slow.parameters(), strict=True):
+            for own, slow in zip(self.mid.parameters(), self.slow.parameters() if self.training else (), strict=False):
                 slow.data = 0.9 * slow.data + 0.1 * own.data
             return super().forward(x) + self.slow(x).mean(1, keepdim=True)
 
     return Made(Momentum(), whole=True)
 
 
-@on("a number in an object, a list or a variable of the file that `forward` counts", "warned", "lacks the change of")
+@on("a count in an object, or in a variable of the file", "warned", "lacks the change of")
 def counted_elsewhere() -> Made:
     class Counter:
         n = 0
@@ -355,7 +355,7 @@ SCALE = {"by": 1.0}
 
 
 @on(
-    "a variable of the file, or an object, that the program changes between steps",
+    "a variable that the program changes between steps",
     "warned",
     "when the workers started",
     "a new gpp.parallelize",
