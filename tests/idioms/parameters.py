@@ -284,8 +284,10 @@ def names() -> Made:
             self.register_parameter("class", nn.Parameter(torch.ones(D)))
 
         def forward(self, batch: Tensor) -> Tensor:  # type: ignore[override]
+            gain = self._parameters["class"]
+            assert gain is not None
             for layer in (self.add, self.cut, self.a.b_c, self.a_b.c, self.towers["img-enc"]):
-                batch = torch.tanh(layer(batch)) * self._parameters["class"]  # pyright: ignore[reportCallIssue, reportOptionalOperand]
+                batch = torch.tanh(layer(batch)) * gain  # pyright: ignore[reportCallIssue]
             return super().forward(batch)
 
     return Made(Named(), batches(lambda: {"batch": rows(D)}))
