@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpp.capture.python_state import PLAIN, Generator, Missing, Place, PythonState
+from gpp.capture.python_state import PLAIN, Generator, Missing, HeldPlace, PythonState
 
 
 class Change(NamedTuple):
@@ -49,7 +49,7 @@ class KeptModules:
                 if not tensor.is_meta:
                     self.values[id(tensor)] = tensor, tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
                     self._beside += [(path, tensor)] if id(tensor) not in self.state.registered else []
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, HeldPlace] = {}
         self._random = random_states()
 
     def value(self, tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Missing:
     """Stands for a value that was not there."""
 
 
-class Place(Protocol):
+class HeldPlace(Protocol):
     """Something that holds values by name, as it was when it was found."""
 
     def changes(self) -> Iterator[tuple[str, Any, Any]]:
@@ -85,7 +85,7 @@ class Names:
                 self._held[name] = value
 
 
-class Items:
+class HeldItems:
     """A list, a queue or a set."""
 
     def __init__(self, held: Any, path: str) -> None:
@@ -169,9 +169,9 @@ class PythonState:
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self.places: list[Place] = []
-        self.members: list[Place] = []
-        self._torchs: list[Place] = []
+        self.places: list[HeldPlace] = []
+        self.members: list[HeldPlace] = []
+        self._torchs: list[HeldPlace] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.registered: set[int] = set()
         self._seen: dict[int, Any] = {}
@@ -219,7 +219,7 @@ class PythonState:
                 self._reach(f"{path}[{key!r}]", inner)
         elif isinstance(value, list | tuple | set | deque):
             if type(value) in CONTAINERS:
-                self.places.append(Items(value, path))
+                self.places.append(HeldItems(value, path))
             for number, inner in enumerate(value):
                 self._reach(f"{path}[{number}]", inner)
         elif isinstance(value, types.FunctionType | type) and self._far:
@@ -260,7 +260,7 @@ class PythonState:
                 self._reach(f"{dot}{name}", value)
             elif isinstance(value, dict | set):
                 # Modules and tensors, by their own names; hooks.
-                place: Place = Items(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
+                place: HeldPlace = HeldItems(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
                 (self.members if name in _MEMBERS else self._torchs).append(place)
                 if name in ("_parameters", "_buffers"):
                     self.registered.update(map(id, value.values()))
