@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpp.capture.python_state import PLAIN, Generator, Missing, HeldPlace, PythonState
+from gpp.capture.python_state import PLAIN, Generator, HeldPlace, Missing, PythonState
 
 
 class Change(NamedTuple):
