@@ -55,7 +55,7 @@ def given(model: nn.Module, inputs: Any) -> ModelInputs:
     parameters = inspect.signature(model.forward).parameters
     named = _by_name(inputs, set(parameters))
     if named is None:
-        values = (inputs,) if isinstance(inputs, Tensor) or _is_object(inputs) else tuple(inputs)
+        values = tuple(inputs) if isinstance(inputs, list | tuple) and not _is_object(inputs) else (inputs,)
         known = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         several = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
         if len(values) > len(known) and not several:

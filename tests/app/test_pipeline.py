@@ -162,6 +162,7 @@ def check_refusals(pipeline: gpp.Pipeline) -> None:
         ((x.repeat(2, 1, 1), z.repeat(2, 1)), targets.repeat(2), "batch=32: samples must be at most 16"),
         ((x[:, :3], z), targets, "than the 3 that the model has been captured at.*multiples of 64"),
         ((x.float(), z), targets, "batch=float32: 'x' must be float64"),
+        ((x.to_sparse(), z), targets, "x=sparse_coo: must be a dense tensor"),
         ({"x": x}, targets, "lacks 'z'"),
     ):
         with pytest.raises(InvalidConfig, match=message):
