@@ -164,6 +164,7 @@ def check_refusals(pipeline: gpp.Pipeline) -> None:
         ((x.float(), z), targets, "batch=float32: 'x' must be float64"),
         ((x.to_sparse(), z), targets, "x=sparse_coo: must be a dense tensor"),
         ({"x": x}, targets, "lacks 'z'"),
+        ({"x": x, "y": z}, targets, "inputs.y='y': is none that Towers.forward takes; it takes x, z"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             pipeline.step(inputs, labels)
