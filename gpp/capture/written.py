@@ -46,7 +46,7 @@ def with_copies(drafts: Drafts) -> tuple[Drafts, tuple[str, ...]]:
     named = {draft.name: draft for draft in drafts.drafts}
     for draft in drafts.drafts:
         given |= {name: copy(inputs[name], draft) for name in set(node_references(draft)) & set(inputs) - set(given)}
-        draft = _referring(draft, given, "read", "shared", "written")
+        draft = _referring(draft, given, "read", "shared", "written", "updated")
         new: dict[str, str] = {}
         if draft.kind == "call" and not draft.no_grad and draft.target != _CLONE:
             for name in _nodes(draft, "read"):
@@ -69,7 +69,7 @@ def with_copies(drafts: Drafts) -> tuple[Drafts, tuple[str, ...]]:
 def _arguments(draft: Draft) -> Iterator[tuple[str, str | None, Any]]:
     """The arguments of a call: (what becomes of it, its keyword, its value).
 
-    It is `read`, `shared` where the result has its memory, or `written`.
+    It is `read`, `shared` where the result has its memory, `written`, or `updated` without a word in the schema.
     """
     operator: Any = operator_of(draft.target) if draft.kind == "call" else None
     schema = getattr(operator, "_schema", None)
@@ -80,7 +80,7 @@ def _arguments(draft: Draft) -> Iterator[tuple[str, str | None, Any]]:
         if argument is None:
             return "shared" if draft.target == GETITEM else "read"
         if argument.alias_info is None:
-            return "shared" if argument.name in _STATISTICS else "read"
+            return "updated" if argument.name in _STATISTICS else "read"
         return "written" if argument.alias_info.is_write else "shared"
 
     for position, value in enumerate(draft.args):
