@@ -412,6 +412,27 @@ def test_an_assigned_buffer_is_written_by_one_stage() -> None:
     assert_cuts_exactly(captured, model, make, F.cross_entropy, batches=(2,))
 
 
+def test_a_model_that_fails_on_a_part_of_a_batch_is_refused() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 3)
+
+        def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+            return self.bag(ids, offsets)
+
+    given = {"ids": torch.arange(4), "offsets": torch.arange(4)}
+    with pytest.raises(CaptureError, match=r"Bags fails on a part of a batch.*offsets\[0\].*Fix: make what counts"):
+        capture_model(Bags().double(), given, torch.zeros(4, dtype=torch.long), F.cross_entropy)
+
+
+def test_a_module_of_torch_export_is_captured() -> None:
+    x, y = example()
+    exported = torch.export.export(nn.Linear(6, 3).double(), (x,), dynamic_shapes=({0: torch.export.Dim("b", min=1)},)).module()
+    found = capture_model(exported, (x,), y, F.cross_entropy)
+    assert any("evaluation of GraphModule could not be compared" in words for words in found.warnings)
+
+
 def test_a_model_in_evaluation_mode_is_trained_so_and_told() -> None:
     warnings = captured_of(Unused().eval()).warnings
     assert len(warnings) == 1 and "Unused is in evaluation mode" in warnings[0] and "model.train()" in warnings[0]
