@@ -18,12 +18,14 @@ class Change(NamedTuple):
 
     Args:
         draws: whether it is a random generator of the user's own.
+        written: whether it is a tensor that was changed in place.
     """
 
     path: str
     before: Any
     after: Any
     draws: bool = False
+    written: bool = False
 
     def __str__(self) -> str:
         what = self.path if self.path.startswith("the ") else f"the attribute {self.path}"
@@ -63,7 +65,8 @@ class KeptModules:
             for path, before, after in place.changes():
                 self._places[path] = place
                 found.append(Change(path, before, after, isinstance(place, Generator)))
-        return [*found, *(Change(path, self.value(tensor), tensor) for path, tensor in self._beside if self._written(tensor))]
+        written = [Change(path, self.value(one), one, written=True) for path, one in self._beside if self._written(one)]
+        return [*found, *written]
 
     def _written(self, tensor: Tensor) -> bool:
         return tensor.layout == torch.strided and not torch.equal(self.value(tensor), tensor)

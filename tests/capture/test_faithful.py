@@ -426,6 +426,23 @@ def test_a_model_that_fails_on_a_part_of_a_batch_is_refused() -> None:
         capture_model(Bags().double(), given, torch.zeros(4, dtype=torch.long), F.cross_entropy)
 
 
+def test_a_tensor_that_is_no_buffer_is_updated_by_workers_alone() -> None:
+    class Kept(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.ema.mul_(0.9).add_(0.1 * h.mean())
+            return h - self.ema
+
+    assert [words[:18] for words in captured_of(Kept()).warnings] == ["workers update ema"]
+
+
+def test_a_batch_norm_that_counts_batches_is_refused_with_its_fix() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)).double()
+    x, y = example()
+    with pytest.raises(CaptureError, match=r"Fix: give the batch norm a momentum"):
+        capture_model(model, (x,), y, F.cross_entropy)
+
+
 def test_a_module_of_torch_export_is_captured() -> None:
     x, y = example()
     exported = torch.export.export(nn.Linear(6, 3).double(), (x,), dynamic_shapes=({0: torch.export.Dim("b", min=1)},)).module()

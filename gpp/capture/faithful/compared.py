@@ -199,14 +199,14 @@ class _Check:
         if seeds and own.random:
             # Their states are replayed here, so that no number differs.
             self._refuse(["each micro-batch draws other random numbers"], [_Cause(f"the seed that is set at {seeds[0]}", _SEED)])
-        drew, changes, hooks = own.drew, own.kept.changes(), standing_hooks(own.model)
+        drew, changes, hooks = own.drew, self._lost(own.kept.changes()), standing_hooks(own.model)
         graph.adopt()
         differences, steps = self._compare(numbers, graph.step(), "first"), "the first step"
         if not differences and (drew or changes or not self._large()):
             own.update()
             graph.follow()
             numbers, steps = own.step(), "two steps"
-            changes = list({change.path: change for change in (*changes, *own.kept.changes())}.values())
+            changes = list({change.path: change for change in (*changes, *self._lost(own.kept.changes()))}.values())
             differences = self._compare(numbers, graph.step(), "second")
         if not differences:
             own.update()  # an evaluation reads weights that no step has seen, and may have changed
@@ -281,6 +281,19 @@ class _Check:
         phrases += listed(differing(own.gradients, graph.gradients), "the gradient of")
         phrases += listed(differing(own.tensors, {**graph.tensors, **others}, joint=False), "the value left in")
         return [f"in the {when} step {phrases[0]}", *phrases[1:]] if phrases else []
+
+    def _lost(self, changes: list[Change]) -> list[Change]:
+        """Those that a capture does not make itself: it writes into tensors that are no buffers, and workers keep them."""
+        constants = {node.target for node in self.captured.nodes if node.kind == "constant"}
+        if constants.isdisjoint(name for node in self.captured.nodes for name in node.mutates):
+            return changes
+        self.notes += [
+            f"workers update {change.path}, and the model's own keeps its first value: it is a tensor and no buffer. Fix: "
+            f"self.register_buffer"
+            for change in changes
+            if change.written
+        ]
+        return [change for change in changes if not change.written]
 
     def _of_changes(self, changes: Iterable[Change]) -> Iterator[_Cause]:
         for change in changes:
