@@ -40,6 +40,7 @@ class HeldPlace(Protocol):
 
     def changes(self) -> Iterator[tuple[str, Any, Any]]:
         """What is another now: (path, value before, value after)."""
+        ...
 
     def put_back(self) -> None:
         """Undo all that has changed."""
@@ -262,7 +263,7 @@ class PythonState:
                 # Modules and tensors, by their own names; hooks.
                 place: HeldPlace = HeldItems(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
                 (self.members if name in _MEMBERS else self._torchs).append(place)
-                if name in ("_parameters", "_buffers"):
+                if isinstance(value, dict) and name in ("_parameters", "_buffers"):
                     self.registered.update(map(id, value.values()))
                 for inner, one in value.items() if isinstance(value, dict) else ():
                     self._reach(f"a hook of {path or 'the model'}" if "hook" in name else f"{dot}{inner}", one)

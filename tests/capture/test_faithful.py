@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp import SGD, Planning, Run, capture_model, parallelize
+from gpp.capture.build import capture
 from gpp.capture.examples import built, compare
 from gpp.capture.examples import capture_model as capture_settings
 from gpp.capture.faithful.numbers import tolerance
@@ -440,13 +441,13 @@ def test_a_batch_norm_that_counts_batches_is_refused_with_its_fix() -> None:
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)).double()
     x, y = example()
     with pytest.raises(CaptureError, match=r"Fix: give the batch norm a momentum"):
-        capture_model(model, (x,), y, F.cross_entropy)
+        capture_model(model, {"input": x}, y, F.cross_entropy)
 
 
 def test_a_module_of_torch_export_is_captured() -> None:
     x, y = example()
     exported = torch.export.export(nn.Linear(6, 3).double(), (x,), dynamic_shapes=({0: torch.export.Dim("b", min=1)},)).module()
-    found = capture_model(exported, (x,), y, F.cross_entropy)
+    found = capture(exported, (x,), y, F.cross_entropy, name="exported")
     assert any("evaluation of GraphModule could not be compared" in words for words in found.warnings)
 
 
