@@ -37,12 +37,27 @@ def named_targets(targets: Targets) -> dict[str, Tensor]:
     return dict(named)
 
 
+def check_dense(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not dense: they cannot be cut into micro-batches.
+
+    Raises:
+        InvalidConfig: names the first.
+    """
+    import torch
+
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            what = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            raise InvalidConfig(name.removeprefix(TARGET), what, "must be a dense tensor, batch first", "say tensor.to_dense()")
+
+
 def examples_size(examples: Mapping[str, Tensor]) -> int:
     """Samples of the examples.
 
     Raises:
         InvalidConfig: not all have as many.
     """
+    check_dense(examples)
     sizes = {name: len(tensor) if tensor.dim() else 0 for name, tensor in examples.items()}
     if len(set(sizes.values())) != 1:
         raise InvalidConfig("example_inputs", sizes, "must all have as many samples", "give one mini-batch, batch first")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpp.app.optimizer_factory import values_of
+from gpp.capture.kept import shown
+from gpp.capture.python_state import PythonState
 from gpp.errors import InvalidConfig
 
-MOST = 64
-"""Most entries of a list or a dict of plain values that are looked at."""
-NUMBER = (bool, int, float, str)
+AT_ONCE = 300
+"""Places that are compared before a step: 1 ms. Those of a large model have their turns."""
+MOST = 8
+"""Most changes that are told."""
 AGAIN = "set it before gpp.parallelize, or close this pipeline and call gpp.parallelize again"
 
 
@@ -35,12 +35,14 @@ class UserObjects:
         self._settings = values_of(made) if made else []
         self._groups = self._members()
         self._modes = [(name, module, module.training) for name, module in model.named_modules()]
-        self._plain = [*_plain(model), *_plain_of_loss(loss)]
+        self._state = PythonState({"": model, "the loss": loss})
+        self._places, self._next = [*self._state.members, *self._state.places], 0
+        self._tensors = [one for one in self._state.tensors.values() if not one[1].is_inference()]
         self.renew()
 
     def renew(self) -> None:
         """The model's weights were changed by the pipeline itself."""
-        self._versions = [p._version for _, p, _ in self._trained if not p.is_inference()]
+        self._versions = [tensor._version for _, tensor in self._tensors]
 
     def _members(self) -> list[list[int]]:
         return [[id(p) for p in group["params"]] for group in self._made.param_groups] if self._made else []
@@ -68,102 +70,28 @@ class UserObjects:
         return found
 
     def look(self) -> None:
-        """Warn of weights, modes and plain values that the program has changed and that the workers have as they were."""
-        versions = [p._version for _, p, _ in self._trained if not p.is_inference()]
+        """Warn of weights, modes and values that the program has changed and that the workers have as they were."""
+        versions = [tensor._version for _, tensor in self._tensors]
         if versions != self._versions:
-            self._say(
-                "weights",
-                "the program has changed weights of the model after the start of the workers, which train on with theirs. "
-                "pipeline.state_dict() has those. To clamp, write a class of optimizer whose step does it; to load, " + AGAIN,
-            )
+            others = zip(self._tensors, versions, self._versions, strict=True)
+            path = next(path for (path, _), now, before in others if now != before)
+            begun = f"the program has changed weights of the model ({path}) after the start of the workers"
+            fix = f"To clamp, write a class of optimizer whose step does it; to load, {AGAIN}"
+            self._say("weights", f"{begun}, which train on with theirs. pipeline.state_dict() has those. {fix}")
         for name, module, before in self._modes:
             if module.training != before:
                 where = f"{name or 'the model'} is in {'training' if module.training else 'evaluation'} mode now"
                 self._say("mode", f"{where}, and the workers train it in the mode of their start; {AGAIN}")
                 break
-        for where, names, pick, held, before in self._plain:
-            now = _picked(pick, held)
-            if now != before:
-                for name, one, other in zip(names, before, now, strict=True):
-                    if one != other:
-                        path = f"{where}.{name}" if where else name
-                        rule = f"{path} was {one!r} when the workers started and is {other!r} now; they train on with {one!r}"
-                        self._say(path, f"{rule}. {AGAIN[0].upper()}{AGAIN[1:]}")
+        turn = [*self._places, *self._places][self._next : self._next + min(AT_ONCE, len(self._places))]
+        self._next = (self._next + len(turn)) % max(1, len(self._places))
+        for place in turn:
+            for path, before, now in place.changes():
+                if len(self._told) < MOST:
+                    rule = f"{path} was {shown(before)} when the workers started and is {shown(now)} now"
+                    self._say(path, f"{rule}; they train on as it was. {AGAIN[0].upper()}{AGAIN[1:]}")
 
     def _say(self, what: str, words: str) -> None:
         if what not in self._told:
             self._told.add(what)
             self._warn(words)
-
-
-Plain = tuple[str, list[str], Callable[[Any], Any], Mapping[str, Any], Any]
-"""Where values are, their names, what picks them, the mapping that has them, and a copy of the values."""
-
-
-def _plain(model: nn.Module) -> Iterator[Plain]:
-    for name, module in model.named_modules():
-        yield from _values(name or type(module).__name__, vars(module), leaves_out=("training",))
-
-
-def _plain_of_loss(loss: Any) -> Iterator[Plain]:
-    """Plain values that a loss is made of: attributes, arguments of a partial, and what its code reads around it."""
-    while isinstance(loss, functools.partial):
-        yield from _values("loss", loss.keywords)
-        loss = loss.func
-    if hasattr(loss, "named_modules"):
-        yield from _plain(loss)
-        return
-    owner = getattr(loss, "__self__", loss)
-    if hasattr(owner, "__dict__") and not isinstance(owner, type):
-        yield from _values("loss", vars(owner))
-    code = getattr(getattr(loss, "__func__", loss), "__code__", None)
-    if code is not None:
-        cells = dict(zip(code.co_freevars, loss.__closure__ or (), strict=True))
-        yield from _values("loss", _Cells(cells))
-        known = {name: loss.__globals__[name] for name in code.co_names if name in loss.__globals__}
-        yield from _values("loss", loss.__globals__, among=known)
-
-
-class _Cells(Mapping[str, Any]):
-    """The variables around a function, by name."""
-
-    def __init__(self, cells: Mapping[str, Any]) -> None:
-        self._cells = cells
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._cells[name].cell_contents
-        except ValueError:  # an empty cell
-            return None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-
-def _values(where: str, held: Mapping[str, Any], *, leaves_out: tuple[str, ...] = (), among: Any = None) -> Iterator[Plain]:
-    names = [name for name, value in (among or held).items() if name not in leaves_out and _is_plain(value)]
-    if names:
-        pick = itemgetter(*names) if len(names) > 1 else lambda mapping: (mapping[names[0]],)
-        yield where, names, pick, held, _picked(pick, held)
-
-
-def _picked(pick: Callable[[Any], Any], held: Mapping[str, Any]) -> Any:
-    """The values as they are now; of lists and dicts copies."""
-    try:
-        found = pick(held)
-    except KeyError:
-        return ()
-    if any(isinstance(value, list | dict) for value in found):
-        return tuple(json.loads(json.dumps(value)) if isinstance(value, list | dict) else value for value in found)
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return len(value) <= MOST and all(isinstance(key, str) and isinstance(one, NUMBER) for key, one in value.items())
-    if isinstance(value, list):
-        return len(value) <= MOST and all(isinstance(one, NUMBER) for one in value)
-    return isinstance(value, NUMBER)

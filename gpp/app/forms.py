@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from gpp.app.batches import same_constants
+from gpp.app.batches import check_dense, same_constants
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import TARGET
@@ -109,6 +109,7 @@ class Forms:
         Raises:
             InvalidConfig: a tensor is of another form than in the examples.
         """
+        check_dense(rows)
         sizes = {name.removeprefix(TARGET): len(tensor) if tensor.dim() else 0 for name, tensor in rows.items()}
         size = next(iter(sizes.values()))
         if set(sizes.values()) != {size} or not size:

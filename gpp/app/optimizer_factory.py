@@ -68,7 +68,10 @@ def optimizer_of(
     from gpp.models.losses import named_tensors
 
     asked = given if isinstance(given, ByFactory) else ByFactory(factory=given)
-    every = {name: p for name, p in named_tensors(model, loss) if isinstance(p, torch.nn.Parameter)}
+    names: dict[torch.Tensor, str] = {}
+    for name, tensor in named_tensors(model, loss):
+        names.setdefault(tensor, name)  # a loss may hold a weight of the model's
+    every = {name: p for p, name in names.items() if isinstance(p, torch.nn.Parameter)}
     params = {name: p for name, p in every.items() if p.requires_grad}
     made: Any = asked.factory if isinstance(asked.factory, torch.optim.Optimizer) else _called(asked.factory, params)
     path = _path(made)

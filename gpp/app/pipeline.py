@@ -197,7 +197,13 @@ class Pipeline:
         return {name.removeprefix("metric:"): value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights and buffers as they are now, by the names of the model, and those of a loss as `loss.NAME`; on every rank."""
+        """The model's state dict with the weights and buffers as they are now, those of a loss as `loss.NAME`; on every rank."""
+        from gpp.runtime.checkpoint.state import whole_state
+
+        return whole_state(self.model, self._weights(), self._criterion)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What the workers have, by name; a tied weight by one of its names."""
         return self._open().ask("weights")[1]
 
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
@@ -211,7 +217,7 @@ class Pipeline:
         if not hasattr(self.model, "save_pretrained"):
             fix = "save pipeline.state_dict(), as by safetensors.torch.save_file"
             raise InvalidConfig("model", type(self.model).__name__, "has no save_pretrained", fix)
-        copy_into(self.model, self.state_dict(), self._criterion)
+        copy_into(self.model, self._weights(), self._criterion)
         self._given.renew()
         if self._first:
             self.model.save_pretrained(folder, **settings)
@@ -280,7 +286,7 @@ class Pipeline:
         workers = self._workers
         try:
             if self.done:
-                copy_into(self.model, self.state_dict(), self._criterion)
+                copy_into(self.model, self._weights(), self._criterion)
             self._workers = None
             workers.end()
             if self._first:

@@ -27,7 +27,8 @@ def check_words(words: Sequence[str]) -> None:
     """Refuse words that Hydra cannot even read.
 
     Raises:
-        InvalidConfig: a word has no key, or a number of more digits than can be read; or it starts with dashes.
+        InvalidConfig: a word has no key, or a number of more digits than can be read; it starts with dashes, or sets what Hydra
+            notes.
     """
     for word in words:
         key, equals, text = split(word)
@@ -36,6 +37,8 @@ def check_words(words: Sequence[str]) -> None:
             raise _refused(brief(key), text, rule, "give a number that fits the setting")
         if equals and not key:
             raise _refused("(no key)", text, "a setting is written as KEY=VALUE", f"write KEY={text}")
+        if re.match(r"hydra\.runtime\b", key):
+            raise _refused(key, text, "is what Hydra notes of a run, and no setting", "set hydra.run.dir=... for the run's folder")
         if word.startswith("-") and equals and not FLAGS.fullmatch(word.partition("=")[0].split("-config")[0]):
             raise _refused(key, text, "settings are written without dashes", f"write {key.lstrip('-')}={text}")
 

@@ -236,14 +236,32 @@ def plain_module(model: Any, warn: Callable[[str], None]) -> Any:
         return plain_module(model.module, warn)
     if isinstance(model, jit.ScriptModule):
         raise InvalidConfig("model", type(model).__name__, "is a script, which cannot be captured", "pass the module itself")
-    memory: dict[tuple[int, int], str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, jit.ScriptModule):
+            rule = "is a script, which cannot be captured"
+            raise InvalidConfig(f"model.{name}", type(module).__name__, rule, "put the module itself there")
     for name, param in model.named_parameters():
         if is_lazy(param):
             rule = f"has no shape yet: its {type(param).__name__} waits for a first batch"
             raise InvalidConfig(f"model.{name}", "lazy", rule, "call the model once on the examples before")
-        if param.requires_grad and param.numel() and not param.is_meta:
-            other = memory.setdefault((param.data_ptr(), param.numel()), name)
-            if other != name:
-                rule = f"is the same memory as {other}, and workers would have one of each"
-                raise InvalidConfig(f"model.{name}", "shared", rule, "tie them: let both modules hold the same nn.Parameter")
+    _check_apart(model)
     return model
+
+
+def _check_apart(model: Any) -> None:
+    """Refuse a trained parameter whose memory another parameter or buffer has, too.
+
+    Raises:
+        InvalidConfig: names both.
+    """
+    found: list[tuple[int, int, str, bool]] = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_meta and not tensor.is_sparse and tensor.numel() and tensor.is_contiguous():
+            begin = tensor.data_ptr()
+            found.append((begin, begin + tensor.nbytes, name, tensor.requires_grad))
+    before = (0, 0, "", False)
+    for one in sorted(found):
+        if one[0] < before[1] and (one[3] or before[3]):
+            rule = f"is the same memory as {before[2]}, and workers would have one of each"
+            raise InvalidConfig(f"model.{one[2]}", "shared", rule, "tie them: let both modules hold the same nn.Parameter")
+        before = one if one[1] > before[1] else before

@@ -29,7 +29,8 @@ from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
-from gpp.errors import InvalidConfig
+from gpp.capture.written import with_copies
+from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, node_references, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
@@ -97,8 +98,15 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts = with_causal(with_items(read(traced, model, module_of(loss), imports), traced.batch), traced.batch)
-    captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
+    drafts, copied = with_copies(read(traced, model, module_of(loss), imports))
+    drafts = with_causal(with_items(drafts, traced.batch), traced.batch)
+    try:
+        captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=(*traced.warnings, *copied))
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        what = str(error).split(". Hint")[0]
+        raise CaptureError(f"the model writes into a tensor that its backward reads: {what}. Fix: write into a copy") from error
     notes = [
         f"parameter {name} is read by no operation; it gets no gradient"
         for name, _ in model.named_parameters()

@@ -91,6 +91,8 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else {"float": str(value)}
+        case complex():
+            return {"complex": [encode(part, reference) for part in (value.real, value.imag)]}
         case list() | tuple():
             return [encode(item, reference) for item in value]
         case torch.dtype():
@@ -140,6 +142,8 @@ def decode(
             return number(content)
         case "float":
             return float(content)
+        case "complex":
+            return complex(*decode(content, ref=ref, number=number, device=device))
         case "device":
             return device
         case "dtype":
@@ -238,7 +242,7 @@ def is_random(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
     given = bound_arguments(target, args, kwargs)
     if given.get("train", True) is False:
         return False
-    for name in ("dropout_p", "dropout", "p"):
-        if name in given and isinstance(given[name], (int, float)):
-            return given[name] > 0
-    return torch.Tag.nondeterministic_seeded in target.tags
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False  # the p of a norm or of a distance is none of a dropout
+    chances = [given.get(name) for name in ("dropout_p", "dropout", "p")]
+    return not any(isinstance(chance, int | float) and chance <= 0 for chance in chances)

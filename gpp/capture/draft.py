@@ -138,7 +138,10 @@ class _Reader:
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind not in _KINDS:
-                raise CaptureError(f"the model holds a {spec.kind.name} ({spec.target}), which cannot be captured")
+                user = next(iter(node.users), node)
+                what = f"{getattr(user.target, '__name__', user.target)} at {_where(user)} takes an object that is no tensor"
+                fix = "a torch.Generator cannot be stored: leave generator= out; keep numbers that are drawn once in a buffer"
+                raise CaptureError(f"{what} ({spec.kind.name.lower()} {spec.target}), and cannot be captured. Fix: {fix}")
             kind = _KINDS[spec.kind]
             target = next(users) if kind == "input" else (spec.target or "").removeprefix("model.")
             target = self.aliases.get(target, target)
@@ -151,6 +154,9 @@ class _Reader:
 
     def _leaf(self, kind: str, target: str, node: torch.fx.Node, spec: Any) -> str:
         value = node.meta["val"]
+        if value.dtype in (torch.complex128, torch.complex32) and kind != "input":
+            rule = f"{target} is of type {str(value.dtype).removeprefix('torch.')}, which files of weights have not"
+            raise CaptureError(f"{rule}. Fix: keep it in complex64, or as real numbers (torch.view_as_real)")
         draft = self._add(target, kind=kind, target=target, value=value, where="")
         draft.persistent = spec.persistent is not False
         if kind == "param":

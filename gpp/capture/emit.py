@@ -44,17 +44,13 @@ class Root(nn.Module):
     """Tree of the parameters and buffers that a stage uses, under their full names."""
 
     def _holder(self, path: str) -> tuple[nn.Module, str]:
-        # names end up in generated code
-        if not _PATH.fullmatch(path):
-            raise CaptureError(f"{path!r} is not the name of a parameter or buffer")
+        """The module with a name's tensor, made if it is not there; users call theirs what they like, as a method of this class."""
         *prefix, name = path.split(".")
+        if not all((*prefix, name)):
+            raise CaptureError(f"{path!r} is not the name of a parameter or buffer")
         module: nn.Module = self
         for part in prefix:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            child = module._modules[part]
-            assert child is not None  # only modules are added
-            module = child
+            module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]  # only modules are added
         return module, name
 
     def add(self, node: Node, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]) -> None:
@@ -65,14 +61,18 @@ class Root(nn.Module):
         dtype = dtype_of(node.dtype or "float32")
         tensor = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtypes.get(dtype, dtype), device=device)
         if node.kind == "param":
-            module.register_parameter(name, nn.Parameter(tensor, requires_grad=node.requires_grad))
-        else:
-            module.register_buffer(name, tensor, persistent=node.kind == "buffer" and node.persistent)
+            module._parameters[name] = nn.Parameter(tensor, requires_grad=node.requires_grad)
+            return
+        module._buffers[name] = tensor
+        if not (node.kind == "buffer" and node.persistent):
+            module._non_persistent_buffers_set.add(name)
 
     def add_block(
         self, node: Node, make: Callable[[], nn.Module] | None, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
     ) -> None:
         """Add a hand-written block, made by `make` or else by the factory that its node names."""
+        if not _PATH.fullmatch(node.name):  # it ends up in generated code
+            raise CaptureError(f"{node.name!r} is not the name of a block")
         module, name = self._holder(node.name)
         if make is None:
             args, kwargs = json.loads(node.kwargs["spec"])
@@ -84,8 +84,8 @@ class Root(nn.Module):
 
     def get(self, path: str) -> Tensor:
         """A parameter or buffer by its full name."""
-        module, name = self._holder(path)
-        return getattr(module, name)
+        (holder, name), *_ = self.holders([path])
+        return holder[name]
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace own parameters and buffers by others of the same full names."""
@@ -157,7 +157,9 @@ class Emitter:
 
         Parameters are arguments, because to find one by its path in a tree of modules takes 1 us a level, in every pass.
         """
-        self.values[name] = self.graph.placeholder(re.sub(r"\W|^(?=\d)", "_", name))
+        # Users' names may be words of Python, or differ in signs alone.
+        plain = re.sub(r"\W", "_", name)
+        self.values[name] = self.graph.placeholder(f"v{len(self.values)}_{plain}")
 
     def skip(self, node: Node) -> None:
         """Leave an in-place update out: its value is the tensor that it would have written."""
@@ -259,7 +261,11 @@ def python_function(target: Any) -> Callable[..., Any] | None:
         return None
     bindings: Any = torch._C
     name = packet.__name__
-    return getattr(bindings._nn, name, None) or getattr(bindings._VariableFunctions, name, None)
+    if found := getattr(bindings._nn, name, None):
+        return found
+    # Generated code finds it as torch.NAME, where some names (cdist) are other functions, with other arguments.
+    found = getattr(bindings._VariableFunctions, name, None)
+    return found if found is getattr(torch, name, None) else None
 
 
 def every_argument(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:

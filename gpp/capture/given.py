@@ -55,7 +55,7 @@ def given(model: nn.Module, inputs: Any) -> ModelInputs:
     parameters = inspect.signature(model.forward).parameters
     named = _by_name(inputs, set(parameters))
     if named is None:
-        values = (inputs,) if isinstance(inputs, Tensor) or _is_object(inputs) else tuple(inputs)
+        values = tuple(inputs) if isinstance(inputs, list | tuple) and not _is_object(inputs) else (inputs,)
         known = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         several = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
         if len(values) > len(known) and not several:
@@ -64,6 +64,7 @@ def given(model: nn.Module, inputs: Any) -> ModelInputs:
         named, by_position = {(known[i] if i < len(known) else str(i)): value for i, value in enumerate(values)}, True
     else:
         by_position = False
+        _check_names(model, named, parameters)
     tensors: dict[str, Tensor] = {}
     constants: dict[str, Any] = {}
     makers = {str(name): _taken(value, str(name), tensors, constants) for name, value in named.items()}
@@ -73,6 +74,21 @@ def given(model: nn.Module, inputs: Any) -> ModelInputs:
         return (tuple(made.values()), {}) if by_position else ((), made)
 
     return ModelInputs(tensors=tensors, constants=constants, arguments=arguments)
+
+
+def _check_names(model: nn.Module, named: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse names that the model does not take.
+
+    Raises:
+        InvalidConfig: names the first, and what it takes.
+    """
+    kinds = {p.kind for p in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds or type(model).__call__ is not nn.Module.__call__:
+        return
+    for name in named:
+        if name not in parameters:
+            rule = f"is none that {type(model).__name__}.forward takes; it takes {', '.join(parameters)}"
+            raise InvalidConfig(f"inputs.{name}", name, rule, "give the inputs by these names, or by position")
 
 
 def _is_object(value: Any) -> bool:

@@ -4,108 +4,92 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_TORCHS = frozenset(vars(nn.Module()))
-"""Attributes that every module has of torch: parameters, buffers, hooks, the mode."""
+from gpp.capture.python_state import PLAIN, Generator, HeldPlace, Missing, PythonState
 
 
 class Change(NamedTuple):
-    """An attribute that is no longer what it was, by the path of its module."""
+    """Something that a model's code reaches and that is no longer what it was.
+
+    Args:
+        draws: whether it is a random generator of the user's own.
+        written: whether it is a tensor that was changed in place.
+    """
 
     path: str
     before: Any
     after: Any
+    draws: bool = False
+    written: bool = False
 
     def __str__(self) -> str:
-        return f"{self.path} ({_shown(self.before)} before, {_shown(self.after)} after)"
-
-
-class Missing:
-    """Stands for an attribute that was not there."""
+        what = self.path if self.path.startswith("the ") else f"the attribute {self.path}"
+        return f"{what} ({shown(self.before)} before, {shown(self.after)} after)"
 
 
 class KeptModules:
-    """Modules as they are now: their attributes and modes, and if asked the values and gradients of their tensors.
+    """Modules as they are now, with all that their code reaches in Python, and if asked the values and gradients of their tensors.
 
-    Containers (lists, dicts and the like) are kept with what they hold, and no deeper; so are the states of all random generators.
+    The states of all random generators are kept, too.
 
     Args:
+        roots: modules and functions, each with the beginning of its paths.
         values: whether to copy all tensors.
     """
 
-    def __init__(self, root: nn.Module, *, values: bool) -> None:
-        self._modules = dict(root.named_modules())
-        self._vars = {path: dict(vars(module)) for path, module in self._modules.items()}
-        self._held = {
-            path: {name: value.copy() for name, value in found.items() if type(value) in _CONTAINERS}
-            for path, found in self._vars.items()
-        }
+    def __init__(self, roots: Mapping[str, Any], *, values: bool) -> None:
+        self.state = PythonState(roots)
         self.values: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._beside: list[tuple[str, Tensor]] = []
         if values:
-            for tensor in self._tensors():
-                if id(tensor) not in self.values:
+            for path, tensor in self.state.tensors.values():
+                if not tensor.is_meta:
                     self.values[id(tensor)] = tensor, tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
+                    self._beside += [(path, tensor)] if id(tensor) not in self.state.registered else []
+        self._places: dict[str, HeldPlace] = {}
         self._random = random_states()
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for found in self._vars.values():
-            for value in (*found["_parameters"].values(), *found["_buffers"].values(), *found.values()):
-                if isinstance(value, Tensor) and not value.is_meta:
-                    yield value
 
     def value(self, tensor: Tensor) -> Tensor:
         """The tensor as it was."""
         return self.values[id(tensor)][1]
 
     def changes(self) -> list[Change]:
-        """The attributes of the user's own that are others now, or that hold others."""
-        return [
-            Change(".".join(part for part in (path, name) if part), before, after)
-            for path, module in self._modules.items()
-            for name, before, after in self._changed(path, vars(module))
-        ]
+        """What is another now, or holds others: attributes, variables, and tensors that are no parameters or buffers."""
+        found = []
+        for place in self.state.places:
+            for path, before, after in place.changes():
+                self._places[path] = place
+                found.append(Change(path, before, after, isinstance(place, Generator)))
+        written = [Change(path, self.value(one), one, written=True) for path, one in self._beside if self._written(one)]
+        return [*found, *written]
+
+    def _written(self, tensor: Tensor) -> bool:
+        return tensor.layout == torch.strided and not torch.equal(self.value(tensor), tensor)
 
     def changed(self, path: str) -> bool:
-        """Whether the attribute at `path` is another object now."""
-        return any(change.path == path for change in self.changes())
+        """Whether what `changes` has found at `path` is another object now."""
+        if place := self._places.get(path):
+            return any(found == path for found, _, _ in place.changes())
+        return any(found == path and self._written(tensor) for found, tensor in self._beside)
 
-    def _changed(self, path: str, now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        kept, held = self._vars[path], self._held[path]
-        for name in dict.fromkeys((*kept, *now)):
-            if name in _TORCHS:
-                continue
-            before, after = kept.get(name, Missing), now.get(name, Missing)
-            if name in held and before is after:
-                before = held[name]
-                if not _same(before, after):
-                    yield name, before, after
-            elif isinstance(before, Tensor) and before is after:
-                if id(before) in self.values and after.layout == torch.strided and not torch.equal(self.value(before), after):
-                    yield name, self.value(before), after
-            elif not _same(before, after):
-                yield name, before, after
+    def draws_matter(self, run: Callable[[], Any], seeds: int) -> bool:
+        """Whether what `run` returns depends on the generators of the user's own."""
+        found = set()
+        for seed in range(seeds):
+            self.put_back()
+            for generator in self.state.generators:
+                generator.reseed(seed)
+            found.add(run())
+        return len(found) > 1
 
     def put_back(self) -> None:
         """Undo all that has changed."""
-        for path, module in self._modules.items():
-            kept, now = self._vars[path], vars(module)
-            for name in [name for name in now if name not in kept]:
-                del now[name]
-            for name, value in kept.items():
-                if now.get(name, Missing) is not value:
-                    now[name] = value
-            for name, held in self._held[path].items():
-                if not _same(held, container := kept[name]):
-                    container.clear()
-                    (container.update if hasattr(container, "update") else container.extend)(held)
+        self.state.put_back()
         with torch.no_grad():
             for tensor, value, gradient in self.values.values():
                 if tensor.layout == torch.strided and not torch.equal(tensor, value):
@@ -152,28 +136,12 @@ def advanced(before: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _same(before: Any, after: Any) -> bool:
-    """Whether two values are one object, equal plain values, or containers of such."""
-    if before is after:
-        return True
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, _PLAIN):
-        return before == after
-    if isinstance(before, dict):
-        return before.keys() == after.keys() and all(
-            value is after[key] or _same(value, after[key]) for key, value in before.items()
-        )
-    if isinstance(before, (list, tuple, deque)):
-        return len(before) == len(after) and all(map(_same, before, after))
-    return before == after if isinstance(before, (set, torch.Size, torch.dtype, torch.device)) else False
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a few words."""
     if value is Missing:
         return "nothing"
     if isinstance(value, Tensor):
         return f"{float(value):.4g}" if value.numel() == 1 else f"a tensor {list(value.shape)}"
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return repr(value)[:40]
     return f"{len(value)} entries" if hasattr(value, "__len__") else f"a {type(value).__name__}"

@@ -54,8 +54,6 @@ class StageModule(nn.Module):
 
     def __init__(self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool) -> None:
         super().__init__()
-        self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
-        self._non_persistent_buffers_set = root._non_persistent_buffers_set
         self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
         self.cut = cut
@@ -71,6 +69,9 @@ class StageModule(nn.Module):
         inside = [module for name in cut.blocks for module in root.get_submodule(name).modules()]
         self._modes = tuple((module, training and module.training) for module in inside)
         self.training = training
+        # At last: a model may have a module that is called as an attribute of this one.
+        self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
     def call_through(self, calls: Mapping[str, Callable[..., Any]]) -> None:
         """Let training passes call nodes by other functions of the same arguments."""

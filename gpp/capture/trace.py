@@ -23,11 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import transformer
 
-from gpp.capture.assigned import in_place, read_copies
+from gpp.capture.assigned import in_place
 from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
 from gpp.capture.known import KnownValues
+from gpp.capture.untraced import data_detached, unchecked
 from gpp.capture.user_lines import REWRITE, explained, looks_at_values, reason, where
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -74,6 +75,7 @@ class Whole(nn.Module):
         own = module_of(loss)
         if own is not None and own not in set(model.modules()):
             self.loss = own
+        self.roots: dict[str, Any] = {"": model, "the loss": loss, **metrics, **items}
         # kept in a tuple so that nn.Module does not register modules among them a second time
         self._functions = (call, inputs, targets, loss, tuple(metrics.values()), items, tell)
 
@@ -170,10 +172,11 @@ def trace(
             as_attention(where),
             mock.patch.object(transformer, "_detect_is_causal_mask", _is_causal),
             _left_alone(whole) as again,
-            in_place(whole) as assigned,
+            in_place(whole),
+            data_detached(),
+            unchecked(),
         ):
             program, fixed = _exported(whole, flat, batch or size, again, notes)
-            read_copies(program, assigned)
     except GppError:
         raise
     except (Exception, SystemExit) as error:
@@ -307,7 +310,7 @@ def _left_alone(whole: Whole) -> Iterator[Callable[[], None]]:
 
     Hooks on the backward of modules are left out: they are functions of autograd, which cannot be traced.
     """
-    kept = KeptModules(whole, values=False)
+    kept = KeptModules(whole.roots, values=False)
 
     def begin() -> None:
         kept.put_back()

@@ -70,9 +70,13 @@ def explained(error: BaseException, whole: nn.Module) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     what, fix = f"{type(error).__name__}: {first}", REWRITE
+    if "fake tensor in the exported program" in first:
+        what = "a tensor comes out of what a trace cannot follow, as torch.autograd.grad or code that is not torch's"
     if looks_at_values(error):
         what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
         fix = _captured_otherwise(whole, frames) or f"{OUTSIDE}; or {fix}"
+    if any(frame.filename.endswith("nn/modules/batchnorm.py") for frame in frames):
+        fix = "give the batch norm a momentum, as momentum=0.1: without one it counts batches in Python"
     if unknown := re.fullmatch(r"'_OpNamespace' '(.+)' object has no attribute '(.+)'", first):
         what, fix = f"No module that was imported registers the operator {unknown[1]}::{unknown[2]}", REGISTER
     return f"the model cannot be captured at {where(frames).rstrip(':')}. {what}. Fix: {fix}"

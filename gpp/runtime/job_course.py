@@ -50,12 +50,15 @@ def _by_name(given: Any) -> AbstractJobCourse:
 
 def with_earlier(content: Any) -> Any:
     """The content of a settings.json in which the course stands where it does now: it was under its own name once, and had the
-    numbers that mechanisms keep to."""
+    numbers that mechanisms keep to. What stands in both places is left there, and refused by who reads it."""
     if not isinstance(content, dict):
         return content
-    if nested := {name: content[name] for name in _kinds() if content.get(name) is not None}:
+    nested = {name: content[name] for name in _kinds() if content.get(name) is not None}
+    if nested and content.get("course") is None:
         content = {name: value for name, value in content.items() if name not in nested} | {"course": nested}
-    for name, own in course.items() if isinstance(course := content.get("course"), dict) else ():
+    course = content.get("course")
+    if isinstance(course, dict) and len(course) == 1 and "kept" not in content:
+        ((name, own),) = course.items()
         if isinstance(own, dict) and "kept" in own:
             rest = {key: value for key, value in own.items() if key != "kept"}
             content = {**content, "kept": own["kept"], "course": {name: rest}}

@@ -38,7 +38,7 @@ AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
 
 MOST_ELEMENTS = 2**40
-ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
+ENCODINGS = ("ref", "size", "float", "complex", "dtype", "device", "layout", "memory_format")
 
 
 def check_nodes(captured: Captured, path: Path) -> None:

@@ -26,7 +26,7 @@ MORE = """
     attention sparse pruned orthogonal tensor_rate partial_class several_targets sync_norm renamed compares
     spectral_norm torch_Adadelta torch_Adamax torch_RAdam torch_Rprop torch_RMSprop torch_Adam torch_NAdam
     class_alone rate_by_hand one_cycle padding causal batch_norm_whole spectral_norm_whole depth_by_sample noise
-    penalty masked odd
+    penalty masked odd cached_elsewhere counted_elsewhere momentum_encoder checked_values
 """
 """Those that tell little beside others, or take seconds."""
 SHORT = [case for case in CASES if case.make.__name__ not in MORE.split()][::4]

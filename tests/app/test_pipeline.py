@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gpp
+from gpp.app.optimizer_factory import optimizer_of
+from gpp.app.wanted import plain_module
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.runtime.checkpoint.state import whole_state
+from gpp.runtime.torch_optimizer import TorchOptimizer
 from tests.support.call import call
 from tests.support.cli import workers_of
 
@@ -152,6 +157,60 @@ def train(folder: str) -> None:
         pipeline.step(*batches(1)[0])
 
 
+class Several(nn.Module):
+    """Tied weights, a weight that nothing reads, a passing buffer, a state of its own, and names that a state dict changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.spare = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(2, 2)
+        self.b.weight = self.a.weight
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+        self.register_state_dict_post_hook(self.renamed)
+
+    @staticmethod
+    def renamed(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state["first.bias"] = state.pop("a.bias")
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"n": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing is kept."""
+
+
+def test_a_state_dict_has_all_that_the_model_s_has() -> None:
+    model, loss = Several(), nn.Module()
+    loss.scale = nn.Parameter(torch.ones(()))
+    workers = {"a.weight": torch.zeros(4, 4), "a.bias": torch.zeros(4), "passing": torch.zeros(1), "loss.scale": torch.zeros(())}
+    found = whole_state(model, workers, loss)
+    assert list(found) == [*model.state_dict(), "loss.scale"]
+    for name, value in found.items():
+        before = model.state_dict().get(name, loss.scale)
+        assert value == before if name == "_extra_state" else bool((value == (before if "spare" in name else 0)).all())
+    assert found["a.weight"].data_ptr() != found["b.weight"].data_ptr()  # safetensors refuses one tensor under two names
+
+
+def test_what_workers_could_not_share_is_refused_before_they_start() -> None:
+    model, flat = nn.Module(), torch.randn(96)
+    model.p, model.q = nn.Parameter(flat[:64].view(8, 8)), nn.Parameter(flat[32:].view(8, 8))
+    with pytest.raises(InvalidConfig, match=r"model\.q=shared: is the same memory as p"):
+        plain_module(model, print)
+    model.q = nn.Parameter(flat[64:])
+    assert plain_module(model, print) is model  # one flat tensor that is cut into parameters, as optimizers of others make it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model.inner = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(InvalidConfig, match=r"model\.inner=RecursiveScriptModule: is a script"):
+        plain_module(model, print)
+
+
+def test_a_loss_may_hold_a_weight_of_the_model() -> None:
+    model, loss = nn.Linear(2, 2), nn.Module()
+    loss.own = model.weight
+    found, _ = optimizer_of(lambda params: torch.optim.SGD(params, lr=0.1), model, loss)
+    assert isinstance(found, TorchOptimizer) and [group.names for group in found.groups] == [("weight", "bias")]
+
+
 def check_refusals(pipeline: gpp.Pipeline) -> None:
     """A batch that would train otherwise is refused."""
     (x, z), targets = batches(1)[0]
@@ -162,7 +221,9 @@ def check_refusals(pipeline: gpp.Pipeline) -> None:
         ((x.repeat(2, 1, 1), z.repeat(2, 1)), targets.repeat(2), "batch=32: samples must be at most 16"),
         ((x[:, :3], z), targets, "than the 3 that the model has been captured at.*multiples of 64"),
         ((x.float(), z), targets, "batch=float32: 'x' must be float64"),
+        ((x.to_sparse(), z), targets, "x=sparse_coo: must be a dense tensor"),
         ({"x": x}, targets, "lacks 'z'"),
+        ({"x": x, "y": z}, targets, "inputs.y=y: is none that Towers.forward takes; it takes x, z"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             pipeline.step(inputs, labels)

@@ -25,7 +25,13 @@ def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 # `python -m tests.checks.settings` tries all.
-TRIED = ("output_dir=X", "model=random", "model=random mode=plan", "MINE strategy/schedule=holds_nothing mode=plan")
+TRIED = (
+    "output_dir=X",
+    "hydra.runtime.output_dir=X",
+    "model=random",
+    "model=random mode=plan",
+    "MINE strategy/schedule=holds_nothing mode=plan",
+)
 """What newcomers have written."""
 IDLE = ("strategies=[even,graphpipe]", "mode=inference strategy.edges.clip=true", "mode=inference engine.arrivals=poisson")
 """Words that say nothing without another one: they were ignored."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpp.capture.build import capture
+from gpp.capture.codec import is_random
 from gpp.capture.emit import every_argument, python_function
 from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError, InvalidConfig
@@ -355,3 +356,13 @@ def test_python_functions_of_operators_get_every_argument():
     assert found(*tensors).shape == (4, 3)
     # Several overloads, and none that takes a tensor.
     assert python_function(aten.add.Tensor) is None and python_function(aten.triu_indices.default) is None
+    # Generated code would find torch's own torch.cdist by this name, which takes other arguments.
+    assert python_function(aten.cdist.default) is None
+
+
+def test_the_p_of_a_norm_is_no_chance():
+    aten, x = torch.ops.aten, floats(4, 3)
+    for operator, args in ((aten.cdist.default, [x, x, 2.0, None]), (aten.renorm_.default, [x, 2, 0, 1.0])):
+        assert not is_random(operator, args, {})
+    assert is_random(aten.dropout.default, [x, 0.5, True], {}) and is_random(aten.randn_like.default, [x], {})
+    assert not is_random(aten.dropout.default, [x, 0.0, True], {}) and not is_random(aten.dropout.default, [x, 0.5, False], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp import SGD, Planning, Run, capture_model, parallelize
+from gpp.capture.build import capture
 from gpp.capture.examples import built, compare
 from gpp.capture.examples import capture_model as capture_settings
 from gpp.capture.faithful.numbers import tolerance
@@ -128,6 +130,91 @@ class AssignedAttached(Assigned):
         return h * self.ema
 
 
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+COUNTS = {"seen": {"n": 0}}
+
+
+class Elsewhere(Plain):
+    """Counts in an object of its own, in its class, and in a variable of its file."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def between(self, h: Tensor) -> Tensor:
+        self.counter.n += 1
+        type(self).steps += 1
+        COUNTS["seen"]["n"] += 1
+        return h
+
+
+class OwnGenerator(Plain):
+    """Draws rarely, so that no compared step tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(0)
+
+    def between(self, h: Tensor) -> Tensor:
+        return 2 * h if self.random.random() < 0.3 else h
+
+
+class Seeded(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return h + torch.randn(8, dtype=h.dtype)
+
+
+class Generated(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.randn(8, dtype=h.dtype, generator=torch.Generator().manual_seed(0))
+
+
+@lru_cache
+def table(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float64) / size
+
+
+TABLES: dict[int, Tensor] = {}
+
+
+class Tables(Plain):
+    """Tensors that are made once and kept outside of the module."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if 8 not in TABLES:
+            TABLES[8] = torch.linspace(0, 1, 8, dtype=h.dtype)
+        return h * table(8) + TABLES[8]
+
+
+class Data(Plain):
+    """Writes by `.data`, as momentum encoders and codebooks do; normalises a weight that it reads, and writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: nn.Module = nn.Linear(8, 8).requires_grad_(False)
+        self.book: Tensor
+        self.register_buffer("book", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[x.isnan()] = 0.0
+        return super().forward(x)
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.b.weight.copy_(F.normalize(self.b.weight, dim=1))
+        self.book.data.mul_(0.9).add_(h.detach().mean(0))
+        (weight, _) = self.slow.parameters()
+        weight.data = 0.9 * weight.data + 0.1 * self.a.weight.data.mean()
+        return h * self.book + self.slow(h)
+
+
 class Frozen(Plain):
     """An encoder with dropout and batch norm that the user has put into evaluation mode."""
 
@@ -169,6 +256,8 @@ KEPT = [
     Assigned,
     AssignedAfter,
     AssignedAttached,
+    Tables,
+    Data,
     hooked(lambda m: m.a.register_forward_hook(tripled)),
 ]
 
@@ -196,6 +285,15 @@ def captured_of(model: nn.Module) -> Captured:
         (NumpyDrawn, r"numpy\.random draws at .*test_faithful\.py:\d+: return h \* float\(np"),
         (Counted, r"second step loss is .*attribute n \(0 before, 2 after\) at .*test_faithful\.py:\d+: self\.n \+= 1.*buffer"),
         (Averaged, r"second step loss is .*attribute ema \(0 before, .*\) at .*: self\.ema = 0\.9 \* self\.ema.*mul_"),
+        (
+            OwnGenerator,
+            r"generator of its own draws.*the generator random draws at .*: return 2 \* h if self\.random.*Fix: draw by",
+        ),
+        (Seeded, r"the seed that is set at .*test_faithful\.py:\d+: torch\.manual_seed\(0\)\. Fix: draw once outside"),
+        (
+            Generated,
+            r"randn\.generator at .*test_faithful\.py:\d+: .*a torch\.Generator cannot be stored: leave generator= out",
+        ),
         (Cached, r"second step loss is .*attribute kept .*self\.kept = self\.a\.weight"),
         (hooked(lambda m: m.a.weight.register_hook(lambda g: 2 * g)), r"hook on the parameter a\.weight \(register_hook\)"),
         (
@@ -207,7 +305,20 @@ def captured_of(model: nn.Module) -> Captured:
             r"gradient of a\.weight .*hook on the module b \(register_full_backward_hook\)",
         ),
     ],
-    ids=["tensor hook", "random", "numpy", "count", "average", "cache", "parameter hook", "after gradients", "backward hook"],
+    ids=[
+        "tensor hook",
+        "random",
+        "numpy",
+        "count",
+        "average",
+        "generator",
+        "seed",
+        "torch generator",
+        "cache",
+        "parameter hook",
+        "after gradients",
+        "backward hook",
+    ],
 )
 def test_what_would_be_lost_is_refused_with_its_line_and_the_fix(make: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(CaptureError, match=words):
@@ -226,6 +337,19 @@ def test_what_is_lost_without_effect_is_a_warning() -> None:
     ):
         assert words in warnings
     assert captured_of(Plain()).warnings == ()
+
+
+def test_what_is_counted_elsewhere_is_told_and_put_back() -> None:
+    model = Elsewhere()
+    warnings = captured_of(model).warnings
+    assert [words.partition(" before, ")[0].rpartition("the change of ")[2] for words in warnings] == [
+        "the attribute counter.n (0",
+        "the attribute Elsewhere.steps (0",
+        f"the variable COUNTS of {__name__}['seen']['n'] (0",
+    ]
+    assert (model.counter.n, Elsewhere.steps, COUNTS) == (0, 0, {"seen": {"n": 0}})
+    captured_of(Tables())
+    assert not TABLES and type(table(8)) is Tensor
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -265,6 +389,19 @@ def test_what_is_kept_equals_a_plain_loop(make: Callable[[], nn.Module]) -> None
     assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items() if name in now)
 
 
+def test_a_later_forward_does_not_touch_what_a_backward_has_kept() -> None:
+    model, (x, y) = Data().double(), example()
+    stage = build_stage(captured := captured_of(model), [node for op in captured.graph.ops for node in op.nodes], device="cpu")
+    stage.load(initial_state(model, captured))
+    first, _ = (stage(4, {"x": x, "target:target": y})["loss"] for _ in range(2))
+    first.backward()
+    F.cross_entropy(model(x.clone()), y).backward()
+    for own, plain in zip(stage.parameters(), model.parameters(), strict=True):
+        assert own.grad is plain.grad is None or (
+            own.grad is not None and plain.grad is not None and torch.equal(own.grad, plain.grad)
+        )
+
+
 def test_an_assigned_buffer_is_written_by_one_stage() -> None:
     model = AssignedAfter().double()
     model.ema.fill_(0.5)
@@ -274,6 +411,44 @@ def test_an_assigned_buffer_is_written_by_one_stage() -> None:
         return {"x": torch.randn(batch, 6, dtype=torch.float64)}, torch.randint(3, (batch,))
 
     assert_cuts_exactly(captured, model, make, F.cross_entropy, batches=(2,))
+
+
+def test_a_model_that_fails_on_a_part_of_a_batch_is_refused() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 3)
+
+        def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+            return self.bag(ids, offsets)
+
+    given = {"ids": torch.arange(4), "offsets": torch.arange(4)}
+    with pytest.raises(CaptureError, match=r"Bags fails on a part of a batch.*offsets\[0\].*Fix: make what counts"):
+        capture_model(Bags().double(), given, torch.zeros(4, dtype=torch.long), F.cross_entropy)
+
+
+def test_a_tensor_that_is_no_buffer_is_updated_by_workers_alone() -> None:
+    class Kept(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.ema.mul_(0.9).add_(0.1 * h.mean())
+            return h - self.ema
+
+    assert [words[:18] for words in captured_of(Kept()).warnings] == ["workers update ema"]
+
+
+def test_a_batch_norm_that_counts_batches_is_refused_with_its_fix() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)).double()
+    x, y = example()
+    with pytest.raises(CaptureError, match=r"Fix: give the batch norm a momentum"):
+        capture_model(model, {"input": x}, y, F.cross_entropy)
+
+
+def test_a_module_of_torch_export_is_captured() -> None:
+    x, y = example()
+    exported = torch.export.export(nn.Linear(6, 3).double(), (x,), dynamic_shapes=({0: torch.export.Dim("b", min=1)},)).module()
+    found = capture(exported, (x,), y, F.cross_entropy, name="exported")
+    assert any("evaluation of GraphModule could not be compared" in words for words in found.warnings)
 
 
 def test_a_model_in_evaluation_mode_is_trained_so_and_told() -> None:

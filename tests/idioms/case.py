@@ -247,7 +247,7 @@ def _piped(made: Made, folder: Path, said: list[str]) -> Trained:
                 made.each(pipeline.state_dict())
             made.between(step + 1)
         losses.append(pipeline.evaluate(*made.data[0])["loss"])
-        state = pipeline.state_dict()
+        state = pipeline._weights()
     # As `close` does it, without the run's report.
     from gpp.runtime.checkpoint.state import copy_into
 

@@ -158,7 +158,7 @@ def item() -> Made:
     return Made(by(lambda layer, x: layer(x) * float(x.abs().max().item())))
 
 
-@on("an `assert` on values", "refused", "depends on a tensor's value", "leave it out; workers report numbers that are not finite")
+@on("an `assert` on values", "refused", "depends on a tensor's value", "leave it out")
 def asserted() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
         assert torch.isfinite(x).all()
@@ -229,7 +229,7 @@ def cast() -> Made:
     return Made(by(lambda layer, x: layer(x).to(torch.bfloat16).double() * x))
 
 
-@on("`torch.autograd.grad` in `forward`", "refused", "fake tensor in the exported program", "the derivative as a formula")
+@on("`torch.autograd.grad` in `forward`", "refused", "comes out of what a trace cannot follow", "the derivative as a formula")
 def inner_gradient() -> Made:
     def forward(layer: nn.Module, x: Tensor) -> Tensor:
         with torch.enable_grad():

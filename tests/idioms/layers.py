@@ -312,6 +312,27 @@ def nested() -> Made:
     return Made(Nested(nn.Linear(D, D)), batches(lambda: {"x": {"a": rows(D), "b": rows(D)}}))
 
 
+@on("an input changed in place (`x[x.isnan()] = 0`)", "warned", "writes into x", "`torch.nan_to_num`")
+def written_input() -> Made:
+    class Cleaned(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            x[:, 0] = 0.0
+            return super().forward(x)
+
+    return Made(Cleaned(nn.Linear(D, D)))
+
+
+@on("`torch.distributions`, `torch.cdist`, `F.gaussian_nll_loss`, complex numbers in the code", "equal")
+def checked_values() -> Made:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        spread = F.softplus(outputs) + 0.1
+        given = torch.distributions.Normal(outputs, spread).log_prob(targets).mean()
+        far = torch.cdist(outputs[:, None], targets[:, None], compute_mode="donot_use_mm_for_euclid_dist").mean()
+        return F.gaussian_nll_loss(outputs, targets, spread) - given + far + (outputs * (1 + 2j)).abs().mean()
+
+    return Made(Between(nn.Linear(D, D)), loss=loss)
+
+
 @on("inputs that are not batch first", "refused", "must all have as many samples", "transpose in the model")
 def time_first() -> Made:
     class Last(nn.Module):

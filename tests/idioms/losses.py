@@ -144,7 +144,7 @@ def penalty() -> Made:
 @on(
     "a gradient penalty (`autograd.grad(create_graph=True)`)",
     "refused",
-    "fake tensor in the exported program",
+    "comes out of what a trace cannot follow",
     "the derivative as a formula",
 )
 def gradient_penalty() -> Made:
@@ -185,7 +185,7 @@ def annealed() -> Made:
 @on(
     "a weight of the loss that the program changes between steps",
     "warned",
-    "was {'w': 1.0} when the workers started",
+    "was 1.0 when the workers started",
     "a new gpp.parallelize",
 )
 def changed_weight() -> Made:

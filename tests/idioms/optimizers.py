@@ -107,7 +107,7 @@ def unfreezing() -> Made:
     "weights changed by the program between steps (`load_state_dict`, clamping)",
     "warned",
     "has changed weights",
-    "to clamp, an optimizer class of your own whose `step` does it; else a new gpp.parallelize",
+    "an optimizer class whose `step` clamps; else a new gpp.parallelize",
 )
 def changed_weights() -> Made:
     net = model()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from tests.idioms.case import D, Made, idiom
+from tests.idioms.case import D, Made, batches, idiom, rows
 
 on = partial(idiom, theme="Parameters")
 
@@ -99,7 +99,7 @@ def spectral_norm() -> Made:
     "`parametrizations.spectral_norm`, a micro-batch a mini-batch",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def spectral_norm_whole() -> Made:
     return Made(Between(parametrizations.spectral_norm(nn.Linear(D, D))), whole=True)
@@ -265,12 +265,32 @@ class Clamped(Between):
 
 @on(
     "weights clamped in `forward` (`weight.data.clamp_`)",
-    "refused",
-    "fake tensor in the exported program",
-    "read a clamped copy: `F.linear(x, self.weight.clamp(-c, c))`",
+    "warned",
+    "updated by every micro-batch",
+    "read `self.weight.clamp(-c, c)`",
 )
 def clamped() -> Made:
     return Made(Clamped(nn.Linear(D, D)))
+
+
+@on("names such as `add`, `class`, `img-enc` and `a.b_c` beside `a_b.c`", "equal")
+def names() -> Made:
+    class Named(Between):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(D, D))
+            self.add, self.cut, self.a, self.a_b = nn.Linear(D, D), nn.Linear(D, D), nn.Module(), nn.Module()
+            self.a.b_c, self.a_b.c = nn.Linear(D, D), nn.Linear(D, D)
+            self.towers = nn.ModuleDict({"img-enc": nn.Linear(D, D)})
+            self.register_parameter("class", nn.Parameter(torch.ones(D)))
+
+        def forward(self, batch: Tensor) -> Tensor:  # type: ignore[override]
+            gain = self._parameters["class"]
+            assert gain is not None
+            for layer in (self.add, self.cut, self.a.b_c, self.a_b.c, self.towers["img-enc"]):
+                batch = torch.tanh(layer(batch)) * gain  # pyright: ignore[reportCallIssue]
+            return super().forward(batch)
+
+    return Made(Named(), batches(lambda: {"batch": rows(D)}))
 
 
 @on("`torch.func.functional_call` with weights of one's own", "equal")

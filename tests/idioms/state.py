@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -237,7 +237,7 @@ class Depth(nn.Module):
     "stochastic depth by `torch.rand(len(x))`, and another path in evaluation",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def depth_by_sample() -> Made:
     return Made(Between(Depth("samples")), whole=True)
@@ -281,7 +281,7 @@ def noise() -> Made:
     "`if self.training`: another path in evaluation",
     "warned",
     "evaluates what it trains",
-    "evaluate a model of your own, by pipeline.state_dict()",
+    "evaluate by pipeline.state_dict()",
 )
 def two_paths() -> Made:
     class Paths(nn.Module):
@@ -301,3 +301,70 @@ def renamed() -> Made:
 
     model.register_state_dict_post_hook(rename)
     return Made(model)
+
+
+@lru_cache
+def table(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float64) / size
+
+
+@on("tensors kept by `lru_cache` of a function", "equal")
+def cached_elsewhere() -> Made:
+    table.cache_clear()
+
+    class Tables(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * table(D))
+
+    return Made(Tables(nn.Linear(D, D)))
+
+
+@on("a momentum encoder by `.data`, a micro-batch a mini-batch", "equal")
+def momentum_encoder() -> Made:
+    class Momentum(Between):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(D, D))
+            self.slow = nn.Linear(D, D).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for own, slow in zip(self.mid.parameters(), self.slow.parameters() if self.training else (), strict=False):
+                slow.data = 0.9 * slow.data + 0.1 * own.data
+            return super().forward(x) + self.slow(x).mean(1, keepdim=True)
+
+    return Made(Momentum(), whole=True)
+
+
+@on("a count in an object, or in a variable of the file", "warned", "lacks the change of")
+def counted_elsewhere() -> Made:
+    class Counter:
+        n = 0
+
+    class Counts(Between):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(D, D))
+            self.counter = Counter()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.counter.n += 1
+            return super().forward(x)
+
+    return Made(Counts())
+
+
+SCALE = {"by": 1.0}
+
+
+@on(
+    "a variable that the program changes between steps",
+    "warned",
+    "when the workers started",
+    "a new gpp.parallelize",
+)
+def changed_elsewhere() -> Made:
+    SCALE["by"] = 1.0
+
+    class Scaled(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * SCALE["by"]
+
+    return Made(Scaled(nn.Linear(D, D)), between=lambda done: SCALE.update(by=1.0 + done))

@@ -11,96 +11,22 @@ What differs is refused. What a step changes in Python or hooks up, and what has
 
 from __future__ import annotations
 
-import contextlib
-import linecache
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from gpp.capture.faithful.numbers import Numbers, differing, flat, listed, off, plain
+from gpp.capture.faithful.seen import hooked_lines, line_of, seeded_lines, standing_hooks
 from gpp.capture.faithful.sides import SEED, Graph, Own, Unknown
 from gpp.capture.kept import Change, advanced, random_states, seed_all
-from gpp.capture.user_lines import REWRITE, is_users, where
+from gpp.capture.user_lines import REWRITE
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, Checked
 from gpp.models.losses import Loss
-
-
-def line_of(run: Callable[[], Any], changed: Callable[[], bool]) -> str | None:
-    """`file:line: source` of the user's line after which `changed` is first true, while `run` runs; None if it never is.
-
-    Every line of the user's code is followed, which takes long: it is for what is known to be changed.
-    """
-    here: tuple[str, int] | None = None
-    found: list[tuple[str, int]] = []
-
-    def look() -> None:
-        if not found and here is not None and changed():
-            found.append(here)
-
-    def follow(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal here
-        look()
-        if event == "line":
-            here = frame.f_code.co_filename, frame.f_lineno
-        elif event == "return" and (caller := frame.f_back) is not None and is_users(caller.f_code.co_filename):
-            here = caller.f_code.co_filename, caller.f_lineno
-        return None if found else follow
-
-    def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        return follow if not found and is_users(frame.f_code.co_filename) else None
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    if not found:
-        look()
-    return f"{found[0][0]}:{found[0][1]}: {linecache.getline(*found[0]).strip()}" if found else None
-
-
-@contextlib.contextmanager
-def hooked_lines() -> Iterator[list[str]]:
-    """The user's lines that give tensors hooks while this is open: torch.export leaves them out."""
-    lines: list[str] = []
-
-    def noting(name: str) -> Any:
-        own = getattr(Tensor, name)
-
-        def register(self: Tensor, hook: Any) -> Any:
-            line = where(traceback.extract_stack())
-            if line not in lines:
-                lines.append(line)
-            return own(self, hook)
-
-        return mock.patch.object(Tensor, name, register)
-
-    with noting("register_hook"), noting("register_post_accumulate_grad_hook"):
-        yield lines
-
-
-def standing_hooks(model: nn.Module) -> list[str]:
-    """The hooks on parameters and on the backwards of modules, each as a phrase that names it."""
-    found = []
-    for name, parameter in model.named_parameters():
-        kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
-        found += [f"the hook on the parameter {name} ({kind})" for kind, held in kinds.items() if getattr(parameter, held, None)]
-    for path, module in model.named_modules():
-        kinds = {"register_full_backward_hook": "_backward_hooks", "register_full_backward_pre_hook": "_backward_pre_hooks"}
-        found += [f"the hook on the module {path or 'itself'} ({kind})" for kind, held in kinds.items() if getattr(module, held)]
-    everywhere = (torch.nn.modules.module._global_backward_hooks, torch.nn.modules.module._global_backward_pre_hooks)
-    return found + ["the hook on all modules (register_module_full_backward_hook)"] * any(everywhere)
-
 
 SAMPLES = 2
 """Samples that are compared: the fewest of which one can be mistaken for another. If their loss is not finite, all are taken."""
@@ -116,6 +42,7 @@ _STATE = (
     "compute it outside of the model"
 )
 _DRAW = "draw by torch, as in torch.rand(()), and choose by torch.where"
+_SEED = "draw once outside of the forward, and keep the numbers in a buffer"
 _HOOK = "write its effect into the forward (h = 2 * h - h.detach() doubles the gradient of h), or into the loss"
 
 
@@ -178,19 +105,24 @@ class _Check:
         """
         own, graph = self.own, Graph(self.captured, self.own)
         own.random = graph.module.has_random
-        with hooked_lines() as lines:
+        with hooked_lines() as lines, seeded_lines() as seeds:
             numbers = self._finite()
-        drew, changes, hooks = own.drew, own.kept.changes(), standing_hooks(own.model)
+        if seeds and own.random:
+            # Their states are replayed here, so that no number differs.
+            self._refuse(["each micro-batch draws other random numbers"], [_Cause(f"the seed that is set at {seeds[0]}", _SEED)])
+        drew, changes, hooks = own.drew, self._lost(own.kept.changes()), standing_hooks(own.model)
         graph.adopt()
         differences, steps = self._compare(numbers, graph.step(), "first"), "the first step"
         if not differences and (drew or changes or not self._large()):
             own.update()
             graph.follow()
             numbers, steps = own.step(), "two steps"
-            changes = list({change.path: change for change in (*changes, *own.kept.changes())}.values())
+            changes = list({change.path: change for change in (*changes, *self._lost(own.kept.changes()))}.values())
             differences = self._compare(numbers, graph.step(), "second")
         if not differences:
-            self._evaluation(graph)
+            own.update()  # an evaluation reads weights that no step has seen, and may have changed
+            graph.follow()
+            self._evaluation(graph, told=bool(drew or changes or lines or hooks))
             self._mode()
             self.mixes = self._mixed(graph)
         causes = [
@@ -205,6 +137,8 @@ class _Check:
             self._refuse(differences, causes)
         if drew and self._draws_matter():
             self._refuse(["the loss depends on what Python draws"], causes[-len(drew) :])
+        if any(change.draws for change in changes) and own.kept.draws_matter(self._plain_losses, DRAWS):
+            self._refuse(["the loss depends on what a generator of its own draws"], [one for one in causes if one.fix == _DRAW])
         lacks = "workers run the captured graph alone, which lacks"
         self.notes += [f"{lacks} {cause.what}; no number of {steps} depends on it" for cause in causes]
 
@@ -216,7 +150,11 @@ class _Check:
         samples = self.own.samples
         if self.captured.batch is not None or self.captured.coupled or samples < 2:
             return None
-        whole, *parts = graph.of_parts([(0, samples), *((i, i + 1) for i in range(samples))])
+        try:
+            whole, *parts = graph.of_parts([(0, samples), *((i, i + 1) for i in range(samples))])
+        except (RuntimeError, IndexError, ValueError) as error:
+            what = f"{self.own.name} fails on a part of a batch, which is what a device sees: {str(error).splitlines()[0]}"
+            raise CaptureError(f"{what}. Fix: make what counts samples (offsets, numbers of rows) in the forward") from error
         means = {name: torch.stack([part[name] for part in parts]).mean() for name in whole}
         return bool(differing(whole, means))
 
@@ -255,11 +193,27 @@ class _Check:
         phrases += listed(differing(own.tensors, {**graph.tensors, **others}, joint=False), "the value left in")
         return [f"in the {when} step {phrases[0]}", *phrases[1:]] if phrases else []
 
+    def _lost(self, changes: list[Change]) -> list[Change]:
+        """Those that a capture does not make itself: it writes into tensors that are no buffers, and workers keep them."""
+        constants = {node.target for node in self.captured.nodes if node.kind == "constant"}
+        if constants.isdisjoint(name for node in self.captured.nodes for name in node.mutates):
+            return changes
+        self.notes += [
+            f"workers update {change.path}, and the model's own keeps its first value: it is a tensor and no buffer. Fix: "
+            f"self.register_buffer"
+            for change in changes
+            if change.written
+        ]
+        return [change for change in changes if not change.written]
+
     def _of_changes(self, changes: Iterable[Change]) -> Iterator[_Cause]:
         for change in changes:
             line = self._line(lambda path=change.path: self.own.kept.changed(path))
-            shown = str(change._replace(path=change.path.removeprefix("model.")))
-            yield _Cause(f"the change of the attribute {shown}{f' at {line}' if line else ''}", _STATE)
+            at = f" at {line}" if line else ""
+            if change.draws:
+                yield _Cause(f"what the generator {change.path.removeprefix('the variable ')} draws{at}", _DRAW)
+            else:
+                yield _Cause(f"the change of {change}{at}", _STATE)
 
     def _of_draws(self, drew: tuple[str, ...]) -> Iterator[_Cause]:
         for name in drew:
@@ -286,9 +240,12 @@ class _Check:
             self.own.kept.put_back()
             seed_all(seed)
             torch.manual_seed(SEED)
-            with torch.no_grad():
-                found.add(tuple(float(value) for value in self.own.forward().values()))
+            found.add(self._plain_losses())
         return len(found) > 1
+
+    def _plain_losses(self) -> tuple[float, ...]:
+        with torch.no_grad():
+            return tuple(float(value) for value in self.own.forward().values())
 
     def _refuse(self, differences: list[str], causes: list[_Cause]) -> None:
         shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
@@ -328,12 +285,16 @@ class _Check:
                 return f"what {f'the module {path}' if path else 'the model itself'} does, the first whose output differs"
         return "what the loss does"
 
-    def _evaluation(self, graph: Graph) -> None:
-        """Compare the losses of the module in evaluation."""
+    def _evaluation(self, graph: Graph, *, told: bool) -> None:
+        """Compare the losses of the module in evaluation.
+
+        Args:
+            told: whether the user is told that the training may differ.
+        """
         own = self.own
         modes = {module: module.training for module in own.whole.modules()}
-        own.whole.eval()
         try:
+            own.whole.eval()
             seed_all(SEED)
             with torch.no_grad():
                 losses = own.forward()
@@ -348,7 +309,7 @@ class _Check:
             self.notes.append(
                 f"in evaluation {name} of {own.name} is {plain(losses[name])}, and that of the captured model {plain(made[name])}: "
                 "it evaluates what it trains, with dropout off, running statistics and no updates of buffers; other code for "
-                "`not self.training` is not run. Training is not affected"
+                "`not self.training` is not run" + ("" if told else ". Training is not affected")
             )
 
     def _mode(self) -> None:
@@ -359,7 +320,10 @@ class _Check:
         found = []
         for mode in (False, True):
             own.kept.put_back()
-            own.model.train(mode)
+            try:
+                own.model.train(mode)
+            except NotImplementedError:  # a module of torch.export has one mode
+                return
             seed_all(SEED)
             with torch.no_grad():
                 found.append(own.forward())

@@ -124,7 +124,7 @@ class Own:
         if self.device.type == "cpu" and free is not None and needed > free:
             raise Unknown(f"its weights and gradients take {needed / 1e9:.1f} GB here, and {free / 1e9:.1f} GB are free")
         self.take(samples)
-        self.kept = KeptModules(self.whole, values=True)
+        self.kept = KeptModules(self.whole.roots, values=True)
 
     def take(self, samples: int) -> None:
         """Compute on so many samples of the example."""
@@ -166,7 +166,7 @@ class Own:
         """The terms of the loss."""
         self.draws = Draws(self.device)
         with self.draws if self.random else contextlib.nullcontext():
-            made = self.whole(*self.flat)
+            made = self.whole(*(tensor.clone() for tensor in self.flat))  # a forward may write into its inputs
         return dict(zip(self.terms, made, strict=True))
 
     def update(self) -> None:

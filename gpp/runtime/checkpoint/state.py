@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpp.capture.cut import AbstractShards
 from gpp.errors import CaptureError, InvalidFile
+from gpp.graph.captured import LOSS
 from gpp.models.losses import named_tensors
 from gpp.runtime.job_fit import AGAIN
 
@@ -26,6 +27,38 @@ def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor], loss: 
         for name, tensor in named_tensors(module, loss, tied=True):
             if name in state:
                 tensor.copy_(state[name])
+
+
+def whole_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor], loss: torch.nn.Module | None = None) -> dict[str, Any]:
+    """What `module.state_dict()` has, with the values of `state`: tied weights by all of their names, and what no worker has.
+
+    Args:
+        state: tensors by name; a tied weight has one of its names there.
+        loss: the module of the loss, whose tensors are called `loss.NAME`.
+    """
+    named = named_tensors(module, loss, tied=True)
+    known = {id(tensor): state[name] for name, tensor in named if name in state}
+    parts = [("", module)] if loss is None or loss in set(module.modules()) else [("", module), (f"{LOSS}.", loss)]
+    own = {at + name: value for at, part in parts for name, value in part.state_dict(keep_vars=True).items()}
+    values: dict[str, Any] = {}
+    given: set[int] = set()
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor):
+            # One tensor under two names would be refused by `safetensors.torch.save_file`.
+            values[name] = (
+                known[id(value)] if id(value) in known and id(value) not in given else known.get(id(value), value).detach().clone()
+            )
+            given.add(id(value))
+        else:
+            values[name] = value
+    if known.keys() <= set(map(id, own.values())) | _passing(module):
+        return values
+    return values | dict(state)  # a hook of a state dict has made tensors of its own
+
+
+def _passing(module: torch.nn.Module) -> set[int]:
+    """`id` of the buffers that a state dict leaves out."""
+    return {id(one._buffers[name]) for one in module.modules() for name in one._non_persistent_buffers_set}
 
 
 class Slices(Mapping[str, torch.Tensor]):

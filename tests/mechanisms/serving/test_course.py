@@ -35,3 +35,17 @@ def test_files_of_earlier_versions_have_it_under_its_own_name() -> None:
 def test_what_is_no_course_is_refused(course: object) -> None:
     with pytest.raises(InvalidFile, match="course"):
         from_json(Settings, json.dumps(PLAIN | {"course": course}))
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        {"serving": json.loads(to_json(COURSE)), "course": {"serving": json.loads(to_json(COURSE))}},
+        {"course": {"serving": json.loads(to_json(COURSE)) | {"kept": {}}}, "kept": {}},
+        {"course": {"serving": json.loads(to_json(COURSE)) | {"kept": {}}, "other": {}}},
+    ],
+    ids=["two courses", "kept twice", "another beside it"],
+)
+def test_a_course_that_stands_in_two_places_is_refused(both: dict[str, Any]) -> None:
+    with pytest.raises(InvalidFile):
+        from_json(Settings, json.dumps(PLAIN | both))
