@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import random
 import sys
 import types
@@ -72,6 +73,8 @@ class Names:
 
     def changes(self) -> Iterator[tuple[str, Any, Any]]:
         now = self._now()
+        if now.keys() == self._kept.keys() and all(map(operator.is_, map(now.get, self._kept), self._kept.values())):
+            return  # nearly always, before every step
         for name in dict.fromkeys((*self._kept, *now)):
             before, after = self._kept.get(name, Missing), now.get(name, Missing)
             if self._told(name) and not same(before, after):
