@@ -298,8 +298,11 @@ def layerpipe(_: str, folder: Path) -> list[Number]:
 
 def planning(text: str, _: Path) -> list[Number]:
     """CPU seconds of plan and bound at the largest sizes."""
-    rows = re.findall(r"(?m)^(\S.*?) +(\d+) +(\d+) +([\d.]+) +([\d.]+) ", text)
-    return [Number(f"{name}: {ops} operators, {devices} devices", float(plan), "CPU s") for name, ops, devices, plan, _ in rows]
+    rows = re.findall(r"(?m)^(\S.*?) +(\d+) +(\d+) +[\d.]+ +([\d.]+) +([\d.]+) ", text)
+    return [
+        Number(f"{name}: {ops} operators, {devices} devices", float(plan), "CPU s", beside=f"the bound takes {float(bound):.3g}")
+        for name, ops, devices, plan, bound in rows
+    ]
 
 
 def runtime(text: str, _: Path) -> list[Number]:

@@ -10,7 +10,8 @@ import pytest
 from sweeps import figures
 from sweeps.figures import DATA, PAGE, entry, folder, kept, page, section, words
 from sweeps.headlines import HEADLINES
-from sweeps.readings import Number, card, found_in, guesses, layerpipe
+from sweeps.readings import Number, card, found_in, guesses, layerpipe, planning
+from tests.checks.planning_speed import Cost, Point, line
 from tests.support.documented import documented, prepare, unknown_words
 from tests.support.pages import ROOT
 
@@ -107,3 +108,18 @@ def test_a_sweeps_figure_is_read_by_its_series(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"figures": [{"points": points}]}))
     (only,) = layerpipe("", tmp_path)
     assert (only.what, only.value, only.low, only.high) == ("neighbour", pytest.approx(1.2), 1.1, 1.3)
+
+
+def test_planning_is_what_its_check_prints_of_plans() -> None:
+    cost = Cost(
+        seconds={"graph": 0.06, "plan": 9.5, "bound": 1.25},
+        peak_bytes={"plan": 10**8, "bound": 10**8},
+        iteration_s=0.5,
+        bound_s=0.4,
+        num_ops=1000,
+        num_devices=1024,
+    )
+    printed = f"{line(Point(name='large dag', words=()), cost, None)}\n1 points, 0 over a limit\n"
+    assert planning(printed, Path()) == [
+        Number("large dag: 1000 operators, 1024 devices", 9.5, "CPU s", beside="the bound takes 1.25")
+    ]
