@@ -186,7 +186,7 @@ HEADLINES = (
         "planning",
         "How long does planning take?",
         ("python -m tests.checks.planning_speed --only large",),
-        "Processor seconds of one core, each of which has a limit.",
+        "Operators x devices, in processor seconds of one core; the limits are 10 and 60.",
         planning,
     ),
 )

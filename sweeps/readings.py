@@ -299,9 +299,10 @@ def layerpipe(_: str, folder: Path) -> list[Number]:
 def planning(text: str, _: Path) -> list[Number]:
     """CPU seconds of plan and bound at the largest sizes."""
     rows = re.findall(r"(?m)^(\S.*?) +(\d+) +(\d+) +[\d.]+ +([\d.]+) +([\d.]+) ", text)
+    kinds = [(name.rpartition(" ")[2], *numbers) for name, *numbers in rows]
     return [
-        Number(f"{name}: {ops} operators, {devices} devices", float(plan), "CPU s", beside=f"the bound takes {float(bound):.3g}")
-        for name, ops, devices, plan, bound in rows
+        Number(f"{kind}, {ops} x {devices}", float(plan), "CPU s", beside=f"the bound {float(bound):.3g}")
+        for kind, ops, devices, plan, bound in kinds
     ]
 
 
