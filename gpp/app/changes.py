@@ -14,7 +14,7 @@ from gpp.capture.python_state import PythonState
 from gpp.errors import InvalidConfig
 
 AT_ONCE = 300
-"""Places that are compared before a step: 1 ms. Those of a large model have their turns."""
+"""Places that are compared before a step: 0.4 ms. Those of a large model have their turns."""
 MOST = 8
 """Most changes that are told."""
 AGAIN = "set it before gpp.parallelize, or close this pipeline and call gpp.parallelize again"

@@ -124,6 +124,7 @@ def test_a_plan_of_too_many_stages_is_no_start() -> None:
 def test_periods_and_instants_are_those_of_the_simulator() -> None:
     own = plain()["gpp.planners.search.step"]
     assert (own.MOST, own.SAME, own.ROUNDING) == (period.MOST, period.SAME, merge.ROUNDING)
+    assert plain()["gpp.planners.search.late"].SAME == period.SAME
 
 
 def test_where_plans_are_not_timed() -> None:

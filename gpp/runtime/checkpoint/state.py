@@ -44,10 +44,9 @@ def whole_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor], loss
     given: set[int] = set()
     for name, value in own.items():
         if isinstance(value, torch.Tensor):
+            now, first = known.get(id(value), value), id(value) in known and id(value) not in given
             # One tensor under two names would be refused by `safetensors.torch.save_file`.
-            values[name] = (
-                known[id(value)] if id(value) in known and id(value) not in given else known.get(id(value), value).detach().clone()
-            )
+            values[name] = now if first else now.detach().clone()
             given.add(id(value))
         else:
             values[name] = value
