@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Final, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -275,15 +275,34 @@ def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...])
     return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
 
 
-def finish_array_s(problem: Problem, trainable_bytes: np.ndarray, devices: tuple[int, ...]) -> np.ndarray:
-    """`finish_s` of many stages on the same devices: both parts grow in proportion to the bytes, apart from the ring's latency.
+class FinishLines(NamedTuple):
+    """What `finish_s` is for any bytes: the update's fixed seconds and those for each byte, and `Cluster.allreduce_lines`."""
 
-    Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they
-    take neighbours, as `Placer` gives them.
-    """
-    most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
-    low, high = finish_s(problem, 1.0, devices), finish_s(problem, most, devices)
-    return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
+    update: tuple[float, float]
+    sums: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, problem: Problem, devices: tuple[int, ...]) -> FinishLines:
+        """Those of a stage on these devices, whose update grows in proportion to its bytes beside what it takes at all."""
+        share = 1 if problem.updates is None else len(devices)
+        low, high = (problem.cost.update_s(size / share, problem.cluster.devices[devices[0]]) for size in (1.0, FAR))
+        each = (high - low) / (FAR - 1)
+        return cls((low - each, each), problem.cluster.allreduce_lines(devices))
+
+    def seconds(self, trainable_bytes: np.ndarray) -> np.ndarray:
+        """`finish_s` of many stages.
+
+        Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they
+        take neighbours, as `Placer` gives them.
+        """
+        fixed, each = self.update
+        sums = [own + size * trainable_bytes for own, size in self.sums]
+        total = fixed + each * trainable_bytes + (np.maximum.reduce(sums) if sums else 0.0)
+        return np.where(trainable_bytes > 0, total, 0.0)
+
+
+FAR: Final = 1e9
+"""Bytes through whose update its line goes, beside one byte."""
 
 
 def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:

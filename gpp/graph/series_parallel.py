@@ -14,7 +14,7 @@ alone names a sub-problem of the planners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -131,11 +131,11 @@ class Order:
 
     def sinks(self, mask: int) -> list[int]:
         """Operators of a set that no other operator of the set depends on."""
-        return [op for op in bits(mask) if not self.descendants[op] & mask]
+        return sorted(op for op in _last(mask, self.ancestors) if not self.descendants[op] & mask)
 
     def sources(self, mask: int) -> list[int]:
         """Operators of a set that depend on no other operator of the set."""
-        return [op for op in bits(mask) if not self.ancestors[op] & mask]
+        return sorted(op for op in _first(mask, self.descendants) if not self.ancestors[op] & mask)
 
     def tree(self, mask: int) -> SPTree | None:
         """The series-parallel tree of a set; None if there is none."""
@@ -149,6 +149,22 @@ class Order:
         return None
 
 
+def _last(mask: int, ancestors: Sequence[int]) -> Iterator[int]:
+    """Operators of a set, among them all without a descendant in it; of a deep set few others, for the highest numbers go first."""
+    while mask:
+        op = mask.bit_length() - 1
+        yield op
+        mask &= ~(ancestors[op] | 1 << op)
+
+
+def _first(mask: int, descendants: Sequence[int]) -> Iterator[int]:
+    """Operators of a set, among them all without an ancestor in it, and few others: the lowest numbers go first."""
+    while mask:
+        op = (mask & -mask).bit_length() - 1
+        yield op
+        mask &= ~(descendants[op] | 1 << op)
+
+
 def critical_path(order: Order, mask: int, weights: Sequence[float]) -> float:
     """The heaviest path inside a set (operators weighted, edges not)."""
     return max((start + weights[op] for op, start in _earliest(order, mask, weights).items()), default=0.0)
@@ -159,7 +175,8 @@ def _earliest(order: Order, mask: int, weights: Sequence[float]) -> dict[int, fl
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
     for op in order.topological(mask):
-        start[op] = max((finish[a] for a in bits(order.ancestors[op] & mask)), default=0.0)
+        # No operator ends before its ancestors.
+        start[op] = max((finish[a] for a in _last(order.ancestors[op] & mask, order.ancestors)), default=0.0)
         finish[op] = start[op] + weights[op]
     return start
 
@@ -242,7 +259,7 @@ def shortest_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
     ops = list(start)
     tail: dict[int, float] = {}
     for op in reversed(ops):
-        tail[op] = weights[op] + max((tail[d] for d in bits(order.descendants[op] & mask)), default=0.0)
+        tail[op] = weights[op] + max((tail[d] for d in _first(order.descendants[op] & mask, order.descendants)), default=0.0)
     # Each of these holds all ancestors (inside the region) of its operators.
     halves = [(order.ancestors[op] & mask) | 1 << op for op in _sample(ops)]
     halves += [mask_of(op for op in ops if start[op] < time) for time in _sample(sorted(set(start.values())))]
@@ -250,7 +267,8 @@ def shortest_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
 
     def cost(first: int) -> tuple[float, int, int]:
         second = mask & ~first
-        added = sum((~order.descendants[a] & mask_of(order.sources(second))).bit_count() for a in order.sinks(first))
+        behind = mask_of(order.sources(second))
+        added = sum((behind & ~order.descendants[a]).bit_count() for a in order.sinks(first))
         # Heaviest path through the barrier: the longest way to a sink before it, from a source after it.
         before = max(start[op] + weights[op] for op in bits(first))
         return before + max(tail[op] for op in bits(second)), added, first

@@ -79,6 +79,22 @@ def test_any_graph_becomes_series_parallel_by_added_dependencies_only(seed):
     assert critical_path(order, of.all_mask, weights) >= critical_path(Order.of(of), of.all_mask, weights) * (1 - 1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_ends_and_heaviest_path_are_those_of_all_pairs(seed):
+    of = random_dag(14, seed)
+    weights = [float((7 * op + seed) % 5) for op in range(14)]
+    _, added, order = series_parallel_order(of, weights)
+    pairs = nx.DiGraph(reachability(of, added))
+    for mask in (of.all_mask, order.ancestors[13] | 1 << 13, order.descendants[0] | 1):
+        inside = pairs.subgraph(bits(mask))
+        assert order.sinks(mask) == sorted(op for op in inside if not inside.out_degree(op))
+        assert order.sources(mask) == sorted(op for op in inside if not inside.in_degree(op))
+        ends = {}
+        for op in nx.topological_sort(inside):
+            ends[op] = weights[op] + max((ends[before] for before in inside.predecessors(op)), default=0.0)
+        assert critical_path(order, mask, weights) == max(ends.values())
+
+
 def test_barrier_is_local_and_mindful_of_time():
     # An N beside a long chain, after a common operator: only the N is touched.
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (2, 4), (3, 8), (4, 8), (0, 5), (5, 6), (6, 7), (7, 8)]

@@ -17,8 +17,9 @@ from gpp.graph.sums import OpSums
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.partition_search import NONE, Lanes, PartitionSearch
+from gpp.planners.graphpipe.partition_search import NONE, PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
+from gpp.planners.graphpipe.stage_tables import Lanes
 from tests.support.problems import cluster, random_problem, towers
 
 
@@ -42,7 +43,7 @@ def test_fewest_devices_of_a_line(seed):
     solved = search.solve(Lanes(np.array([b for b, _ in lanes]), np.array([limit for _, limit in lanes])))
     n = len(line)
     for lane, (b, limit_s) in enumerate(lanes):
-        seconds = {r: search.stage_s(search.structure.root, b, r) for r in costs.replicas[b]}
+        seconds = {r: search.tables.stage_s(search.structure.root, b, r) for r in costs.replicas[b]}
         for h in range(1, search.max_depth + 1):
             best = NONE
             for size in range(min(h, n)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.stage import finish_array_s
+from gpp.cost.stage import FinishLines
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
 from gpp.planners.chains.chain_tables import AbstractChainSearch, Part
 
@@ -115,7 +115,7 @@ class Servers:
             sums = family.sums(np.sum(self.seconds.of(samples), axis=0))
             time_s = sums[family.start] - sums[family.end]
             devices = tuple(d for server in self.servers[:nodes] for d in server[:r])
-            time_s = time_s + finish_array_s(self.problem, self.amounts.trainable, devices) / count
+            time_s = time_s + FinishLines.of(self.problem, devices).seconds(self.amounts.trainable) / count
             need = self.amounts.held(samples, self.copies).peak(in_flight)
             dense = np.full((n, n), np.inf)
             dense[family.start, family.end] = np.where(need <= self.limit, time_s, np.inf)

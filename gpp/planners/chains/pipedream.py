@@ -41,7 +41,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_array_s
+from gpp.cost.stage import FinishLines
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, AbstractReleased, Predict, check_released
 from gpp.planners.chains.bottleneck import Room, Way
@@ -166,7 +166,8 @@ class FlatSearch(AbstractChainSearch):
             pairs, start, end, compute = (a[compute <= room.cap_s] for a in (pairs, start, end, compute))
             amounts = self.tables.of(pairs).amounts
             wire = b // r / self.link.bandwidth_bytes_per_s
-            time_s = compute + finish_array_s(self.problem, amounts.trainable, tuple(range(r))) / between_updates
+            finish = FinishLines.of(self.problem, tuple(range(r)))
+            time_s = compute + finish.seconds(amounts.trainable) / between_updates
             time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
             time_s = np.maximum(time_s, self.tables.live[end] * wire)
             rows = self._rows(time_s, self._bytes(amounts, b, r), count)

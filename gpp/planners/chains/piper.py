@@ -42,7 +42,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_array_s
+from gpp.cost.stage import FinishLines
 from gpp.cost.variants import running, sums_s
 from gpp.graph.op_graph import Variant
 from gpp.plan.plan import Objective, Plan
@@ -210,7 +210,7 @@ class PiperSearch(AbstractChainSearch):
                 wire = b // r / self.link.bandwidth_bytes_per_s
                 moved = boundary + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
                 time_s = compute + moved * wire
-                finish = finish_array_s(self.problem, amounts.trainable, tuple(range(0, r * t, t)))
+                finish = FinishLines.of(self.problem, tuple(range(0, r * t, t))).seconds(amounts.trainable)
                 time_s = time_s + finish / self.problem.accumulation(b)
                 small = np.flatnonzero(time_s <= room.cap_s)
                 found = (Stages(family, start[small], end[small]), amounts.take(small), time_s[small])

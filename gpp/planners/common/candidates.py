@@ -181,7 +181,7 @@ class Assessor:
 
     def _place(self, parts: Parts, b: int, ways: StageWays) -> Placement | None:
         """The devices of every stage; None if there are not enough."""
-        counts = tuple(count for _, count in parts)
+        counts = tuple([count for _, count in parts])
         if sum(counts) > self.cluster.num_devices:
             return None
         if self._homogeneous:

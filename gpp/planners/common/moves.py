@@ -141,7 +141,10 @@ def replicas(around: Around, point: Point) -> Iterator[Point]:
 
 
 def _with_counts(point: Point, counts: dict[int, int]) -> Point:
-    return replace(point, parts=tuple((mask, counts.get(s, count)) for s, (mask, count) in enumerate(point.parts)))
+    parts = list(point.parts)
+    for s, count in counts.items():
+        parts[s] = parts[s][0], count
+    return replace(point, parts=tuple(parts))
 
 
 def boundaries(around: Around, point: Point) -> Iterator[Point]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_array_s
+from gpp.cost.stage import FinishLines
 from gpp.graph.op_graph import bits
 
 
@@ -46,6 +46,7 @@ class StageCosts:
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
+        self._finish: dict[int, FinishLines] = {}
 
     def labels(self) -> list[tuple[float, ...]]:
         """The labels that tell operators apart in time: their columns of the tables."""
@@ -88,5 +89,7 @@ class StageCosts:
 
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
         """Gradient all-reduce over neighbouring devices and optimizer's step of stages, for all mini-batches."""
-        once = finish_array_s(self._even, trainable_bytes, tuple(range(num_replicas)))
-        return once * self.problem.regime.minibatches
+        found = self._finish.get(num_replicas)
+        if found is None:
+            found = self._finish[num_replicas] = FinishLines.of(self._even, tuple(range(num_replicas)))
+        return found.seconds(trainable_bytes) * self.problem.regime.minibatches

@@ -19,8 +19,9 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
 from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Solved
+from gpp.planners.graphpipe.partition_search import PartitionSearch, Solved
 from gpp.planners.graphpipe.sp_structure import SeriesChain
+from gpp.planners.graphpipe.stage_tables import Lanes
 
 SCAN = (1.001, 1.06, 1.15, 1.3, 1.5, 1.8, 2.3, 3.0, 5.0)
 """Limits of the first scan, in units of the least possible bottleneck."""
@@ -213,7 +214,7 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
 
     def collect(chain: SeriesChain) -> None:
         for r in search.costs.replicas[b]:
-            seconds = search.stage_s(chain, b, r)
+            seconds = search.tables.stage_s(chain, b, r)
             found.append(seconds[np.isfinite(seconds)])
         for block in chain.blocks.values():
             for branch in block.chains:

@@ -18,8 +18,6 @@ Complexity: O(P R) array operations of size L x H, for P pieces, R numbers of re
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +25,7 @@ import numpy as np
 from gpp.graph.op_graph import bits
 from gpp.planners.common.candidates import Part
 from gpp.planners.graphpipe.sp_structure import ParallelBlock, SeriesChain, SPStructure
+from gpp.planners.graphpipe.stage_tables import Lanes, StageTables
 
 NONE = 15_000
 """Devices of what cannot be laid out; tables are of 16-bit integers, which the sum of two must not leave."""
@@ -40,22 +39,6 @@ MAX_CELLS = 125_000
 LARGE = 500
 """Operators from which on that counts: plans of so many stages hardly gain from the depths that are left out."""
 
-_StageTable = tuple[np.ndarray, np.ndarray | None]
-
-SMALL_CHAIN = 16
-"""Pieces up to which the tables of all micro-batch sizes are made together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """Micro-batch sizes and limits in seconds, arrays of shape [L]."""
-
-    sizes: np.ndarray
-    limits_s: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
 
 class PartitionSearch:
     """The dynamic program over one structure.
@@ -66,118 +49,22 @@ class PartitionSearch:
     """
 
     def __init__(self, structure: SPStructure, *, depth_scale: float = 1.0) -> None:
-        self.structure, self.costs, self.depth_scale = structure, structure.costs, depth_scale
+        self.structure, self.costs = structure, structure.costs
         self.num_devices = self.costs.cluster.num_devices
         self.max_depth = min(self.num_devices, structure.depth, 128)
         num_ops = self.costs.graph.num_ops
         self.max_lanes = MAX_LANES if num_ops < LARGE else MAX_CELLS // num_ops
-        self._tables: dict[tuple[int, tuple[int, ...], int], _StageTable] = {}
-        self._ends: dict[tuple[int, int], np.ndarray] = {}
-        self._lanes = Lanes(np.zeros(0, int), np.zeros(0))
+        self.tables = StageTables(structure, self.max_depth, depth_scale)
 
     def solve(self, lanes: Lanes) -> Solved:
         """All layouts of the whole graph; `Solved.devices[0]` has shape [L, H + 1]."""
-        self._lanes = lanes
-        self._ends.clear()
+        self.tables.begin(lanes)
         after = np.zeros((len(lanes), self.max_depth + 1), np.int16)
         return self.chain(self.structure.root, np.arange(len(lanes)), after)
 
-    def pick(self, lanes: np.ndarray) -> Lanes:
-        """The lanes of some numbers."""
-        return Lanes(self._lanes.sizes[lanes], self._lanes.limits_s[lanes])
-
-    def stage_s(self, chain: SeriesChain, microbatch_size: int, num_replicas: int) -> np.ndarray:
-        """Seconds of every stage inside a chain, by its first and one-past-last piece."""
-        sizes = self._together(chain, microbatch_size)
-        return self._stages(chain, sizes, num_replicas)[0][sizes.index(microbatch_size)]
-
-    def _together(self, chain: SeriesChain, microbatch_size: int) -> tuple[int, ...]:
-        """The micro-batch sizes whose tables are made with those of one.
-
-        Of a small chain all: the cost is in the calls. Of a large one no other: it is in the elements.
-        """
-        return self.costs.microbatch_sizes if len(chain.bounds) - 1 <= SMALL_CHAIN else (microbatch_size,)
-
-    def _stages(self, chain: SeriesChain, sizes: tuple[int, ...], r: int) -> _StageTable:
-        """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
-
-        Both have the shape [len(sizes), k + 1, k + 1].
-        """
-        key = (id(chain), sizes, r)
-        if key not in self._tables:
-            # Of a small chain those with all numbers of replicas are made together: the cost is in the calls.
-            every = sorted({r for b in sizes for r in self.costs.replicas[b]}) if len(sizes) > 1 else [r]
-            for own, table in zip(every, self._made(chain, sizes, every), strict=True):
-                self._tables[id(chain), sizes, own] = table
-        return self._tables[key]
-
-    def _made(self, chain: SeriesChain, sizes: tuple[int, ...], replicas: list[int]) -> Iterator[_StageTable]:
-        """`_stages` for each number of replicas."""
-        at, table, costs = np.array(chain.bounds), self.structure.intervals, self.costs
-        divides = np.array([[b % r == 0 for b in sizes] for r in replicas])
-        samples = np.array([[max(b // r, 1) for b in sizes] for r in replicas])[..., None, None]
-        most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
-        rows = [[costs.row(b // r) if b % r == 0 else 0 for b in sizes] for r in replicas]
-        prefix = table.prefix_s[np.ix_(np.ravel(rows), at)].reshape(*divides.shape, len(at))
-        amounts = table.amounts.take(np.ix_(at, at))
-        once = amounts.once * (samples / costs.link.bandwidth_bytes_per_s)
-        seconds = np.maximum(prefix[..., None, :] - prefix[..., None], once)
-        seconds += np.array([costs.finish_array_s(amounts.trainable, r) for r in replicas])[:, None] / most
-        memory, holds = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.holds
-        deepest = np.clip(holds.full(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
-        depth = None
-        if not (memory.peak(deepest) <= costs.limit_bytes).all():
-            fits = memory.depth(costs.limit_bytes, deepest)
-            reach = holds.furthest(fits, deepest, self.max_depth)
-            scaled = np.where(reach > 0, np.maximum(reach / max(self.depth_scale, 1e-9), 1.0), 0.0)
-            depth = np.where(fits >= deepest, self.max_depth, np.minimum(scaled, self.max_depth)).astype(np.int16)
-            seconds[depth <= 0] = np.inf
-        seconds[..., np.tri(len(at), dtype=bool)] = np.inf
-        seconds[~divides] = np.inf
-        for n, own in enumerate(seconds):
-            shallow = depth is not None and (depth[n][np.isfinite(own)] < self.max_depth).any()
-            yield own, depth[n] if depth is not None and shallow else None
-
-    def furthest(self, chain: SeriesChain, lanes: Lanes, r: int) -> np.ndarray:
-        """End of the longest stage from each piece within the limit: shape [k, L], or [k, L, H] where memory asks for shallow ones.
-
-        Where there is none, the piece itself.
-        """
-        k = len(chain.bounds) - 1
-        out: np.ndarray | None = None
-        small = k <= SMALL_CHAIN
-        for group in [self.costs.microbatch_sizes] if small else [(b,) for b in dict.fromkeys(lanes.sizes.tolist())]:
-            seconds, depth = self._stages(chain, group, r)
-            mine = np.arange(len(lanes)) if small else np.flatnonzero(lanes.sizes == group)
-            which = np.searchsorted(group, lanes.sizes[mine])
-            within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
-            ends, deep = _last(within, k), np.zeros(0, int)
-            if depth is not None:
-                # Most limits bind before the memory does; only where memory decides do depths get their own ends.
-                pieces = np.arange(k)[:, None]
-                deep = np.flatnonzero(((depth[which, pieces, ends] < self.max_depth) & (ends > pieces)).any(axis=0))
-            if out is None:
-                out = np.zeros((k, len(lanes)), np.int32)
-            if len(deep) and out.ndim == 2:
-                out = np.repeat(out[:, :, None], self.max_depth, axis=2)
-            out[:, mine] = ends if out.ndim == 2 else ends[:, :, None]
-            if depth is not None and len(deep):
-                allowed = depth[which[deep], :k, :0:-1][..., None] >= np.arange(1, self.max_depth + 1)
-                out[:, mine[deep]] = _last(within[deep][..., None] & allowed, k)
-        assert out is not None, "there is a lane at least"
-        return out
-
-    def ends(self, chain: SeriesChain, lanes: np.ndarray, r: int) -> np.ndarray:
-        """`furthest` for some of the lanes being solved, some of them several times."""
-        key = (id(chain), r)
-        if key not in self._ends:
-            self._ends[key] = self.furthest(chain, self._lanes, r)
-        found = self._ends[key]
-        return found if len(lanes) == found.shape[1] else found[:, lanes]
-
     def chain(self, chain: SeriesChain, lanes: np.ndarray, after: np.ndarray) -> Solved:
         """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
-        replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
+        replicas = sorted({r for b in set(self.tables.lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         # One lane: a limit of 5 seconds, and pieces that take 6, 4, 2 and 8 seconds on one device, half of that on two.
         #
         #     i   ends[r=1][i]   ends[r=2][i]        devices[i]   h = 0   1   2   3
@@ -193,7 +80,7 @@ class PartitionSearch:
         ends: list[np.ndarray] = []
         whole = np.zeros(len(lanes), bool)
         for r in replicas:
-            ends.append(self.ends(chain, lanes, r))
+            ends.append(self.tables.ends(chain, lanes, r))
             # Where the rest fits into one stage from every piece on, more replicas cost devices and gain nothing.
             whole |= (ends[-1] == k).reshape(k, len(lanes), -1).all(axis=(0, 2))
             if whole.all():
@@ -210,7 +97,9 @@ class PartitionSearch:
                 if end.ndim == 1:
                     # A stage that is no longer for its replicas is no better.
                     before = ends[n - 1][i] if n else i
-                    at = np.flatnonzero((end != i) & (end != before)) if np.ndim(before) < 2 else rows
+                    at = ((end != i) & (end != before)).nonzero()[0] if np.ndim(before) < 2 else rows
+                    if not at.size:
+                        continue
                     found = devices[end[at], at, :-1] + r
                     if not n:
                         best[at, 1:] = np.minimum(found, NONE)
@@ -233,13 +122,6 @@ class PartitionSearch:
                 # Deeper layouts of these may take more devices; others are as good as what follows.
                 np.minimum.accumulate(best, axis=1, out=best)
         return Solved(self, chain, replicas, ends, devices, choice, opened)
-
-
-def _last(within: np.ndarray, k: int) -> np.ndarray:
-    """[k, L, ...]: the largest end that is within, or the piece itself, from [L, k, ends in descending order, ...]."""
-    pieces = np.arange(k).reshape((1, k) + (1,) * (within.ndim - 3))
-    # argmax counts from the far end; no hit at all gives 0 as well.
-    return np.moveaxis(np.where(within.any(axis=2), k - within.argmax(axis=2), pieces), 1, 0).astype(np.int32)
 
 
 @dataclass(slots=True)
@@ -310,7 +192,7 @@ class Opened:
         spread, begin = np.repeat(lanes, num), depths.reshape(-1)
         start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int16)
         inner = [search.chain(chain, spread, start) for chain in block.chains]
-        packed = _Packing(search, block, search.pick(spread), begin)
+        packed = _Packing(search, block, search.tables.lanes.pick(spread), begin)
         total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1).astype(np.int32) + start + packed.num_bins[:, None]
         for c, solved in enumerate(inner):
             alone = np.where(packed.small[c] > 0, 0, len(block.members[c])).astype(np.int32)
@@ -368,7 +250,7 @@ class _Packing:
         limits, room = lanes.limits_s, costs.limit_bytes
         seconds, memory = [], []
         for chain, members in zip(block.chains, block.members, strict=True):
-            by_size = {b: search.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
+            by_size = {b: search.tables.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
             seconds.append(np.array([by_size[b] for b in lanes.sizes.tolist()]))
             held = costs.problem.amounts(members[0]).held(lanes.sizes, costs.problem.regime.assumed_copies)
             memory.append(held.peak(in_flight))
