@@ -219,7 +219,8 @@ class Leader:
         until = time.monotonic() + LEAVE_S
         while self._board.open and time.monotonic() < until:
             heard = [self._board.heard(rank) for rank in self._others]
-            if all(words.get("left") or words.get("gone") or not words for words in heard):
+            # Who comes later finds an agent's store, and no store of this process's.
+            if all(words.get("left") or words.get("gone") or (self.place.agent and not words) for words in heard):
                 break
             time.sleep(0.05)
         self._board.flush(1.0)
