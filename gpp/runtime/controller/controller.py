@@ -100,7 +100,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         raise
     finally:
         context.close(signal.SIGTERM, timeout=5)
-    follow.poll()
+    follow.poll(ended=True)
     finish_final(follow.job or job, run_dir)
     return follow
 
@@ -193,11 +193,21 @@ class Follower:
         self._offsets: dict[int, float] = {}
         self._switches = defaultdict[int, list[dict[str, Any]]](list)
 
-    def poll(self) -> None:
-        """Read what is new; call the progress for every step that has become complete."""
+    def poll(self, *, ended: bool = False) -> None:
+        """Read what is new; call the progress for every step that has become complete.
+
+        Args:
+            ended: whether all ranks have ended, so that each has left its file.
+
+        Raises:
+            WorkerFailed: what a rank has written is gone.
+        """
         for rank in range(self.world):
             path = self.folder / f"rank_{rank}.jsonl"
             if not path.exists():
+                if ended or self._at[rank]:
+                    gone = f"{path} was deleted or moved while the run was under way, and what the workers write is lost"
+                    raise WorkerFailed(rank, f"{gone}. Fix: start the run again, and leave its folder where it is until the end")
                 continue
             with open(path, "rb") as file:
                 file.seek(self._at[rank])
