@@ -216,6 +216,19 @@ def test_who_comes_while_rank_0_ends_hears_how(capfd: pytest.CaptureFixture[str]
     assert codes == [2]
 
 
+def test_the_rank_that_failed_is_said_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Attendant) -> None:
+        raise WorkerFailed(1, "no room")
+
+    monkeypatch.setattr(Attendant, "_attend", fail)
+    thread, _ = attend(place(1, port), [])
+    with Leader(place(0, port), interface="lo", words=[], limit_s=20.0) as leader:
+        with pytest.raises(WorkerFailed, match=r"^worker 1 failed: no room \(on "):
+            until(lambda: leader._raise_gone())
+        leader.end(1, "no room")
+    thread.join(timeout=20)
+
+
 def test_an_attempt_hears_nothing_of_the_one_before_but_where_it_ran(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ class Attendant:
             except GppError as error:
                 # Rank 0 knows best why, and says so; it may be what is gone.
                 print(f"error: {error}", file=sys.stderr, flush=True)
-                self._board.say(gone=str(error))
+                self._board.say(gone=str(error).removeprefix(f"worker {self.place.rank} failed: "))  # rank 0 says whose it is
                 self._end_worker(0.0)
                 self._wait_for_end()
                 return error.exit_code
