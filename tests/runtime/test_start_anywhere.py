@@ -216,16 +216,15 @@ def test_who_comes_while_rank_0_ends_hears_how(capfd: pytest.CaptureFixture[str]
     assert codes == [2]
 
 
-def test_the_rank_that_failed_is_said_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Attendant) -> None:
-        raise WorkerFailed(1, "no room")
-
-    monkeypatch.setattr(Attendant, "_attend", fail)
+def test_a_machine_whose_folder_is_deleted_says_so_once(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), end=lambda patience_s: None)
+    monkeypatch.setattr(Attendant, "_get_job", lambda self: (tmp_path / "deleted", {}))
+    monkeypatch.setattr(attendant, "PlaceWorker", SimpleNamespace(start=lambda *_: works))
     thread, _ = attend(place(1, port), [])
     with Leader(place(0, port), interface="lo", words=[], limit_s=20.0) as leader:
-        with pytest.raises(WorkerFailed, match=r"^worker 1 failed: no room \(on "):
+        with pytest.raises(WorkerFailed, match=r"^worker 1 failed: /.*rank_1.log was deleted or moved"):
             until(lambda: leader._raise_gone())
-        leader.end(1, "no room")
+        leader.end(1, "its folder is gone")
     thread.join(timeout=20)
 
 

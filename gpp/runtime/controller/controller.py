@@ -166,6 +166,12 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     return WorkerFailed(rank, f"exit code {code}", tail)
 
 
+def deleted(rank: int, path: Path) -> WorkerFailed:
+    """That a file of a rank is gone while the run is under way."""
+    gone = f"{path} was deleted or moved while the run was under way, and what the workers write is lost"
+    return WorkerFailed(rank, f"{gone}. Fix: start the run again, and leave its folder where it is until the end")
+
+
 class Follower:
     """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
 
@@ -206,8 +212,7 @@ class Follower:
             path = self.folder / f"rank_{rank}.jsonl"
             if not path.exists():
                 if ended or self._at[rank]:
-                    gone = f"{path} was deleted or moved while the run was under way, and what the workers write is lost"
-                    raise WorkerFailed(rank, f"{gone}. Fix: start the run again, and leave its folder where it is until the end")
+                    raise deleted(rank, path)
                 continue
             with open(path, "rb") as file:
                 file.seek(self._at[rank])
