@@ -220,6 +220,8 @@ class Exhausted(GppError):
             return error
         path = ""
         if isinstance(error, OSError):
+            if "No usable temporary directory" in str(error):
+                return cls(f"{error.strerror}. Fix: set TMPDIR to a folder that can be written")
             number, path = error.errno, str(error.filename or "")
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error) or os.strerror(errno.ENOMEM) in str(error):
             number = errno.ENOMEM

@@ -89,6 +89,6 @@ def _refuse(plan: Plan) -> None:
     for s, stage in enumerate(plan.stages):
         if stage.stride > 1:
             raise UnsupportedPlan(
-                f"stage {s}: its replicas take micro-batches in turn, with versions of their own, which engine=reference does not "
-                "follow. Fix: strategy.replicas=split, or engine=distributed"
+                f"stage {s}: its replicas take micro-batches in turn, which engine=reference does not follow. "
+                "Fix: strategy.replicas=split, or engine=distributed"
             )

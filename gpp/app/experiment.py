@@ -326,7 +326,7 @@ class Experiment:
         given = (self.layout and self.made.modules and self.layout.plan(problem, self.made.modules)) or self.given_plan
         if given is None:
             return self.made.plan or self.strategy.plan(problem)
-        check_given(self.strategy, self.plan, given, problem)
+        check_given(self.strategy, self.plan, given, problem, self.layout)
         return given
 
     def in_place(self, captured: Captured, problem: Problem, plan: Plan, progress: Progress) -> tuple[Problem, Plan]:
@@ -335,7 +335,7 @@ class Experiment:
             return problem, plan
         from gpp.app.in_place import renewed, settle
 
-        given, started = self.given_plan is not None, self.made.rehearsals
+        given, started = self.plan is not None, self.made.rehearsals
         if (fresh := renewed(problem, captured, self.engine, self.optimizer, progress.warn)) is not problem:
             problem, plan = fresh, plan if given else self.strategy.plan(fresh)
         job_of, weights = partial(self.job, captured), partial(self.weights, captured)

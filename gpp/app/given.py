@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.export.layout import GivenLayout
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine
@@ -24,11 +25,14 @@ def check_engine(engine: AbstractEngine, strategy: Strategy, given: Plan | None)
         part.check_engine(engine.name)
 
 
-def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) -> None:
+def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem, layout: GivenLayout | None = None) -> None:
     """Prove that a plan from a file can run under a strategy, to the end of its program.
 
+    Args:
+        layout: in the form of another engine, where the plan was made of one.
+
     Raises:
-        InvalidConfig: its micro-batches have another size than the one that was asked for.
+        InvalidConfig: its micro-batches have another size than the one that was asked for; or it has another order of passes.
         InvalidPlan, InvalidFile, Infeasible: as `Strategy.check`; names the file, and a fix.
     """
     if (b := problem.microbatch_size) is not None:
@@ -41,7 +45,7 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
                 raise InvalidConfig("microbatch_size", b, rule, fix)
     try:
         strategy.check(plan, problem)
-        strategy.lower(plan, problem)
+        program = strategy.lower(plan, problem)
     except Infeasible as error:
         raise Infeasible(f"plan={path}: {error.constraint}", error.remedy) from None
     except InvalidConfig as error:
@@ -49,6 +53,8 @@ def check_given(strategy: Strategy, path: object, plan: Plan, problem: Problem) 
     except (InvalidPlan, MalformedProgram) as error:
         fix = "" if "Fix: " in str(error) else ". Fix: correct the file, or leave plan out"
         raise InvalidPlan(f"plan={path}: {error}{fix}") from None
+    if layout is not None:
+        layout.check_order(plan, problem.graph, program, strategy.schedule.name)
 
 
 def check_only_size(batch: int, minibatch_size: int, model: str) -> None:

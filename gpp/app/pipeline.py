@@ -295,7 +295,8 @@ class Pipeline:
                 first = self._job.settings.first_step
                 logs = Follower(self.run_dir / "ranks", self.plan.num_devices, self.plan.minibatch_size, Progress(), first)
                 logs.poll()
-                self._outcome = collect(self._job, self.run_dir, logs, counted=self._usual)
+                if logs.ends:  # else the folder was deleted, and its times with it
+                    self._outcome = collect(self._job, self.run_dir, logs, counted=self._usual)
             self.report()
         finally:
             self._workers = None

@@ -28,7 +28,7 @@ from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
 from gpp.capture.known import KnownValues
-from gpp.capture.untraced import data_detached, unchecked
+from gpp.capture.untraced import as_trained, data_detached, refused, unchecked
 from gpp.capture.user_lines import REWRITE, explained, looks_at_values, reason, where
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -175,6 +175,8 @@ def trace(
             in_place(whole),
             data_detached(),
             unchecked(),
+            refused(),
+            as_trained(whole),
         ):
             program, fixed = _exported(whole, flat, batch or size, again, notes)
     except GppError:

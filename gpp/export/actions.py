@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +20,9 @@ from gpp.timeline import Timeline
 
 TORCH_KINDS: Final = ("F", "B", "I", "W")
 """Our kinds of passes that torch has, by the same letters."""
+
+_BETWEEN: Final = re.compile(r"\d+(SEND_[FB]\d+|RECV_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
+"""Actions between passes, as torch writes them."""
 
 Rows = Sequence[Sequence[Task]]
 """The passes of each rank."""
@@ -101,3 +105,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
+
+
+def listed(text: str) -> list[list[str]]:
+    """The words of each rank of a CSV of either form, without messages, sums, and what else is none of a pass."""
+    rows = [[word.strip() for word in row] for row in csv.reader(io.StringIO(text))]
+    return [[word for word in row if word and not _BETWEEN.fullmatch(word)] for row in rows if row]

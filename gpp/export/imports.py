@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,17 @@ def layout_of(text: str, also: AbstractExporter | None = None) -> GivenLayout | 
     if text.endswith(".py"):
         rule = "is a program, and a plan is data: nothing of it is run"
         raise InvalidConfig("plan", text, rule, "name the torchtitan.toml beside it, whose [parallelism] has the stages")
-    content = text
+    content, folder = text, Path()
     if Path(text).suffix in (".toml", ".json", ".txt"):
         try:
             path = Path(text)
             if path.stat().st_size > MOST_BYTES:
                 raise InvalidConfig("plan", text, f"is larger than {MOST_BYTES} bytes, which no layout is", "name another file")
-            content = path.read_text("utf-8").strip()
+            content, folder = path.read_text("utf-8").strip(), path.parent
         except (OSError, UnicodeDecodeError):
             return None
     for exporter in (*([also] if also else []), *shipped()):
         if (found := exporter.layout(content)) is not None:
-            return found
+            # What a file names lies beside it.
+            return replace(found, csv=str(folder / found.csv)) if found.csv else found
     return None

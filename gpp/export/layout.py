@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 from typing import Literal
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.export.actions import listed, passes, word
 from gpp.export.modules import Modules
-from gpp.graph.op_graph import mask_of
+from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
+from gpp.plan.chain import PlanChain
 from gpp.plan.plan import Plan
+from gpp.program.program import Program
 
 OPENING, LAYER, CLOSING = "opening", "layer", "closing"
 """What stands before the layers, one of them, and what follows them."""
@@ -47,6 +52,7 @@ class GivenLayout:
         microbatch_size: samples on each replica; None: not said.
         called: the engine's own names of a model's modules, by ours; None: the names are the model's.
         order: the engine's own name of its order of passes, and the `strategy/schedule` that is the same; empty: there is none.
+        csv: the file with the order of passes, which counts more than a name; empty: there is none.
     """
 
     source: str
@@ -58,14 +64,42 @@ class GivenLayout:
     microbatch_size: int | None = None
     called: Callable[[Modules], Mapping[str, str]] | None = None
     order: tuple[str, str] = ("", "")
+    csv: str = ""
 
     def warnings(self, schedule: str) -> tuple[str, ...]:
         """What a user is to know who runs it under a schedule."""
         theirs, ours = self.order
-        if not theirs or schedule == ours:
+        if not theirs or schedule == ours or self.csv:
             return ()
         fix = f"set strategy/schedule={ours} for the file's" if ours else "no strategy/schedule is the file's"
         return (f"plan={self.text} has the order of {theirs}, and the run that of strategy/schedule={schedule}: {fix}",)
+
+    def check_order(self, plan: Plan, graph: OpGraph, program: Program, schedule: str) -> None:
+        """Refuse to run in another order of passes than that of the file.
+
+        Args:
+            plan: of this layout.
+            schedule: the name of the order of the program.
+
+        Raises:
+            InvalidConfig: the file cannot be read, or has another order; names the first pass that differs.
+        """
+        if not self.csv:
+            return
+        leave = "take the file's name out of the layout to run in the order of strategy/schedule"
+        try:
+            theirs = listed(Path(self.csv).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._wrong(
+                f"has its order of passes in {self.csv}, which cannot be read: {error}", f"put it there, or {leave}"
+            ) from None
+        ours = [[word(task) for task in row] for row in passes(program, PlanChain.of(plan, graph))]
+        for rank, (own, other) in enumerate(zip_longest(ours, theirs, fillvalue=())):
+            for here, there in zip_longest(own, other, fillvalue="nothing more"):
+                if here != there:
+                    rule = f"has the order of {self.csv}: rank {rank} does {there} where strategy/schedule={schedule} does {here}"
+                    fix = "set the strategy/schedule, minibatch_size and microbatch_size that it was written for"
+                    raise self._wrong(rule, f"{fix}, or {leave}")
 
     def plan(self, problem: Problem, modules: Modules) -> Plan:
         """The plan on a graph whose operators are the model's modules (`Modules.graph`).

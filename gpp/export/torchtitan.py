@@ -32,7 +32,7 @@ ORDERS = {
     "ZBVZeroBubble": "zero_bubble_v",
     "DualPipeV": "dualpipe_v",
 }
-"""Its names of orders of passes, and ours. One of a file of its own (`PipelineScheduleMulti`) is not read."""
+"""Its names of orders of passes, and ours. A file with an order (`pipeline_parallel_schedule_csv`) counts more than its name."""
 
 FSDP = Lost(what="the optimizer's state that replicas share: FSDP shares weights and gradients, too, which it gathers once a step")
 """With a pipeline, its default keeps gathered weights until the step is over (`fsdp_reshard_after_forward`)."""
@@ -187,6 +187,7 @@ class TorchTitan(AbstractExporter):
             degree=found.get("pipeline_parallel_degree"),
             fold="v" if order in ("ZBVZeroBubble", "DualPipeV") else "loop",
             order=(order, ORDERS.get(order, "")),
+            csv=str(found.get("pipeline_parallel_schedule_csv", "")),
             replicas=None if -1 in copies else copies[0] * copies[1],
             microbatch_size=found.get("pipeline_parallel_microbatch_size"),
             called=self._placed,

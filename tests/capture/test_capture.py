@@ -254,6 +254,35 @@ class Numpy(nn.Linear):
         return torch.from_numpy(super().forward(x).detach().numpy())
 
 
+class Freezing(nn.Linear):
+    def forward(self, x):
+        self.requires_grad_(False)
+        return super().forward(x)
+
+
+class Thawing(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.bias.requires_grad = False
+
+    def forward(self, x):
+        x.requires_grad_()  # which changes nothing that is trained
+        self.bias.requires_grad = True
+        return super().forward(x)
+
+
+class Packed(nn.LSTM):
+    def forward(self, x):
+        lengths = torch.full((len(x),), 1)
+        return super().forward(nn.utils.rnn.pack_padded_sequence(x[:, None], lengths, batch_first=True))[1][0]
+
+
+class Connectionist(nn.Linear):
+    def forward(self, x):
+        lengths = [1] * 2
+        return nn.CTCLoss()(super().forward(x)[None].log_softmax(-1), torch.ones(2, 1, dtype=torch.long), lengths, lengths)
+
+
 class Cast(nn.Linear):
     def forward(self, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -267,6 +296,13 @@ class Cast(nn.Linear):
         (Scaling, r"aten\.mul\.Tensor at .*test_capture\.py:\d+: return.*data-dependent.*keep it a tensor"),
         (Doubled, r"Doubling is a torch\.autograd\.Function at .*test_capture\.py:\d+.*own backward"),
         (Numpy, r"test_capture\.py:\d+: return torch.from_numpy.*numpy"),
+        (
+            Freezing,
+            r"requires_grad of weight to False at .*test_capture\.py:\d+: self\.requires_grad_\(False\); .*Fix: set it before",
+        ),
+        (Thawing, r"requires_grad of bias to True at .*test_capture\.py:\d+: self\.bias\.requires_grad = True"),
+        (Packed, r"pack_padded_sequence at .*test_capture\.py:\d+: return super.*Fix: give .* the padded tensor"),
+        (Connectionist, r"ctc_loss at .*test_capture\.py:\d+: return nn\.CTCLoss.*Fix: make both of its passes one operator"),
         (Cast, r"autocast at .*test_capture\.py:\d+: return.*dtype=bfloat16"),
     ],
 )

@@ -463,6 +463,18 @@ def test_other_code_in_evaluation_is_told() -> None:
     assert "in evaluation loss of Guarded is" in warning and "Training is not affected" in warning
 
 
+def test_noise_of_evaluation_is_not_taken_for_samples_that_see_each_other() -> None:
+    class Noisy(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            return h + 0.1 * torch.randn_like(h)
+
+    class Centred(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            return self.drop(h - h.mean(0))
+
+    assert [captured_of(kind()).mixes for kind in (Noisy, Centred, Plain)] == [None, True, False]
+
+
 def test_draws_whose_numbers_are_not_used_do_not_shift_the_others() -> None:
     found = captured_of(Unused())
     assert found.checked is not None and found.checked.unknown is None and found.warnings == ()

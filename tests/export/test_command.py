@@ -6,10 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from gpp.plan.plan import Plan
+from gpp.runtime.engine import Progress
 from gpp.serialization import from_json, read_json
 from gpp.ui.bench import Bench
 from tests.support.cli import run
+from tests.support.one_process import answered
 
 OWN = Path(__file__).parent / "conf"
 MODEL = ("model=gpt_small", "model.num_layers=2", "cluster=summit_1x4", "minibatch_size=32", "microbatch_size=4", "explain_s=0")
@@ -24,6 +28,16 @@ def test_a_layout_is_read_and_written_by_an_exporter_of_ones_own(tmp_path: Path)
     assert (folder / "stages.txt").read_text() == given.read_text()
     page = (folder / "PLAN.md").read_text()
     assert "for an engine of mine" in page and "## Memory of each rank" in page and "tokens a second" in page
+
+
+def test_a_layout_stays_when_its_times_are_taken_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays: list[bool] = []
+    monkeypatch.setattr("gpp.app.in_place.renewed", lambda problem, *_: problem)
+    monkeypatch.setattr("gpp.app.in_place.settle", lambda *of, given, **_: stays.append(given) or of[:2])
+    for more in ("plan='Et|tL'",), ():
+        words = ["logger=none", "model=gpt_small", f"hydra.run.dir={tmp_path}/run", *more]
+        answered(words, lambda experiment, _: experiment.in_place(None, None, None, Progress()), monkeypatch)
+    assert stays == [True, False]
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from gpp import Even, GPipe, Interleaved1F1B, OneFOneB, Plan, Sequential, Strategy, ZeroBubbleH1
 from gpp.analysis.explain.single import changes, least_s, single_changes
 from gpp.app.exporting import settled
+from gpp.app.given import check_given
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.export.base import AbstractExporter, ToExport, torchrun
@@ -146,6 +147,27 @@ def test_what_is_written_is_read_as_the_same_plan(exporter: AbstractExporter, tm
     assert layout is not None and layout.source == exporter.name
     problem, modules = posed()
     assert [stage.ops for stage in layout.plan(problem, modules).stages] == [stage.ops for stage in e.plan.stages]
+
+
+def test_an_order_of_passes_in_a_file_is_run_or_refused(tmp_path: Path) -> None:
+    e = laid_out()
+    for name in ("torchtitan.toml", "schedule.csv"):
+        (tmp_path / name).write_text(TorchTitan().exported(e).files[name])
+    layout = layout_of(str(tmp_path / "torchtitan.toml"))
+    assert layout is not None and layout.warnings("1f1b") == ()
+    check_given(STRATEGY, "mine", e.plan, e.problem, layout)
+    with pytest.raises(InvalidConfig, match=r"order of .*schedule.csv: rank 0 does 0B0 where .*=gpipe does 0F\d.*Fix: set the"):
+        check_given(replace(STRATEGY, schedule=GPipe()), "mine", e.plan, e.problem, layout)
+    order = (tmp_path / "schedule.csv").read_text()
+    # torch's other form has what stands between passes.
+    (tmp_path / "schedule.csv").write_text(order.replace("0F0", "0UNSHARD,0F0,0SEND_F0").replace("\n", ",0REDUCE_GRAD,\n"))
+    check_given(STRATEGY, "mine", e.plan, e.problem, layout)
+    (tmp_path / "schedule.csv").write_text(order.partition("\n")[0])
+    with pytest.raises(InvalidConfig, match="rank 1 does nothing more where"):
+        check_given(STRATEGY, "mine", e.plan, e.problem, layout)
+    (tmp_path / "schedule.csv").unlink()
+    with pytest.raises(InvalidConfig, match=r"schedule.csv, which cannot be read: .*Fix: put it there, or take"):
+        check_given(STRATEGY, "mine", e.plan, e.problem, layout)
 
 
 # As Megatron's documentation, MCore's tests and papers write them, with the stages that they mean.

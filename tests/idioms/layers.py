@@ -89,7 +89,7 @@ def cell() -> Made:
     return words(Loop())
 
 
-@on("`pack_padded_sequence`, whose sizes depend on values", "refused", "cannot be captured at", "padded sequences and a mask")
+@on("`pack_padded_sequence`, whose sizes depend on values", "refused", "pack_padded_sequence at", "padded sequences and a mask")
 def packed() -> Made:
     class Packed(nn.Module):
         def __init__(self) -> None:

@@ -220,6 +220,10 @@ def test_a_full_disk_stops_the_run_with_what_it_is_and_what_helps(tmp_path: Path
         (OSError(errno.EMFILE, "Too many"), "Too many open files. Fix: raise the limit on open files (ulimit -n)"),
         (OSError("the disk with the samples is gone"), None),
         (OSError(errno.ENOENT, "No such file", "/a"), None),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "No usable temporary directory found in ['/tmp']. Fix: set TMPDIR",
+        ),
         (ValueError("(os error 2)"), None),
     ],
 )

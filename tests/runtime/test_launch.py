@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, sta
 
 from gpp import Distributed, Progress
 from gpp.errors import InvalidConfig, WorkerFailed
-from gpp.runtime.controller.controller import all_ended, failure
+from gpp.runtime.controller.controller import Follower, all_ended, failure
 from gpp.runtime.controller.follow import RankFiles, commands, follow, gather, machines
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.job import Job
@@ -109,8 +109,10 @@ def report(run_dir: Path, rank: int, kind: str, **more: Any) -> None:
     (run_dir / "ranks" / f"rank_{rank}.error.json").write_text(json.dumps(values))
 
 
-def end(job: Job, run_dir: Path, rank: int, digest: str | None = None) -> None:
-    (run_dir / "ranks" / f"rank_{rank}.end.json").write_text(json.dumps({"rank": rank, "job": digest or program_digest(run_dir)}))
+def end(job: Job, run_dir: Path, rank: int, digest: str | None = None, files: dict[str, int] | None = None) -> None:
+    said = {"rank": rank, "job": digest or program_digest(run_dir), "files": files or {}}
+    (run_dir / "ranks" / f"rank_{rank}.end.json").write_text(json.dumps(said))
+    (run_dir / "ranks" / f"rank_{rank}.jsonl").touch()
 
 
 def test_what_is_collected_must_be_there_and_be_this_job(prepared: tuple[Job, Any], tmp_path: Path) -> None:
@@ -124,6 +126,28 @@ def test_what_is_collected_must_be_there_and_be_this_job(prepared: tuple[Job, An
     end(job, tmp_path, 1)
     assert gather(job, tmp_path, Progress()).losses == {}
     assert follow(job, tmp_path, Progress()).losses == {}
+    # A copy under way: the word of the end may be here before what it is about.
+    for cut in ("", '{"rank'):
+        (tmp_path / "ranks" / "rank_1.end.json").write_text(cut)
+        assert RankFiles(job, tmp_path).ended() == [0]
+    end(job, tmp_path, 1, files={"rank_1.jsonl": 9, "device_1.json": 1})
+    assert RankFiles(job, tmp_path).ended() == [0]
+    (tmp_path / "ranks" / "rank_1.jsonl").write_text("9 letters")
+    assert RankFiles(job, tmp_path).ended() == [0]
+    (tmp_path / "ranks" / "device_1.json").write_text("{}")
+    assert RankFiles(job, tmp_path).ended() == [0, 1]
+
+
+def test_a_folder_that_is_deleted_under_a_run_ends_it(tmp_path: Path) -> None:
+    logs = Follower(tmp_path, 1, 8, Progress())
+    logs.poll()  # nothing has begun
+    with pytest.raises(WorkerFailed, match=r"rank_0.jsonl was deleted or moved while .*Fix: start the run again"):
+        logs.poll(ended=True)
+    (tmp_path / "rank_0.jsonl").write_text('{"step": 0, "start": 0.0, "end": 1.0}\n')
+    logs.poll()
+    (tmp_path / "rank_0.jsonl").unlink()
+    with pytest.raises(WorkerFailed, match="was deleted or moved"):
+        logs.poll()
 
 
 def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:

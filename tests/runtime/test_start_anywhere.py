@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,6 +205,29 @@ def test_the_others_end_as_rank_0_does(port: int, code: int, reason: str | None,
     assert said.replace("\n", "") == (line * 2 if code else "")
 
 
+def test_who_comes_while_rank_0_ends_hears_how(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without an agent the store ends with rank 0, which has refused its words before the others were there."""
+    first = LaunchPlace(rank=0, world=2, local_rank=0, machines=1, address="127.0.0.1", port=free_port(), agent=False)
+    with Leader(first, interface="lo", words=[], limit_s=20.0) as leader:
+        thread, codes = attend(replace(first, rank=1, local_rank=1), [])
+        leader.end(2, "steps=0: must be at least 1")
+        assert leader._board.heard(1)["left"]
+    thread.join(timeout=20)
+    assert codes == [2]
+
+
+def test_a_machine_whose_folder_is_deleted_says_so_once(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), end=lambda patience_s: None)
+    monkeypatch.setattr(Attendant, "_get_job", lambda self: (tmp_path / "deleted", {}))
+    monkeypatch.setattr(attendant, "PlaceWorker", SimpleNamespace(start=lambda *_: works))
+    thread, _ = attend(place(1, port), [])
+    with Leader(place(0, port), interface="lo", words=[], limit_s=20.0) as leader:
+        with pytest.raises(WorkerFailed, match=r"^worker 1 failed: /.*rank_1.log was deleted or moved"):
+            until(lambda: leader._raise_gone())
+        leader.end(1, "its folder is gone")
+    thread.join(timeout=20)
+
+
 def test_an_attempt_hears_nothing_of_the_one_before_but_where_it_ran(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,6 +411,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_planned(
 ) -> None:
     for name, value in alone(world).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("gpp.runtime.controller.leader.LEAVE_S", 0.0)  # nobody comes
     flags, folder = (["-m"], "sweep") if "-m" in words else ([], "run")
     words = [*flags, "logger=none", "cost=analytical", *(word for word in words if word != "-m")]
     code, out = answered([*words, f"hydra.{folder}.dir={tmp_path}/run"], check_only, monkeypatch)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn, final
 from gpp.errors import GppError, InvalidConfig, WorkerFailed
 from gpp.files import folder
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.controller import POLL_S
-from gpp.runtime.controller.leader import END_S, OUTPUT, PlaceWorker
+from gpp.runtime.controller.controller import POLL_S, deleted
+from gpp.runtime.controller.leader import END_S, OUTPUT, PlaceWorker, log_of
 from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.run_dir import RUN, RUN_DIR, RunDir, holds, under_way
 from gpp.runtime.transport.network import of_this_attempt
@@ -58,7 +58,7 @@ class Attendant:
             except GppError as error:
                 # Rank 0 knows best why, and says so; it may be what is gone.
                 print(f"error: {error}", file=sys.stderr, flush=True)
-                self._board.say(gone=str(error))
+                self._board.say(gone=str(error).removeprefix(f"worker {self.place.rank} failed: "))  # rank 0 says whose it is
                 self._end_worker(0.0)
                 self._wait_for_end()
                 return error.exit_code
@@ -114,8 +114,11 @@ class Attendant:
         self._worker = PlaceWorker.start(self.place, run_dir, env)
         if self._directory:
             threading.Thread(target=self._send_back, args=(run_dir,), daemon=True).start()
+        log = log_of(run_dir, self.place.rank)
         while True:
             self._look()
+            if not log.exists():
+                raise deleted(self.place.rank, log)
             if (code := self._worker.process.poll()) is not None:
                 self._board.say(exit=code)
             time.sleep(POLL_S)

@@ -100,7 +100,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         raise
     finally:
         context.close(signal.SIGTERM, timeout=5)
-    follow.poll()
+    follow.poll(ended=True)
     finish_final(follow.job or job, run_dir)
     return follow
 
@@ -166,6 +166,12 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     return WorkerFailed(rank, f"exit code {code}", tail)
 
 
+def deleted(rank: int, path: Path) -> WorkerFailed:
+    """That a file of a rank is gone while the run is under way."""
+    gone = f"{path} was deleted or moved while the run was under way, and what the workers write is lost"
+    return WorkerFailed(rank, f"{gone}. Fix: start the run again, and leave its folder where it is until the end")
+
+
 class Follower:
     """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
 
@@ -193,11 +199,20 @@ class Follower:
         self._offsets: dict[int, float] = {}
         self._switches = defaultdict[int, list[dict[str, Any]]](list)
 
-    def poll(self) -> None:
-        """Read what is new; call the progress for every step that has become complete."""
+    def poll(self, *, ended: bool = False) -> None:
+        """Read what is new; call the progress for every step that has become complete.
+
+        Args:
+            ended: whether all ranks have ended, so that each has left its file.
+
+        Raises:
+            WorkerFailed: what a rank has written is gone.
+        """
         for rank in range(self.world):
             path = self.folder / f"rank_{rank}.jsonl"
             if not path.exists():
+                if ended or self._at[rank]:
+                    raise deleted(rank, path)
                 continue
             with open(path, "rb") as file:
                 file.seek(self._at[rank])

@@ -54,7 +54,15 @@ class RankFiles:
         self.world = len(job.program.actions)
 
     def ended(self) -> list[int]:
-        return [rank for rank in range(self.world) if (self.folder / f"rank_{rank}.end.json").exists()]
+        """Ranks that have ended, all files of which are here whole: a copy of a folder has no order."""
+        return [rank for rank in range(self.world) if self._whole(self.folder / f"rank_{rank}.end.json")]
+
+    def _whole(self, end: Path) -> bool:
+        try:
+            sizes = json.loads(end.read_text()).get("files", {})
+            return all((self.folder / name).stat().st_size >= size for name, size in sizes.items())
+        except (OSError, ValueError):
+            return False
 
     def failed(self) -> list[int]:
         return [rank for rank in range(self.world) if (self.folder / f"rank_{rank}.error.json").exists()]
@@ -103,7 +111,7 @@ def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
         raise WorkerFailed(missing[0], f"has not ended, or its files are not here. Fix: copy every machine's ranks/ here ({which})")
     ranks.check()
     follow = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
-    follow.poll()
+    follow.poll(ended=True)
     return follow
 
 
@@ -130,7 +138,7 @@ def follow(
             signs, heard_s = fresh, now_s
         if not still and not ranks.failed():
             ranks.check()
-            logs.poll()
+            logs.poll(ended=True)
             return logs
         known = over(ranks)
         if ranks.failed() or known:

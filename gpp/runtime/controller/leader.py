@@ -44,6 +44,11 @@ END_S = 5.0
 """Seconds that a worker has to end after a signal."""
 
 
+def log_of(run_dir: Path, rank: int) -> Path:
+    """What the worker of a place prints."""
+    return run_dir / "ranks" / f"rank_{rank}.log"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceWorker:
     """The worker of one place, a child of its process."""
@@ -64,7 +69,7 @@ class PlaceWorker:
             PARENT: identity(),
         }
         words = [sys.executable, "-m", MODULE, str(run_dir)]
-        with open_binary(run_dir / "ranks" / f"rank_{place.rank}.log") as log:
+        with open_binary(log_of(run_dir, place.rank)) as log:
             return cls(
                 process=subprocess.Popen(
                     words,
@@ -219,7 +224,8 @@ class Leader:
         until = time.monotonic() + LEAVE_S
         while self._board.open and time.monotonic() < until:
             heard = [self._board.heard(rank) for rank in self._others]
-            if all(words.get("left") or words.get("gone") or not words for words in heard):
+            # Who comes later finds an agent's store, and no store of this process's.
+            if all(words.get("left") or words.get("gone") or (self.place.agent and not words) for words in heard):
                 break
             time.sleep(0.05)
         self._board.flush(1.0)
@@ -292,7 +298,7 @@ class Leader:
         gone = min(known, default=None)
         if gone is None:
             return None
-        log = ranks.folder / f"rank_{gone[1]}.log"
+        log = log_of(ranks.run_dir, gone[1])
         tail = log.read_text(errors="replace")[-4000:] if gone[0] == _ENDED and log.exists() else ""
         return WorkerFailed(gone[1], gone[2], tail)
 

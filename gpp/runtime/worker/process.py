@@ -3,7 +3,7 @@
 ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
       rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (its connection to another rank), `ended` (SIGTERM)
       rank_N.clock.json  how far its clock is from rank 0's, where they may be on several machines
-      rank_N.end.json    that it came to its end, and with which job
+      rank_N.end.json    that it came to its end, with which job, and how long the files are that it leaves
 """
 
 from __future__ import annotations
@@ -325,7 +325,9 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
                 # None takes what the plan has given to another.
                 torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
         run(job, run_dir, rank, world, device)
-        end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
+        left = (*ranks.glob(f"rank_{rank}.*json*"), *ranks.glob("device_*.json"))
+        files = {path.name: path.stat().st_size for path in left}
+        end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname(), "files": files}
         write_text(ranks / f"rank_{rank}.end.json", json.dumps(end), exact=True)
     except Exception as raised:
         error = Exhausted.of(raised) or raised
