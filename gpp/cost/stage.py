@@ -216,7 +216,11 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
     amounts = stage_amounts(problem, stage)
     held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.updated_share(stage.ops, len(stage.replicas))
-    return held._replace(static=held.static - amounts.trainable * problem.optimizer_state_factor * elsewhere)
+    # Passes that read weights in their own type do so of every version.
+    narrow = {name for op in stage.ops for name in problem.graph.ops[op].params if problem.graph.param_of[name].copy_of}
+    more = (copies - 1) * sum(problem.graph.param_of[name].num_bytes for name in narrow)
+    less = amounts.trainable * problem.optimizer_state_factor * elsewhere
+    return held._replace(static=held.static - less, versions=held.versions + more)
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:

@@ -26,6 +26,7 @@ class Param:
 
     `aliases` are the other names of the same storage (tied weights); `bytes` is counted once.
     `gathered` says that a forward pass reads only the rows that its samples name (an embedding table).
+    `copy_of` names the parameter of which this is a copy in the type of the passes; empty for all others.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Param:
     trainable: bool = True
     aliases: tuple[str, ...] = ()
     gathered: bool = False
+    copy_of: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """A user input or a target.
 
-    A device fetches the rows of whole mini-batches, so operators that keep a part of them keep no memory of their own.
-    """
+    A device fetches rows of whole mini-batches: operators that keep a part of them keep no memory of their own."""
 
     name: str
     bytes_per_sample: NotNegative

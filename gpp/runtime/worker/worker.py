@@ -197,6 +197,8 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
+        for module in self.modules.values():
+            module.renew()  # stages may share weights
         if optimizer is not None and not self.gradients.omits:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             set_rate(optimizer, rate)

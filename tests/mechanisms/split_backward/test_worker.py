@@ -120,9 +120,8 @@ def test_halves_of_narrow_forwards_train_what_whole_backwards_train(tmp_path: Pa
     case = random_case("Fork", Flush(), random.Random(5), minibatch=16, dtype="float32")
     strategy = replace(case.strategy, schedule=ZeroBubbleH1())
     problem = replace(case.problem, regime=strategy.posed(case.problem).regime)
-    split = replace(case, strategy=strategy, problem=problem).job(keep, dtype="float32")
-    whole = case.job(keep, dtype="float32")
-    whole, split = (replace(job, settings=replace(job.settings, autocast="bfloat16")) for job in (whole, split))
+    split = replace(case, strategy=strategy, problem=problem).job(keep, dtype="float32", autocast="bfloat16")
+    whole = case.job(keep, dtype="float32", autocast="bfloat16")
     found = train(whole, case.weights, tmp_path / "a")
     assert found.differences(train(split, case.weights, tmp_path / "b")) == []
 
