@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gpp.capture.build import capture
 from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
+from gpp.mechanisms.precision.narrow import narrowed
 from gpp.mechanisms.split_backward.job import JOB
 from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.mechanisms.split_backward.operators import late_of
@@ -93,17 +95,21 @@ def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
     assert all(torch.equal(*(p.grad for p in pair)) for pair in zip(whole.parameters(), split.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", thinned(["ThreeOutputs", "gpt_small", "dlrm_small"], 3))
-def test_the_bill_of_what_is_late(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "passes"), [*thinned([(n, None) for n in ("ThreeOutputs", "gpt_small", "dlrm_small")], 3), ("gpt_small", "bfloat16")]
+)
+def test_the_bill_of_what_is_late(name: str, passes: Literal["bfloat16"] | None) -> None:
     """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second.
 
     Three operators read one tensor, or the gradients of several are slices of one.
     """
     model, captured, state = model_of(name, "float32")
+    captured = narrowed(captured, passes) if passes else captured
     _, split = whole_and_split(captured, torch.float32, state)
     rows = inprocess.data_of(model).load("train", model, seed=0, dtype="float32").fetch(torch.arange(8))
     for param in split.parameters():
         param.grad = torch.zeros_like(param)
+    split(8, rows)  # from here on narrow copies of the weights are there
     events = MemoryEvents(lambda allowed: None)
     events.begin([])
     split(8, rows)["loss"].backward()
