@@ -169,7 +169,7 @@ class OpAmounts:
     """The amounts of all operators as arrays of shape [num_ops], for cost models.
 
     Args:
-        param_bytes: bytes of all parameters that an operator reads.
+        param_bytes: bytes of all parameters that an operator reads, copies of others left out.
         gathered_bytes: bytes of the gathered parameters among them.
         trains: whether the operator reads a trainable parameter.
         differentiated: whether a backward pass runs through the operator.
@@ -382,7 +382,7 @@ class OpGraph:
         def column(field: str) -> np.ndarray:
             return np.array([getattr(op, field) for op in self.ops], dtype=float)
 
-        params = [[self.param_of[name] for name in op.params] for op in self.ops]
+        params = [[p for name in op.params if not (p := self.param_of[name]).copy_of] for op in self.ops]
         return OpAmounts(
             forward_flops=column("forward_flops"),
             backward_flops=column("backward_flops"),
