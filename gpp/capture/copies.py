@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,15 @@ class NarrowCopies:
         self._passes = passes or ""
         self._made: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def forget(self) -> None:
-        """Let go of them."""
-        self._made.clear()
+    def forget(self, written: Collection[int] | None = None) -> None:
+        """Let go of those of weights that have been written.
+
+        Args:
+            written: addresses of these weights; None: all of them may have been.
+        """
+        for name, (weight, _) in tuple(self._made.items()):
+            if written is None or weight.data_ptr() in written:
+                del self._made[name]
 
     def of(self, name: str, weight: Tensor) -> Tensor:
         """The copy of the weight that has a full name now."""

@@ -7,7 +7,7 @@ buffers keep their full original names, so a stage's state dict is a part of the
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, reduce
@@ -87,9 +87,9 @@ class StageModule(nn.Module):
         self.cut.calls_through = dict(calls)
         self._run = self.cut.compile(self._root, training=True)[0]
 
-    def renew(self) -> None:
-        """Take note that weights have changed, or may have: their copies in the type of the passes are made anew."""
-        self._copies.forget()
+    def renew(self, written: Collection[int] | None = None) -> None:
+        """Take note that weights have been written: copies of them are made anew. `written` as in `NarrowCopies.forget`."""
+        self._copies.forget(written)
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.

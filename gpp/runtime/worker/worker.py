@@ -197,8 +197,6 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
-        for module in self.modules.values():
-            module.renew()  # stages may share weights
         if optimizer is not None and not self.gradients.omits:
             rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             set_rate(optimizer, rate)
@@ -210,6 +208,9 @@ class Worker:
                 self.weights[stage].update()
             else:
                 optimizer.step()
+        written = {param.data_ptr() for param in self._params[stage].values()}
+        for module in self.modules.values():
+            module.renew(written)  # stages may share weights
         if self.job.plan.periodic:
             self.gradients.clear(self._params[stage])
         elif stage == self.stages[-1]:

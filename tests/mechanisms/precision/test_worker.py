@@ -1,16 +1,21 @@
 """Passes in bfloat16, of weights that keep their type: on any cut what PyTorch computes under autocast on one device."""
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpp import DoubleBuffer, Flush, Stash
+from gpp.capture.copies import NarrowCopies, narrow_copy
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.losses import loss, loss_terms
 from gpp.runtime.engines.distributed import Distributed
+from gpp.weights.base import AbstractWeights
 from tests.runtime.test_options import trained
 from tests.support import inprocess
+from tests.support.markings import keep, random_case, train
 from tests.support.small import Small
 
 
@@ -47,6 +52,16 @@ def test_stages_compute_what_autocast_computes_and_send_what_they_make(tmp_path:
     assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float32}
     sent = [spec.dtype for worker in workers for runner in worker.training.runners.values() for spec in runner._specs.values()]
     assert set(sent) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("policy", [Flush(), Stash(accumulation=1), DoubleBuffer()])
+def test_copies_follow_every_update(policy: AbstractWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a copy of its own in every pass, whichever version of the weights that uses."""
+    case = random_case("Fork", policy, random.Random(5), minibatch=16, dtype="float32")
+    job = case.job(keep, dtype="float32", autocast="bfloat16")
+    found = train(job, case.weights, tmp_path / "a")
+    monkeypatch.setattr(NarrowCopies, "of", lambda self, name, weight: narrow_copy(weight, "bfloat16"))
+    assert found.differences(train(job, case.weights, tmp_path / "b")) == []
 
 
 def test_unknown_types_are_refused() -> None:
