@@ -105,6 +105,11 @@ class AbstractOptimizer(AroundSteps, ABC):
     def state_factor(self) -> float:
         """Bytes of state for each byte of trainable parameter."""
 
+    @property
+    def update_factor(self) -> float:
+        """Bytes that a step takes for itself, for each byte of trainable parameter: none in torch's fused forms."""
+        return 0.0
+
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `params`, in its fused form (one kernel for all, on CPU too) where torch has one."""
@@ -188,6 +193,10 @@ class RMSprop(AbstractMomentum):
     def state_factor(self) -> float:
         return 2.0 if self.momentum else 1.0
 
+    @property
+    def update_factor(self) -> float:
+        return 1.0
+
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
@@ -208,6 +217,10 @@ class NAdam(AbstractAdam):
     """Adam with Nesterov's momentum (Dozat, 2016), whose first factor grows from half of `betas[0]`."""
 
     momentum_decay: NotNegative = 0.004
+
+    @property
+    def update_factor(self) -> float:
+        return 1.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
+from gpp import Stash
 from gpp.app.optimizer_factory import ByFactory, optimizer_of
+from gpp.cost.regime import Regime
+from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, AroundSteps, Muon, NAdam, RMSprop
 from gpp.runtime.job import describe, restore
 from gpp.runtime.torch_optimizer import TorchOptimizer
-from gpp.runtime.worker.allocator import states, storage_bytes
+from gpp.runtime.worker.allocator import MemoryEvents, states, storage_bytes
+from gpp.stage import Stage
+from tests.support import inprocess
 
 OPTIMIZERS = [
     SGD(lr=0.1, momentum=0.0),
@@ -182,3 +187,25 @@ def test_refusals_name_the_field(cls: type, settings: dict, field: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         cls(**{"lr": 0.1, **settings})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), NAdam(lr=0.1), RMSprop(lr=0.1, momentum=0.9)])
+def test_an_update_takes_for_itself_what_a_bill_has_for_it(optimizer: AbstractOptimizer) -> None:
+    params = [torch.nn.Parameter(torch.ones(64, 64)) for _ in range(4)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    built, events = optimizer.build(params), MemoryEvents(lambda allowed: None)
+    built.step()
+    events.begin([])
+    built.step()
+    events.drain()
+    events.end()
+    assert events.peak_bytes == pytest.approx(optimizer.update_factor * 4 * 64 * 64 * 4, abs=1024)
+
+
+def test_an_update_beside_micro_batches_in_flight_is_in_the_bill_of_a_pipeline_that_does_not_drain() -> None:
+    _, captured, _ = inprocess.captured_named("mlp")
+    problem = replace(inprocess.problem_of(captured, 2, 4), microbatch_size=4, regime=Regime(weights=Stash(accumulation=1)))
+    stage = Stage(ops=(0, 1), devices=(0,), microbatch_size=4, in_flight=8)
+    plain, more = (StageCost.of(replace(problem, optimizer=of), stage) for of in (Adam(lr=0.1), NAdam(lr=0.1)))
+    assert plain.transient_bytes < more.transient_bytes == problem.trainable_bytes((0, 1))

@@ -48,7 +48,7 @@ from gpp.runtime.cut_batches import ANOTHER_ENGINE, ON_COMMAND_LINE, check_whole
 from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job, WritesItself, assemble
-from gpp.runtime.job_asked import asked_by, asked_graph, with_asked
+from gpp.runtime.job_asked import asked_by, asked_model, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
 from gpp.runtime.task import EngineTask
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -253,7 +253,8 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model that runs: with its loss, if it is trained."""
-        return self.with_loss() if self.own_mode is None else self.own_mode.model(self.with_loss())
+        found = self.with_loss() if self.own_mode is None else self.own_mode.model(self.with_loss())
+        return asked_model(found, self.optimizer, self.engine.worker_settings)
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
@@ -273,8 +274,7 @@ class Experiment:
         if self.layout is not None:  # engines that have layouts cut between modules
             self.made.modules = Modules.of(captured)
         modules, whole = self.made.modules, self.model.whole
-        graph = modules.graph if modules else coarsen_for(captured, self.max_ops, self.loss_scope, whole)
-        return asked_graph(graph, captured, self.optimizer, self.engine.worker_settings)
+        return modules.graph if modules else coarsen_for(captured, self.max_ops, self.loss_scope, whole)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.

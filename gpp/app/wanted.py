@@ -32,7 +32,7 @@ from gpp.runtime.cut_batches import OF_A_LOOP, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.job_asked import with_asked
+from gpp.runtime.job_asked import asked_model, with_asked
 from gpp.runtime.task import EngineTask
 from gpp.settings import Count, settings
 from gpp.strategy import Strategy
@@ -124,7 +124,8 @@ class Wanted:
 
         found = captured()
         b = only_size(self.planning.microbatch_size, self.size)
-        return found if found.batch in (None, b) else captured(b)
+        found = found if found.batch in (None, b) else captured(b)
+        return asked_model(found, self.optimizer, self.engine.worker_settings)
 
     def of_rows(self, rows: Mapping[str, Tensor], given: ModelInputs) -> Captured:
         """The model at the sizes of a mini-batch by captured names, with the constants of its inputs."""

@@ -32,7 +32,7 @@ from gpp.capture.transients import MeasuredTransients
 from gpp.capture.written import with_copies
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, node_references, references
-from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
+from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits, dtype_bytes
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
 
@@ -138,7 +138,7 @@ def assemble(
     for draft in drafts.drafts:
         if draft.kind != "param":
             draft.requires_grad = known[draft.name].requires_grad
-    graph = _OpCosts(drafts, known, groups, size).graph(name)
+    graph = OpCosts(drafts, known, groups, size).graph(name)
     named = {draft.name: draft for draft in drafts.drafts}
     counted = needed_by(named, [item.node for item in drafts.items])
     kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.name in counted or draft.kind == "input"]
@@ -193,11 +193,12 @@ def _loss_ops(graph: OpGraph, groups: NodeGroups, drafts: Drafts, facts: dict[st
     return tuple(graph.ops[i].name for i in sorted(found))
 
 
-class _OpCosts:
-    """Names, kinds, costs per sample and edges of the operators; `facts` hold for `batch` samples."""
+class OpCosts:
+    """Names, kinds, costs per sample and edges of the operators; `facts` hold for `batch` samples, and passes of the type
+    `passes` (`Captured`)."""
 
-    def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: NodeGroups, batch: int) -> None:
-        self.drafts, self.facts, self.groups, self.batch = drafts, facts, groups, batch
+    def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: NodeGroups, batch: int, passes: str | None = None) -> None:
+        self.drafts, self.facts, self.groups, self.batch, self.passes = drafts, facts, groups, batch, passes
         self.draft = {draft.name: draft for draft in drafts.drafts}
         self.index = {draft.name: i for i, draft in enumerate(drafts.drafts)}
         self.maker: dict[int, Draft] = {}
@@ -230,7 +231,7 @@ class _OpCosts:
         dtype = self._dtype()
         names, tensors = self._names(), self._tensors(saved, dtype)
         transients, given = (
-            MeasuredTransients(self.draft, self.facts, self.batch),
+            MeasuredTransients(self.draft, self.facts, self.batch, self.passes),
             {*self.losses, *(tensor.name for tensor in tensors)},
         )
         charged: set[str] = set()
@@ -256,18 +257,34 @@ class _OpCosts:
                     late_bytes=late.get(number, 0) / self.batch,
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
-                    params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
+                    params=self._params(closure),
                     inputs=tuple(self.draft[n].target for n in closure if is_row(self.draft[n])),
                 )
             )
         used = {name for op in ops for name in op.params}
         params = tuple(self._param(draft) for draft in self.drafts.drafts if draft.kind == "param" and draft.target in used)
+        params += tuple(self._copied(param) for param in params if self._copy_name(param.name) in used)
         inputs = tuple(
             Input(name=draft.target, bytes_per_sample=self.facts[draft.name].num_bytes / self.batch)
             for draft in self.drafts.drafts
             if is_row(draft)
         )
         return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype)
+
+    def _params(self, closure: list[str]) -> tuple[str, ...]:
+        """The parameters that an operator reads, and the copies of those that its passes read in their own type."""
+        narrow = {need for name in closure for need in self.draft[name].narrow}
+        own = [name for name in closure if self.draft[name].kind == "param"]
+        copies = [self._copy_name(self.draft[name].target) for name in own if name in narrow]
+        return (*(self.draft[name].target for name in own), *copies)
+
+    def _copy_name(self, param: str) -> str:
+        return f"{param} in {self.passes}"
+
+    def _copied(self, param: Param) -> Param:
+        """The copy of a parameter in the type of the passes."""
+        size = param.num_bytes * dtype_bytes(self.passes or "") // dtype_bytes("float32")
+        return Param(name=self._copy_name(param.name), num_bytes=size, trainable=False, copy_of=param.name)
 
     def _dtype(self) -> str:
         """The floating-point type of most parameters; without any, of the first such input."""
@@ -338,7 +355,7 @@ class _OpCosts:
 
     def _values(self, draft: Draft, dtype: str) -> Literal["real", "gelu", "other"]:
         """The kind of numbers that a node makes (`gpp.graph.op_graph.Tensor`). A view has those of what it looks at."""
-        if draft.dtype != dtype:
+        if draft.dtype not in (dtype, self.passes):
             return "other"
         while self.facts[draft.name].view and (parts := [self.draft[ref] for ref in references(draft.args)]):
             draft = parts[0]

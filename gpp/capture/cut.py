@@ -122,6 +122,9 @@ class Cut:
         self.inputs = tuple(self.node_of[n].target for n in rows if is_row(self.node_of[n]))
         self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
         self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in LEAVES]
+        wide = {need for n in both if not self._foreign(self.node_of[n]) for need in self._wide(self.node_of[n])}
+        self.narrow = frozenset(n.target for n in self.leaves if n.kind == "param" and captured.passes and n.name not in wide)
+        """Parameters of which passes are given copies in their own type: nobody here reads them as they are."""
         self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)
         touched = [self.node_of[name] for name in self.train_closure]
         running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
@@ -132,6 +135,11 @@ class Cut:
         outside = [n for n in trained if self.node_of[n].kind == "input" or self._foreign(self.node_of[n])]
         self.arguments = (*outside, *(n for n in trained if self.node_of[n].kind in LEAVES))
         self.has_random = bool(self.blocks) or any(is_random(operator_of(n.target), n.args, n.kwargs) for n in running)
+
+    @staticmethod
+    def _wide(node: Node) -> set[str]:
+        """Nodes whose values a node reads as they are."""
+        return set(node_references(node)) - set(node.narrow)
 
     def _foreign(self, node: Node) -> bool:
         return node.kind in ("call", "block") and not node.free and node.name not in self.own

@@ -62,6 +62,7 @@ class Draft:
     requires_grad: bool = False
     persistent: bool = True
     home: str = ""
+    narrow: tuple[str, ...] = ()
     where: str = ""
     in_loss: bool = False
 

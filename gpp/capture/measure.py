@@ -6,7 +6,9 @@ Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no 
 from __future__ import annotations
 
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -18,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
+from gpp.capture.copies import narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
+from gpp.capture.passes import casting
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, node_references
 
@@ -38,6 +42,8 @@ class Derivations(TorchDispatchMode):
         super().__init__()
         self._of: dict[int, frozenset[str] | None] = {}
         self._own: set[int] = set()
+        self.cast: set[int] = set()
+        """Storages of which copies of another type have been made."""
 
     def add_parameter(self, name: str, tensor: Tensor) -> None:
         """Make a trained parameter known."""
@@ -60,6 +66,8 @@ class Derivations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         read = {storage_of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if func is torch.ops.aten._to_copy.default:
+            self.cast |= read
         sources = [self._of[key] for key in read if key in self._of]
         names = _ACTIVATION if _ACTIVATION in sources else frozenset[str]().union(*(s for s in sources if s is not None))
         for leaf in tree_leaves(out):
@@ -97,6 +105,7 @@ class Facts:
         data: storage and bytes of each other tensor among its arguments through which a gradient flows.
         gradients: storage and bytes of the gradients of its outputs, where it reads trained weights.
         unknown: operators that it calls, forwards and backwards, whose FLOPs are not known (`gpp.capture.flops`).
+        casts: storages among those that it reads of which it makes a copy of another type.
     """
 
     storages: tuple[int, ...] = ()
@@ -117,6 +126,7 @@ class Facts:
     data: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int]] = field(default_factory=list)
     unknown: tuple[str, ...] = ()
+    casts: tuple[int, ...] = ()
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
@@ -149,20 +159,22 @@ def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
     return needed
 
 
-def measure(drafts: list[Draft], losses: Iterable[str], batch: int) -> dict[str, Facts]:
-    """Facts of every node at a batch size; `losses` are the nodes that training differentiates.
+def measure(drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None = None) -> dict[str, Facts]:
+    """Facts of every node at a batch size; `losses` are the nodes that training differentiates, `passes` as `Captured` has it.
 
     Raises:
         CaptureError: a node does not run at this batch size.
     """
-    return _MeasuredPass(drafts, losses, batch).run()
+    return _MeasuredPass(drafts, losses, batch, passes).run()
 
 
 class _MeasuredPass:
     """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
-    def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int) -> None:
-        self.drafts, self.batch, self.losses = drafts, batch, tuple(losses)
+    def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None) -> None:
+        self.drafts, self.batch, self.losses, self.passes = drafts, batch, tuple(losses), passes
+        self.copied = {name for draft in drafts for name in draft.narrow}
+        self.narrow: dict[str, Tensor] = {}
         self.needed = backpropagates(drafts, self.losses)
         self.values: dict[str, Any] = {}
         self.facts: dict[str, Facts] = {}
@@ -197,12 +209,19 @@ class _MeasuredPass:
             self.weights.add(storage_of(value))
         if draft.kind == "input":
             self.derivations.add_input(value)
+        copies = [narrow_copy(value, self.passes)] if self.passes and draft.name in self.copied else list[Tensor]()
+        for copy in copies:
+            # One for all passes between two updates: it is a weight, too.
+            self.narrow[draft.name] = copy
+            self.weights.add(storage_of(copy))
         if draft.kind == "param" and draft.requires_grad:
-            self.derivations.add_parameter(draft.target, value)
+            for own in (value, *copies):
+                self.derivations.add_parameter(draft.target, own)
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
-        args, kwargs = decode_call(draft.args, draft.kwargs, self.values.__getitem__, self.batch)
+        values = ChainMap({name: self.narrow[name] for name in draft.narrow}, self.values)
+        args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
         before = tensors_in((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
@@ -220,8 +239,10 @@ class _MeasuredPass:
                 facts.saved.append((storage._cdata, _bytes([tensor]), storage.nbytes()))
             return tensor
 
+        self.derivations.cast.clear()
         try:
-            with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor), self.derivations:
+            hooks = saved_tensors_hooks(pack, lambda tensor: tensor)
+            with torch.set_grad_enabled(grad), hooks, self.derivations, casting("cpu", self.passes):
                 value = operator(*args, **kwargs)
         except Exception as error:
             raise CaptureError(
@@ -237,6 +258,7 @@ class _MeasuredPass:
         outputs = tensors_in(value)
         facts.storages = tuple(storage_of(tensor) for tensor in outputs)
         facts.reads = tuple(storage_of(tensor) for tensor in before)
+        facts.casts = tuple(storage for storage in facts.reads if storage in self.derivations.cast)
         if any(late):
             for tensor in outputs:
                 if tensor.requires_grad:
@@ -271,7 +293,7 @@ class _MeasuredPass:
         describe = [(tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in leaves]
         key = (draft.target, str(describe), str(spec), grad, tuple(late))
         if key not in self.counts:
-            self.counts[key] = _counted(operator, leaves, spec, draft.target, grad, late)
+            self.counts[key] = _counted(operator, leaves, spec, draft.target, grad, late, casting("cpu", self.passes))
         return self.counts[key]
 
 
@@ -288,7 +310,15 @@ class _Count(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool, late: list[bool]) -> _Count:
+def _counted(
+    operator: Callable[..., Any],
+    leaves: list[Any],
+    spec: Any,
+    target: str,
+    grad: bool,
+    late: list[bool],
+    context: AbstractContextManager[object],
+) -> _Count:
     if any(part in target for part in _RECURRENT):
         # It runs as one fused kernel; every weight matrix multiplies every time step's vector.
         tensors = tensors_in(leaves)
@@ -300,7 +330,7 @@ def _counted(operator: Callable[..., Any], leaves: list[Any], spec: Any, target:
     args, kwargs = tree_unflatten(used, spec)
     backward, second = Counted(), Counted()
     with torch.set_grad_enabled(grad):
-        with Counted() as forwards:
+        with context, Counted() as forwards:
             outputs = operator(*args, **kwargs)
         outputs = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         tensors = [leaf for leaf in fresh if isinstance(leaf, Tensor)]

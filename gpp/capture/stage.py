@@ -7,19 +7,21 @@ buffers keep their full original names, so a stage's state dict is a part of the
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of
+from gpp.capture.copies import NarrowCopies
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
+from gpp.capture.passes import casting
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
 from gpp.models.losses import named_tensors
@@ -52,7 +54,9 @@ class StageModule(nn.Module):
 
     _root: Root
 
-    def __init__(self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool) -> None:
+    def __init__(
+        self, cut: Cut, root: Root, counts: Counts | None = None, *, training: bool, copies: NarrowCopies | None = None
+    ) -> None:
         super().__init__()
         self.counts = counts
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
@@ -61,9 +65,14 @@ class StageModule(nn.Module):
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
         self._watched: Callable[..., Any] | None = None
-        self._context: Callable[[], AbstractContextManager[object]] | None = None
+        passes = cut.captured.passes
+        self._context: Callable[[], AbstractContextManager[object]] = (
+            partial(casting, cut.device.type, passes) if passes else nullcontext
+        )
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
+        self._narrow = tuple((place, name) for place, name in enumerate(leaves) if name in cut.narrow)
+        self._copies = copies or NarrowCopies(passes)
         self._keeps_mode = training and cut.has_no_grad
         # Each module of a hand-written block trains in the mode that it was made in.
         inside = [module for name in cut.blocks for module in root.get_submodule(name).modules()]
@@ -78,9 +87,9 @@ class StageModule(nn.Module):
         self.cut.calls_through = dict(calls)
         self._run = self.cut.compile(self._root, training=True)[0]
 
-    def call_in(self, context: Callable[[], AbstractContextManager[object]]) -> None:
-        """Let passes, in training and evaluation, and what is called of them again run in a context."""
-        self._context = context
+    def renew(self, written: Collection[int] | None = None) -> None:
+        """Take note that weights have been written: copies of them are made anew. `written` as in `NarrowCopies.forget`."""
+        self._copies.forget(written)
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -104,7 +113,7 @@ class StageModule(nn.Module):
         run, reads = self.cut.part(self._root, nodes, draws)
 
         def again(batch: int, watcher: Watcher, values: Iterable[Tensor]) -> None:
-            with self._context() if self._context else nullcontext():
+            with self._context():
                 run(self._root, batch, watcher, *values)
 
         return again, reads
@@ -125,14 +134,17 @@ class StageModule(nn.Module):
         if self.counts and self.counts.lacks(values):
             # Nobody has said of which mini-batch these samples are: they are one.
             values = {**values, **self.counts.columns(values)(0, batch)}
-        arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
+        leaves = [holder[name] for holder, name in self._leaves]
+        for place, name in self._narrow:
+            leaves[place] = self._copies.of(name, leaves[place])
+        arguments = *[values[name] for name in self._reads], *leaves
         run, head = self._run, (self._root, batch)
         if watcher is not None:
             assert self._watched is not None, "`watch` comes first"
             watcher.given(batch, arguments)
             run, head = self._watched, (self._root, batch, watcher)
-        if self._keeps_mode or self._context:
-            with torch.set_grad_enabled(torch.is_grad_enabled()), self._context() if self._context else nullcontext():
+        if self._keeps_mode or self._context is not nullcontext:
+            with torch.set_grad_enabled(torch.is_grad_enabled()), self._context():
                 made = run(*head, *arguments)
         else:
             made = run(*head, *arguments)
@@ -140,9 +152,7 @@ class StageModule(nn.Module):
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
-        module = StageModule(self.cut, self._root, self.counts, training=False)
-        module._context = self._context
-        return module
+        return StageModule(self.cut, self._root, self.counts, training=False, copies=self._copies)
 
     def counting(self, rows: Rows, labels: Rows, size: int) -> Rows:
         """The rows of a pass, and what the losses of mini-batches are divided by.
@@ -259,7 +269,8 @@ def _counts(captured: Captured, cut: Cut, device: torch.device, dtype_of_floats:
         return None
     needed = needed_by(captured.node_of, [item.node for item in cut.items])
     nodes = tuple(node for node in captured.nodes if node.name in needed)
-    own = replace(captured, nodes=nodes, results={f"metric:{item.name}": item.node for item in cut.items}, items=())
+    results = {f"metric:{item.name}": item.node for item in cut.items}
+    own = replace(captured, nodes=nodes, results=results, items=(), passes=None)
     called = [node.name for node in nodes if node.kind == "call"]
     module = build_stage(own, called, device=device, dtype_of_floats=dtype_of_floats).eval_module()
     return Counts(module, cut.items, captured.batch, dtype_of_floats)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpp.capture.codec import decode_call, dtype_of, operator_of
+from gpp.capture.copies import narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts, tensors_in
+from gpp.capture.passes import casting
 from gpp.graph.captured import evaluate, node_references, renamed
 
 
@@ -44,10 +47,11 @@ class MeasuredTransients:
     Args:
         drafts: by name.
         facts: of all drafts, at batch size `batch`.
+        passes: as `Captured` has it.
     """
 
-    def __init__(self, drafts: Mapping[str, Draft], facts: Mapping[str, Facts], batch: int) -> None:
-        self._drafts, self._facts, self._batch = drafts, facts, batch
+    def __init__(self, drafts: Mapping[str, Draft], facts: Mapping[str, Facts], batch: int, passes: str | None) -> None:
+        self._drafts, self._facts, self._batch, self._passes = drafts, facts, batch, passes
         self._known: dict[str, Transient] = {}
 
     def of(self, closure: Sequence[str], outputs: Iterable[str], kept_bytes: int) -> Transient:
@@ -77,7 +81,8 @@ class MeasuredTransients:
                     rows.append(self._form(need))
                     place[need] = len(place)
             target = draft.target if draft.kind == "call" else ""
-            row = [draft.kind, target, draft.no_grad, draft.args, draft.kwargs, name in outputs]
+            narrow = [place[need] for need in draft.narrow]
+            row = [draft.kind, target, draft.no_grad, draft.args, draft.kwargs, name in outputs, narrow]
             rows.append([place.setdefault(name, len(place)), self._form(name), renamed(row, place)])
         return json.dumps(rows)
 
@@ -89,16 +94,21 @@ class MeasuredTransients:
         own = set(closure)
         last_use = {need: i for i, name in enumerate(closure) for need in node_references(self._drafts[name])}
         with FakeTensorMode(allow_non_fake_inputs=True):
-            values: dict[str, Any] = {}
-            ledger = _Ledger()
+            values, narrow, ledger = dict[str, Any](), dict[str, Tensor](), _Ledger()
+            copied = {need for name in closure for need in self._drafts[name].narrow}
             for name in closure:
                 for need in node_references(self._drafts[name]):
                     if need not in own and need not in values:
                         values[need] = self._given(need)
                 if self._drafts[name].kind != "call":
                     values[name] = self._leaf(name, ledger)
+                    if name in copied:
+                        narrow[name] = narrow_copy(values[name], self._passes or "")
+                        if values[name].requires_grad:
+                            narrow[name].register_hook(ledger.of_weight)
             with ledger:
-                edges, seeds = self._forward(closure, outputs, values, last_use)
+                with casting("cpu", self._passes):
+                    edges, seeds = self._forward(closure, outputs, values, narrow, last_use)
                 values.clear()
                 if edges:
                     torch.autograd.backward(edges, seeds)
@@ -109,14 +119,24 @@ class MeasuredTransients:
         return Transient(max(per_sample - kept_bytes / self._batch, 0.0), first - per_sample)
 
     def _forward(
-        self, closure: Sequence[str], outputs: list[str], values: dict[str, Any], last_use: dict[str, int]
+        self,
+        closure: Sequence[str],
+        outputs: list[str],
+        values: dict[str, Any],
+        narrow: Mapping[str, Tensor],
+        last_use: dict[str, int],
     ) -> tuple[list[Any], list[Tensor]]:
-        """Run the nodes; returns the tensors at which gradients come in, and gradients of their shapes."""
+        """Run the nodes; returns the tensors at which gradients come in, and gradients of their shapes.
+
+        Args:
+            narrow: the copies of parameters in the type of the passes.
+        """
         for i, name in enumerate(closure):
             draft = self._drafts[name]
             if draft.kind != "call":
                 continue
-            args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, self._batch)
+            read = ChainMap({need: narrow[need] for need in draft.narrow}, values)
+            args, kwargs = decode_call(draft.args, draft.kwargs, read.__getitem__, self._batch)
             with torch.set_grad_enabled(not draft.no_grad):
                 values[name] = operator_of(draft.target)(*args, **kwargs)
             del args, kwargs
@@ -176,6 +196,8 @@ class _Ledger(TorchDispatchMode):
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in given and storage._cdata not in self._live:
+                if func is torch.ops.aten._to_copy.default and any(self._live.get(key) in self._weights for key in given):
+                    self._weights.add(len(self._events))
                 self._live[storage._cdata] = len(self._events)
                 self._events.append((len(self._events), storage.nbytes()))
                 weakref.finalize(storage, self._end, storage._cdata)

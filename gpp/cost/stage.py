@@ -157,6 +157,7 @@ class StageCost:
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
         firsts = (partial(added.first_backward, problem, stage, value) for added, value in bills_of(stage) if value.spares)
         memory = known(problem, stage, stage_bytes(problem, stage, depth), next(firsts, None))
+        memory = memory._replace(transient=max(memory.transient, _updating_bytes(problem, stage, memory)))
         bill = cls(
             forward_s=forward,
             backward_s=backward,
@@ -216,7 +217,20 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
     amounts = stage_amounts(problem, stage)
     held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.updated_share(stage.ops, len(stage.replicas))
-    return held._replace(static=held.static - amounts.trainable * problem.optimizer_state_factor * elsewhere)
+    # Passes that read weights in their own type do so of every version.
+    narrow = {name for op in stage.ops for name in problem.graph.ops[op].params if problem.graph.param_of[name].copy_of}
+    more = (copies - 1) * sum(problem.graph.param_of[name].num_bytes for name in narrow)
+    less = amounts.trainable * problem.optimizer_state_factor * elsewhere
+    return held._replace(static=held.static - less, versions=held.versions + more)
+
+
+def _updating_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
+    """Bytes that an update takes beside the micro-batches in flight, which are none in a pipeline that drains."""
+    if problem.optimizer is None or not (factor := problem.optimizer.update_factor):
+        return 0.0
+    share = problem.updated_share(stage.ops, len(stage.replicas))
+    gone = memory.microbatch * -(-stage.in_flight // stage.unit) if problem.regime.weights.flushes else 0.0
+    return factor * share * problem.trainable_bytes(stage.ops, stage.devices_per_replica) - gone
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:

@@ -70,6 +70,7 @@ class Node:
         requires_grad: whether it is trainable (param), or a gradient flows back through it (call, block).
         persistent: whether it is a buffer that belongs to the state dict.
         home: of a call of an operator that is not torch's own, the module that registers it (`gpp.capture.homes`).
+        narrow: parameters that it reads in the type of the passes (`Captured.passes`).
     """
 
     name: str
@@ -88,6 +89,7 @@ class Node:
     requires_grad: bool = False
     persistent: bool = True
     home: Annotated[str, Field(exclude_if=lambda home: not home)] = ""
+    narrow: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,8 @@ class Captured:
         checked: how it was compared with the user's own module; None where that was not tried.
         items: what the losses are divided by (`gpp.capture.items`).
         uncounted: operators that a cost model which counts FLOPs has no time for (`gpp.cost.counted`).
+        passes: type to which forwards cast where torch's rules have it so; nodes and graph are those of such forwards. None: they
+            cast nothing.
     """
 
     name: str
@@ -210,6 +214,7 @@ class Captured:
     checked: Checked | None = field(default=None, compare=False)
     items: tuple[Items, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
+    passes: Annotated[Literal["bfloat16", "float16"] | None, Field(exclude_if=lambda passes: passes is None)] = None
 
     @cached_property
     def rows(self) -> dict[str, Node]:

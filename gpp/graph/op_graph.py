@@ -26,6 +26,7 @@ class Param:
 
     `aliases` are the other names of the same storage (tied weights); `bytes` is counted once.
     `gathered` says that a forward pass reads only the rows that its samples name (an embedding table).
+    `copy_of` names the parameter of which this is a copy in the type of the passes; empty for all others.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Param:
     trainable: bool = True
     aliases: tuple[str, ...] = ()
     gathered: bool = False
+    copy_of: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """A user input or a target.
 
-    A device fetches the rows of whole mini-batches, so operators that keep a part of them keep no memory of their own.
-    """
+    A device fetches rows of whole mini-batches: operators that keep a part of them keep no memory of their own."""
 
     name: str
     bytes_per_sample: NotNegative
@@ -168,7 +169,7 @@ class OpAmounts:
     """The amounts of all operators as arrays of shape [num_ops], for cost models.
 
     Args:
-        param_bytes: bytes of all parameters that an operator reads.
+        param_bytes: bytes of all parameters that an operator reads, copies of others left out.
         gathered_bytes: bytes of the gathered parameters among them.
         trains: whether the operator reads a trainable parameter.
         differentiated: whether a backward pass runs through the operator.
@@ -381,7 +382,7 @@ class OpGraph:
         def column(field: str) -> np.ndarray:
             return np.array([getattr(op, field) for op in self.ops], dtype=float)
 
-        params = [[self.param_of[name] for name in op.params] for op in self.ops]
+        params = [[p for name in op.params if not (p := self.param_of[name]).copy_of] for op in self.ops]
         return OpAmounts(
             forward_flops=column("forward_flops"),
             backward_flops=column("backward_flops"),

@@ -38,7 +38,7 @@ from gpp.plan.plan import Plan
 from gpp.private import keep, shown
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.runtime.job_asked import asked, with_asked
+from gpp.runtime.job_asked import asked, asked_model, with_asked
 from gpp.runtime.job_course import Course, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
 from gpp.runtime.task import EngineTask
@@ -392,7 +392,7 @@ def assemble(
             mechanisms=mechanism.own(),
             **settings,
         ),
-        captured=captured,
+        captured=asked_model(captured, optimizer, settings),
         graph=problem.graph,
         cluster=problem.cluster,
         overheads=problem.overheads,

@@ -9,7 +9,6 @@ from typing import Any
 
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
-from gpp.graph.op_graph import OpGraph
 from gpp.mechanism import found
 from gpp.models.base import describe
 from gpp.optimizers import AbstractOptimizer
@@ -22,9 +21,9 @@ class AbstractAsked(ABC):
     def by(self, optimizer: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
         """Whether settings ask for it; arguments as `asked` has them."""
 
-    def graph(self, graph: OpGraph, captured: Captured) -> OpGraph:
-        """The operators that planners see, of `captured`, coarsened or not."""
-        return graph
+    def captured(self, captured: Captured, settings: Mapping[str, Any]) -> Captured:
+        """The model that planners see and workers run; `settings` as `asked` has them."""
+        return captured
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
         """The planning problem; `settings` as `asked` has them."""
@@ -54,11 +53,11 @@ def asked_by(optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> tuple
     return tuple(asked(describe(optimizer), settings).values())
 
 
-def asked_graph(graph: OpGraph, captured: Captured, optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> OpGraph:
-    """The operators of a model as planners see them under settings; `settings` as above."""
+def asked_model(captured: Captured, optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> Captured:
+    """A captured model as planners see it and workers run it under settings; `settings` as above."""
     for part in asked_by(optimizer, settings):
-        graph = part.graph(graph, captured)
-    return graph
+        captured = part.captured(captured, settings)
+    return captured
 
 
 def with_asked(problem: Problem, optimizer: AbstractOptimizer, settings: Mapping[str, Any]) -> Problem:

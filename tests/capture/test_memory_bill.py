@@ -64,6 +64,8 @@ def measured(captured: Captured, graph: OpGraph, stage: Stage, weights: dict[str
             param.grad = torch.zeros_like(param)
     values = values_of(captured, module, samples)
     received = sum(values[name].nbytes for name in module.receives)
+    if captured.passes:
+        module(samples, values)  # from here on the narrow copies of the weights are there
     with ExitStack() as watched, listening() as forward:
         keeper = keeper_of(captured, graph, stage, module) if marks_of(stage).recompute else None
         outputs = module(samples, values, *([watched.enter_context(keeper.forward(0, None))] if keeper else []))

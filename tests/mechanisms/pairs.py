@@ -37,7 +37,7 @@ from gpp.planners.chains.even import Even
 from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.job_asked import asked, asked_graph, with_asked
+from gpp.runtime.job_asked import asked, asked_model, with_asked
 from gpp.runtime.mode import RunSettings
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.no_flush import NoFlush
@@ -130,11 +130,10 @@ def meet(*names: str) -> Met:
         weights, optimizer = put.weights or weights, put.optimizer or optimizer
     weights = weights or (Flush() if schedule.drains else Stash(accumulation=1))
     model, captured, _ = inprocess.captured_named("mlp")
-    captured = served(captured) if serves else captured
+    captured = asked_model(served(captured) if serves else captured, optimizer, settings)
     engine = Distributed(**settings)
     problem = inprocess.problem_of(captured, 5, MINIBATCH, max_ops=60)
-    problem = replace(problem, graph=asked_graph(problem.graph, captured, optimizer, settings), optimizer=optimizer)
-    problem = with_asked(problem, optimizer, settings)
+    problem = with_asked(replace(problem, optimizer=optimizer), optimizer, settings)
     first, last = halves(problem.graph, problem.graph.num_ops // 2)
     try:
         strategy = Strategy(name="pair", planner=Even(), schedule=schedule, weights=weights)

@@ -11,7 +11,7 @@ from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import Adam
 from gpp.planners.chains.even import Even
 from gpp.runtime.job import assemble
-from gpp.runtime.job_asked import asked_graph
+from gpp.runtime.job_asked import asked_model
 from gpp.schedules.no_flush import NoFlush
 from gpp.strategy import Strategy
 from tests.support.conf import model_named
@@ -50,4 +50,4 @@ def test_weights_are_versioned_without_nodes_and_types_are_not_there_to_be_narro
     job = assemble(captured, problem, strategy.plan(problem), strategy, **made)
     assert job.streams and len(job.plan.stages) == 3
     with pytest.raises(InvalidConfig, match=r"model=chain.*no types.*Fix: set engine.autocast=null"):
-        asked_graph(captured.graph, captured, optimizer, {"autocast": "bfloat16"})
+        asked_model(captured, optimizer, {"autocast": "bfloat16"})

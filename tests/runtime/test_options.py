@@ -1,7 +1,6 @@
 """A setting of the engine that changes how a stage computes: torch.compile."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,8 @@ def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[s
     parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]
     plan = make_plan(problem, "test", parts, 4)
     data, optimizer = Synthetic(num_samples=16, num_test_samples=8), SGD(lr=0.05, momentum=0.9)
-    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=2, dtype=dtype)
-    return inprocess.run(replace(job, settings=replace(job.settings, **settings)), tmp_path, weights)
+    own = {"model": model, "data": data, "optimizer": optimizer, "steps": 2, "dtype": dtype} | settings
+    return inprocess.run(inprocess.make_job(cap, problem, plan, OneFOneB(), **own), tmp_path, weights)
 
 
 def test_compiled_stages_train_alike(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Analytical(AbstractCostModel):
         update_traffic: bytes that the optimizer moves for each byte of trainable parameter. 7 for Adam (reads
             weight, gradient and two moments, writes weight and moments); SGD moves 3, SGD with momentum 5.
         narrow: floating-point type of products, where it is narrower than that of the weights; None: the graph's own.
-            Traffic stays that of the graph's type, so passes that memory bounds may be faster than predicted.
+            Weights are read and gradients written in the graph's type, so small micro-batches may be faster than predicted.
     """
 
     backward_traffic: NotNegative = 2.0

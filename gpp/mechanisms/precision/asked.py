@@ -10,7 +10,6 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.graph.op_graph import OpGraph
 from gpp.runtime.job_asked import AbstractAsked
 
 
@@ -20,18 +19,13 @@ class PrecisionAsked(AbstractAsked):
     def by(self, optimizer: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
         return settings.get("autocast") is not None
 
-    def graph(self, graph: OpGraph, captured: Captured) -> OpGraph:
+    def captured(self, captured: Captured, settings: Mapping[str, Any]) -> Captured:
         if not captured.nodes:
             rule = "says no types of its tensors, which engine.autocast narrows"
             raise InvalidConfig("model", captured.name, rule, "set engine.autocast=null, or use a model that is captured")
-        # Float32 tensors travel in a type half as wide.
-        tensors = tuple(
-            replace(tensor, bytes_per_sample=tensor.bytes_per_sample * 0.5)
-            if captured.node_of[tensor.name].dtype == "float32"
-            else tensor
-            for tensor in graph.tensors
-        )
-        return replace(graph, tensors=tensors)
+        from gpp.mechanisms.precision.narrow import narrowed
+
+        return captured if captured.passes == settings["autocast"] else narrowed(captured, settings["autocast"])
 
     def posed(self, problem: Problem, settings: Mapping[str, Any]) -> Problem:
         if isinstance(problem.cost, Analytical):

@@ -1,6 +1,4 @@
-"""Passes and messages in a narrower type, and the loss scale of a worker.
-
-The scale of the loss under float16, on which all devices agree: small gradients would be rounded to zero without it.
+"""The scale of the loss under float16, on which all devices agree: small gradients would be rounded to zero without it.
 
 Losses are multiplied by the scale before their backwards, and gradients divided by it before the update. If any gradient
 of any stage is not finite, all stages leave out the update and halve the scale; after `GROWTH_INTERVAL` updates in a row
@@ -11,16 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from typing import final
 
 import torch
 
-from gpp.runtime.job import Job
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice
-from gpp.runtime.worker.messages import Boundary, Layout
 from gpp.runtime.worker.stage import StageRunner
 
 INITIAL = 2.0**16
@@ -54,44 +47,11 @@ class LossScale:
         self.state.copy_(torch.tensor([scale, done]))
 
 
-def narrow_type(job: Job) -> torch.dtype:
-    """The type to which passes are cast where PyTorch's rules allow."""
-    return getattr(torch, str(job.settings.autocast))
-
-
-class NarrowMessages(Hooks):
-    """Messages in which float32 tensors travel in the type of the passes; weights and their gradients keep their own type."""
-
-    def __init__(self, own: OwnDevice) -> None:
-        self._type = narrow_type(own.job)
-
-    def boundary(self, stage: int, found: Boundary) -> Boundary:
-        specs = found.specs()
-        wide = {name: spec.dtype for name, spec in specs.items()}
-
-        def narrow(layouts: Mapping[int, Layout]) -> dict[int, Layout]:
-            return {peer: self._narrowed(layout) for peer, layout in layouts.items()}
-
-        return replace(
-            found,
-            incoming=narrow(found.incoming),
-            outgoing=narrow(found.outgoing),
-            returning_in=narrow(found.returning_in),
-            returning_out=narrow(found.returning_out),
-            wide=wide,
-        )
-
-    def _narrowed(self, layout: Layout) -> Layout:
-        specs = (replace(spec, dtype=self._type) if spec.dtype is torch.float32 else spec for spec in layout.specs)
-        return Layout(layout.names, tuple(specs), layout.whole)
-
-
 @final
-class ScaledLosses(NarrowMessages):
-    """The loss scale, too, which float16 needs."""
+class ScaledLosses(Hooks):
+    """The loss scale of a worker, which float16 needs."""
 
-    def __init__(self, own: OwnDevice) -> None:
-        super().__init__(own)
+    def __init__(self) -> None:
         self.scale, self._runners = LossScale(), dict[int, StageRunner]()
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
@@ -117,14 +77,10 @@ class ScaledLosses(NarrowMessages):
 
 
 class PrecisionWorkerPart(AbstractWorkerPart):
-    """The type of passes on workers that train."""
+    """The scale on workers that train in float16; what passes compute in is the captured model's (`narrow.py`)."""
 
-    def context(self, job: Job, kind: str) -> partial[AbstractContextManager[object]]:
-        # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
-        return partial(torch.autocast, kind, dtype=narrow_type(job), cache_enabled=False)
-
-    def build(self, own: OwnDevice) -> Hooks:
-        return ScaledLosses(own) if narrow_type(own.job) is torch.float16 else NarrowMessages(own)
+    def build(self, own: OwnDevice) -> Hooks | None:
+        return ScaledLosses() if own.job.settings.autocast == "float16" else None
 
 
 WORKER = PrecisionWorkerPart()

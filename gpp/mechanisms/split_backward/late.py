@@ -146,15 +146,19 @@ class Late:
             node, target: its name in the captured model, and what it is.
             late: of each tensor among its arguments, in order, whether it is a weight or computed from weights alone.
         """
-        apart = _Apart.calling(self, operator, tuple(late))
         if target not in FORMULAS:
-            return apart
+            return _Apart.calling(self, operator, tuple(late))
         call, kind, site = FORMULAS[target], self._device.type, Site(self, node)
+        casts = torch._C._dispatch_has_kernel_for_dispatch_key(target.removesuffix(".default").replace(".", "::"), "AutocastCPU")
+
+        def cast(value: Any) -> Any:
+            # As the operator would; autograd differentiates it.
+            wide = isinstance(value, Tensor) and value.dtype is torch.float32
+            return value.to(torch.get_autocast_dtype(kind)) if wide else value
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            # Casts that autocast puts into an operator are differentiated with it.
-            if torch.is_autocast_enabled(kind):
-                return apart(*args, **kwargs)
+            if casts and torch.is_autocast_enabled(kind):
+                args, kwargs = tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
             return call(site, *args, **kwargs)
 
         return called
@@ -258,12 +262,8 @@ class _Linear(torch.autograd.Function):
 
 
 def in_columns(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Columns of the data's gradient of a linear operator, [N, columns]: the same bits wherever they are made.
-
-    Args:
-        gradient: of its output, by rows, [N, M].
-        weight: these columns of its weight, [M, columns].
-    """
+    """Columns of the data's gradient of a linear operator, [N, columns]: the same bits wherever they are made. `gradient` is that
+    of its output, by rows, [N, M], and `weight` these columns of its weight, [M, columns]."""
     return gradient.contiguous().mm(weight.contiguous())
 
 

@@ -214,7 +214,8 @@ def _reads_twice(node: Node, node_of: Mapping[str, Node], data: Iterable[str]) -
     def value(name: str) -> Tensor:
         if name not in given:
             of = node_of[name]
-            dtype = dtype_of(of.dtype or "float32")
+            # Passes may cast what nodes have in several types.
+            dtype = torch.float32 if dtype_of(of.dtype or "float32").is_floating_point else dtype_of(of.dtype or "")
             shape = [int(evaluate(size, _SAMPLES)) for size in of.shape or ()]
             given[name] = torch.empty(shape, dtype=dtype, device="meta", requires_grad=of.requires_grad)
         return given[name]

@@ -23,7 +23,7 @@ from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice, set_context
+from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnDevice
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
@@ -106,7 +106,6 @@ def build_modules(
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
             if origin is None:
                 module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
-            set_context(job, module, device.type)
         if origin is not None:
             fill(modules, teams.shards, origin, weights, known)
     tie(modules.values())
@@ -135,7 +134,6 @@ def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], dev
             held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
             module.adopt({name: tensor for name, tensor in shared.items() if name in held})
             module.load(shared | dict(constants))
-            set_context(job, module, device.type)
             if job.settings.compile:
                 module.compile_with(job.settings.compile)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -138,10 +137,6 @@ class AbstractWorkerPart:
         """
         return {}
 
-    def context(self, job: Job, kind: str) -> Callable[[], AbstractContextManager[object]] | None:
-        """Makes the context in which the code of all stages is called, on devices of a kind; None: it needs none."""
-        return None
-
     def build(self, own: OwnDevice) -> Hooks | None:
         """The hooks of a device; None where it has nothing to do."""
         return None
@@ -150,13 +145,6 @@ class AbstractWorkerPart:
 def part_of(policy: AbstractWeights) -> AbstractWorkerPart:
     """The part of the mechanism that has the weights of a policy; one that does nothing where they are plain."""
     return next(iter(parts((policy.mechanism,), "worker", "WORKER", AbstractWorkerPart)), AbstractWorkerPart())
-
-
-def set_context(job: Job, module: StageModule, kind: str) -> None:
-    """Let a module's code be called in the contexts that the job's mechanisms need, on devices of a kind."""
-    for part in parts(job.mechanisms, "worker", "WORKER", AbstractWorkerPart):
-        if (context := part.context(job, kind)) is not None:
-            module.call_in(context)
 
 
 def build_hooks(own: OwnDevice) -> tuple[Hooks, ...]:

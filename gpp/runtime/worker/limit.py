@@ -37,7 +37,6 @@ from gpp.runtime.hang_detection.status import EVALUATION, TRAINING, AbstractStat
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.allocator import operator_at, raised_at
-from gpp.runtime.worker.hooks import set_context
 
 if TYPE_CHECKING:
     from gpp.runtime.worker.worker import Worker
@@ -91,7 +90,6 @@ def _rehearse(job: Job, device_id: int) -> None:
             shape = [evaluate(extent, stage.samples) for extent in nodes[name].shape or ()]
             values[name] = torch.zeros(shape, dtype=dtype_of(nodes[name].dtype or "float32"))
             values[name].requires_grad_(nodes[name].requires_grad and nodes[name].kind != "input")
-        set_context(job, module, "cpu")
         made = [value for value in module(stage.samples, values).values() if value.requires_grad]
         if made:
             torch.autograd.backward(made, [torch.zeros_like(value) for value in made])

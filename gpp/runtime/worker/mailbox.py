@@ -149,9 +149,6 @@ class Mailbox(AbstractMailbox):
         if arrived is None:
             return []
         out = self._tensors(direction, arrived[0]) if len(arrived) == 1 else self._joined(direction, arrived)
-        # Gradients meet the narrow tensors that were sent; what comes forward is wide inside the stage.
-        if direction == FORWARD and (wide := self.boundary.wide):
-            out = [(name, tensor.to(wide.get(name, tensor.dtype))) for name, tensor in out]
         if dims := self._batch_dims:
             return [(name, tensor.movedim(0, dims[name]) if name in dims else tensor) for name, tensor in out]
         return out
@@ -242,9 +239,5 @@ class Mailbox(AbstractMailbox):
         if layout.whole:
             return [made[name] for name in layout.names]
         if lo == first and len(layout.names) == 1 and (tensor := made[layout.names[0]]).shape[0] == hi - lo:
-            return [tensor if tensor.dtype is layout.specs[0].dtype else tensor.to(layout.specs[0].dtype)]
-        if self.boundary.wide:
-            return [
-                made[name][lo - first : hi - first].to(spec.dtype) for name, spec in zip(layout.names, layout.specs, strict=True)
-            ]
+            return [tensor]
         return [made[name][lo - first : hi - first] for name in layout.names]

@@ -133,7 +133,6 @@ class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
 
     Args:
-        wide: types of the tensors inside the stage, by name, where messages may have narrower ones.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
         coded: forms of forward messages that are other than their layouts say.
@@ -146,7 +145,6 @@ class Boundary:
     outgoing: dict[int, Layout]
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
-    wide: dict[str, torch.dtype] = field(default_factory=dict)
     coded: dict[int, AbstractCoding] = field(default_factory=dict)
     added: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
     parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)

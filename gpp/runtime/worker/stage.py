@@ -140,7 +140,8 @@ class StageRunner:
         self._passes: dict[int, _OpenPass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
-        self._specs, self._casts = mailbox.boundary.specs(), bool(mailbox.boundary.wide)
+        # A card's rules for narrow passes may make another type than a processor's, by which messages are laid out.
+        self._specs, self._casts = mailbox.boundary.specs(), module.cut.captured.passes is not None
         sent = {name for lay in mailbox.boundary.outgoing.values() for name in lay.names}
         # What another stage of this device gets as it came: one output more, whose gradient is added to the stage's own.
         self._handed_on = tuple(name for name in module.receives if name in sent)
@@ -158,6 +159,7 @@ class StageRunner:
             step: optimizer steps done before.
         """
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
+        self.module.renew()
 
     def _place(self, microbatch: int, lo: int, hi: int) -> PassPlace:
         minibatch, within = divmod(microbatch, self.portion.accumulation)

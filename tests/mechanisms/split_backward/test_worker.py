@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gpp.capture.build import capture
 from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
+from gpp.mechanisms.precision.narrow import narrowed
 from gpp.mechanisms.split_backward.job import JOB
 from gpp.mechanisms.split_backward.kinds import HALVES
 from gpp.mechanisms.split_backward.operators import late_of
@@ -93,17 +95,21 @@ def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
     assert all(torch.equal(*(p.grad for p in pair)) for pair in zip(whole.parameters(), split.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", thinned(["ThreeOutputs", "gpt_small", "dlrm_small"], 3))
-def test_the_bill_of_what_is_late(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "passes"), [*thinned([(n, None) for n in ("ThreeOutputs", "gpt_small", "dlrm_small")], 3), ("gpt_small", "bfloat16")]
+)
+def test_the_bill_of_what_is_late(name: str, passes: Literal["bfloat16"] | None) -> None:
     """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second.
 
     Three operators read one tensor, or the gradients of several are slices of one.
     """
     model, captured, state = model_of(name, "float32")
+    captured = narrowed(captured, passes) if passes else captured
     _, split = whole_and_split(captured, torch.float32, state)
     rows = inprocess.data_of(model).load("train", model, seed=0, dtype="float32").fetch(torch.arange(8))
     for param in split.parameters():
         param.grad = torch.zeros_like(param)
+    split(8, rows)  # from here on narrow copies of the weights are there
     events = MemoryEvents(lambda allowed: None)
     events.begin([])
     split(8, rows)["loss"].backward()
@@ -120,9 +126,8 @@ def test_halves_of_narrow_forwards_train_what_whole_backwards_train(tmp_path: Pa
     case = random_case("Fork", Flush(), random.Random(5), minibatch=16, dtype="float32")
     strategy = replace(case.strategy, schedule=ZeroBubbleH1())
     problem = replace(case.problem, regime=strategy.posed(case.problem).regime)
-    split = replace(case, strategy=strategy, problem=problem).job(keep, dtype="float32")
-    whole = case.job(keep, dtype="float32")
-    whole, split = (replace(job, settings=replace(job.settings, autocast="bfloat16")) for job in (whole, split))
+    split = replace(case, strategy=strategy, problem=problem).job(keep, dtype="float32", autocast="bfloat16")
+    whole = case.job(keep, dtype="float32", autocast="bfloat16")
     found = train(whole, case.weights, tmp_path / "a")
     assert found.differences(train(split, case.weights, tmp_path / "b")) == []
 

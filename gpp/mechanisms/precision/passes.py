@@ -1,0 +1,23 @@
+"""Forwards under `torch.autocast`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from gpp.capture.codec import dtype_of
+from gpp.capture.passes import AbstractPasses
+
+
+class AutocastPasses(AbstractPasses):
+    """PyTorch's own rules say which operators cast.
+
+    Without its cache of cast weights, which does not see updates: `gpp.capture.copies` is one that is told of them.
+    """
+
+    def context(self, kind: str, passes: str) -> AbstractContextManager[object]:
+        return torch.autocast(kind, dtype_of(passes), cache_enabled=False)
+
+
+PASSES = AutocastPasses()
