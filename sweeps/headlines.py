@@ -140,7 +140,7 @@ HEADLINES = (
         "emulated",
         "Does the runtime keep the simulator's order?",
         ("python run.py -cd sweeps -cn figure6_emulated",),
-        "Real processes and messages on 4 to 32 emulated V100s: what is compared is everything between the operators.",
+        "Real processes and messages on 4 to 32 emulated V100s; the operators alone are modelled.",
         column("emulated step, off the predicted one", "prediction_error", "%"),
     ),
     Headline(
