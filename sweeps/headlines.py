@@ -139,7 +139,7 @@ HEADLINES = (
     Headline(
         "emulated",
         "Does the runtime keep the simulator's order?",
-        ("python run.py -cd sweeps -cn figure6_emulated",),
+        ("python run.py -cd sweeps -cn figure6_emulated seed=0",),
         "Real processes and messages on 4 to 32 emulated V100s; the operators alone are modelled.",
         column("emulated step, off the predicted one", "prediction_error", "%"),
     ),
