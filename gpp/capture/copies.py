@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ class NarrowCopies:
         self._passes = passes or ""
         self._made: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def forget(self, written: Collection[int] | None = None) -> None:
+    def forget(self, written: Iterable[Tensor] | None = None) -> None:
         """Let go of those of weights that have been written.
 
         Args:
-            written: addresses of these weights; None: all of them may have been.
+            written: these weights, or others of their memory; None: all of them may have been.
         """
+        if not self._made:
+            return
+        places = None if written is None else {tensor.data_ptr() for tensor in written}
         for name, (weight, _) in tuple(self._made.items()):
-            if written is None or weight.data_ptr() in written:
+            if places is None or weight.data_ptr() in places:
                 del self._made[name]
 
     def of(self, name: str, weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ buffers keep their full original names, so a stage's state dict is a part of the
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, reduce
@@ -87,7 +87,7 @@ class StageModule(nn.Module):
         self.cut.calls_through = dict(calls)
         self._run = self.cut.compile(self._root, training=True)[0]
 
-    def renew(self, written: Collection[int] | None = None) -> None:
+    def renew(self, written: Iterable[Tensor] | None = None) -> None:
         """Take note that weights have been written: copies of them are made anew. `written` as in `NarrowCopies.forget`."""
         self._copies.forget(written)
 

@@ -29,8 +29,9 @@ def narrowed(captured: Captured, passes: Literal["bfloat16", "float16"]) -> Capt
     """The model with passes that cast to a type."""
     drafts = [Draft(**{slot: getattr(node, slot) for slot in Node.__slots__}) for node in captured.nodes]
     losses, batch = loss_nodes(captured.results), captured.batch or MEASURED_BATCH
-    for name, weights in narrow_reads(drafts, measure(drafts, losses, batch, passes)).items():
-        next(draft for draft in drafts if draft.name == name).narrow = weights
+    reads = narrow_reads(drafts, measure(drafts, losses, batch, passes))
+    for draft in drafts:
+        draft.narrow = reads.get(draft.name, draft.narrow)
     facts = measure(drafts, losses, batch, passes)
     for draft in drafts:
         if draft.kind in ("call", "block") and draft.dtype is not None:

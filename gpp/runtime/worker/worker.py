@@ -208,9 +208,8 @@ class Worker:
                 self.weights[stage].update()
             else:
                 optimizer.step()
-        written = {param.data_ptr() for param in self._params[stage].values()}
         for module in self.modules.values():
-            module.renew(written)  # stages may share weights
+            module.renew(self._params[stage].values())  # stages may share weights
         if self.job.plan.periodic:
             self.gradients.clear(self._params[stage])
         elif stage == self.stages[-1]:
