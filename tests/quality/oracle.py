@@ -2,12 +2,11 @@
 
 All partitions into convex stages without a cycle, of any number of stages; every set of devices for each of them that divides the
 micro-batch; every micro-batch size. Devices are equal, and are told apart by the order in which they appear. What is left out is
-proved to take longer (`_Space.of`); every plan that is predicted is held against that proof. The planner's own plan is the first
-to beat, and nothing else of it is used. Stages are numbered in one topological order for each partition, which decides between
-passes of a device that could begin at the same time.
+proved to take longer, or to need more memory than there is (`_Space.of`); every plan that is predicted is held against the first
+proof. The planner's own plan is the first to beat, and nothing else of it is used. Stages are numbered in one topological order
+for each partition, which decides between passes of a device that could begin at the same time.
 
-Complexity: about 10^4 plans at 5 operators and 3 devices, which takes a second or two. At 6 operators and 4 devices there are about
-10^6, of which so many have to be predicted that some problems take minutes: these are for `--ops 6 --devices 4` and a long night.
+Complexity: about 10^4 plans at 5 operators and 3 devices, and 10^6 at 6 and 4, of which some hundred have to be predicted.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ import numpy as np
 
 from gpp import Link, Plan, Strategy
 from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.plan.build import make_plan
+from gpp.stage import Stage
 from tests.oracle.exhaustive import convex_partitions
 from tests.support.conf import option
 from tests.support.problems import Rate, cluster
@@ -133,6 +134,9 @@ class _Space(NamedTuple):
         """A device has the passes of its stages to do. Where every operator has a backward, a stage has its own to do between the
         first micro-batch's way to it and the last one's way back to where it began, which is also where the next step begins; and
         where all of them begin in one stage, a device has all of its passes to do between the shortest such ways of its stages.
+
+        In a pipeline that drains, a stage holds a micro-batch for each stage on the longest way to the end, itself included, or all
+        of them: with its weights and what stands by these, no device has room for less than that of all its stages.
         """
         graph, count, rounds = problem.graph, problem.cluster.num_devices, problem.minibatch_size // b
         groups = _groups(count, b, problem.max_replicas or count)
@@ -156,6 +160,7 @@ class _Space(NamedTuple):
             there, back = (np.where(on, np.minimum(most, way[:, i, None]), most) for i, most in enumerate((there, back)))
         around = np.where(loads > 0, loads + there + back, 0.0) if one_source else loads
         bounds = np.maximum(least, around.max(axis=1))
+        bounds[_held_bytes(problem, masks, b, groups, deals, holds).max(axis=1) > problem.cluster.devices[0].memory_bytes] = np.inf
         return cls(masks, b, len(deals), float(bounds.min()), bounds, groups)
 
     def below(self, limit_s: float) -> Iterator[tuple[float, list[Devices]]]:
@@ -163,6 +168,25 @@ class _Space(NamedTuple):
         deals, rows = _deals(len(self.masks), self.groups), np.flatnonzero(self.bounds_s < limit_s)
         for row in rows[np.argsort(self.bounds_s[rows], kind="stable")]:
             yield float(self.bounds_s[row]), [self.groups[g] for g in deals[row]]
+
+
+def _held_bytes(
+    problem: Problem, masks: tuple[int, ...], b: int, groups: tuple[Devices, ...], deals: np.ndarray, holds: np.ndarray
+) -> np.ndarray:
+    """Bytes that each device surely holds, of each deal."""
+    depths = [1] * len(masks)
+    for s in reversed(range(len(masks))):
+        behind = (depths[t] for t in range(s + 1, len(masks)) if masks[s] & _before(problem, masks[t]))
+        depths[s] = 1 + max(behind, default=0)
+    out = np.zeros((len(deals), holds.shape[1]))
+    for s, mask in enumerate(masks):
+        bills = [
+            StageCost.of(problem, Stage(ops=tuple(bits(mask)), devices=group, microbatch_size=b, in_flight=b)) for group in groups
+        ]
+        in_flight = min(depths[s], problem.minibatch_size // b)
+        own = np.array([bill.static_bytes + bill.microbatch_bytes * in_flight for bill in bills])
+        out += np.where(holds[deals[:, s]], own[deals[:, s]][:, None], 0.0)
+    return out
 
 
 @cache
@@ -174,19 +198,17 @@ def _groups(count: int, b: int, most: int) -> tuple[Devices, ...]:
 @cache
 def _deals(stages: int, groups: tuple[Devices, ...]) -> np.ndarray:
     """A group for every stage, in rows; devices appear in the order of their numbers, since all are equal."""
-    rows: list[tuple[int, ...]] = []
-
-    def deal(row: tuple[int, ...], seen: int) -> None:
-        if len(row) == stages:
-            rows.append(row)
-            return
-        for g, group in enumerate(groups):
-            new = [device for device in group if device >= seen]
-            if new == list(range(seen, seen + len(new))):
-                deal((*row, g), seen + len(new))
-
-    deal((), 0)
-    return np.array(rows, dtype=np.int8)
+    devices = 1 + max(device for group in groups for device in group)
+    after = np.full((devices + 1, len(groups)), -1, dtype=np.int8)  # how many devices have appeared; -1 where one is skipped
+    for seen, (g, group) in itertools.product(range(devices + 1), enumerate(groups)):
+        new = [device for device in group if device >= seen]
+        if new == list(range(seen, seen + len(new))):
+            after[seen, g] = seen + len(new)
+    rows, appeared = np.zeros((1, 0), dtype=np.int8), np.zeros(1, dtype=np.int8)
+    for _ in range(stages):
+        at, given = np.nonzero(after[appeared] >= 0)
+        rows, appeared = np.column_stack((rows[at], given.astype(np.int8))), after[appeared[at], given]
+    return rows
 
 
 def main(first: int, count: int, most_ops: int, most_devices: int) -> int:
