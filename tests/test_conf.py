@@ -59,7 +59,6 @@ def test_every_preset_builds(path: Path) -> None:
         assert instantiate(cfg, _convert_="all").name == "test"  # with its other choices as they are unless the user makes them
 
 
-# `python -m tests.checks.settings --sweeps` composes all, too.
 @pytest.mark.parametrize("path", thinned(sorted((ROOT / "sweeps").glob("*.yaml")), 9), ids=lambda p: p.stem)
 def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     quicken()

@@ -1,4 +1,4 @@
-"""Every wrong setting of the table in tests/checks/settings.py is refused with field, value, rule and fix."""
+"""Every wrong setting of the table in tests/support/wrong_settings.py is refused with field, value, rule and fix."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from run import story
-from tests.checks.settings import CASES, Wrong, complaints, write
 from tests.support.cli import ROOT, run
 from tests.support.one_process import answered
+from tests.support.wrong_settings import CASES, Wrong, complaints, write
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,6 @@ def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.remove(str(folder))
 
 
-# `python -m tests.checks.settings` tries all.
 TRIED = (
     "output_dir=X",
     "hydra.runtime.output_dir=X",
@@ -35,14 +34,17 @@ TRIED = (
 """What newcomers have written."""
 IDLE = ("strategies=[even,graphpipe]", "mode=inference strategy.edges.clip=true", "mode=inference engine.arrivals=poisson")
 """Words that say nothing without another one: they were ignored."""
-SAMPLE = [
-    *[case for case in CASES if case.words in (*TRIED, *IDLE)],
-    *[case for case in CASES if case.kind][::16],
-    *[case for case in CASES if not case.kind][::192],
-]
+SHORT = {
+    *(*TRIED, *IDLE),
+    *[case.words for case in CASES if case.kind][::16],
+    *[case.words for case in CASES if not case.kind][::192],
+}
 
 
-@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.words[:60])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.words in SHORT else pytest.mark.long, id=case.words[:60]) for case in CASES],
+)
 def test_a_wrong_setting_is_refused(case: Wrong, strays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "sweep" if {"-m", "-cn"} & set(case.words.split()) else "run"
     code, out = answered([*case.listed(strays), f"hydra.{kind}.dir={tmp_path}"], story, monkeypatch)

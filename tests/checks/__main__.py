@@ -1,4 +1,4 @@
-"""Run the long checks one after another, each in full, and say how long each took and how it ended.
+"""Run the long checks one after another, each in full, and say what each took and how it ended.
 
     python -m tests.checks                  all of them (`make check`), for hours
     python -m tests.checks kills serving    these
@@ -76,9 +76,6 @@ FULL = {
         python -m tests.checks.same record --out $DIR
         python -m tests.checks.same compare --against $DIR""",
     "serving": "python -m tests.checks.serving --kills 20",
-    "settings": """
-        python -m tests.checks.settings
-        python -m tests.checks.settings --sweeps""",
     "split_backward": "python -m tests.checks.split_backward --count 500",
     "split_speed": """
         export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648
@@ -113,9 +110,11 @@ def run(scripts: Mapping[str, str]) -> int:
     rows = []
     for name, script in scripts.items():
         print(f"\n=== {name}: {purpose(name)}", flush=True)
-        began = time.monotonic()
+        began, before = time.monotonic(), os.times()
         outcome = "ok" if ran(script) else "failed"
-        rows.append(f"{name:<16} {time.monotonic() - began:8.0f} s  {outcome}")
+        took, after = time.monotonic() - began, os.times()
+        cpu = after.children_user - before.children_user + after.children_system - before.children_system
+        rows.append(f"{name:<16} {took:6.0f} s  {cpu:6.0f} s of CPU  {outcome}")
         print(rows[-1], flush=True)
     failed = sum(row.endswith("failed") for row in rows)
     print("", *rows, f"{len(rows)} checks, {failed} failed", sep="\n")

@@ -8,10 +8,10 @@ from gpp.cluster import Cluster, local
 from gpp.errors import InvalidConfig
 from gpp.runtime import devices
 from gpp.runtime.devices import check_devices
-from tests.checks.settings import ENGINES
 from tests.support.conf import option, options
 from tests.support.long import thinned
 from tests.support.one_process import answered, check_only
+from tests.support.wrong_settings import ENGINES
 
 NEED_NONE = {"simulate", "emulate", "reference"}
 

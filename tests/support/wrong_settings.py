@@ -1,30 +1,16 @@
-"""Every wrong setting is refused with field, value, rule and fix: a table of them, and the command that tries all.
-
-python -m tests.checks.settings                  each as a process of its own, with its time
-python -m tests.checks.settings --words model    those whose words contain `model`
-python -m tests.checks.settings --sweeps         every sweep of sweeps/ with every engine instead
-
-In the suite (tests/app/test_settings_refused.py) the same table runs in one process.
-"""
+"""Wrong settings, each with what its refusal must say, and what a sweep must say under an engine that does not fit it."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import resource
 import shlex
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.support.cli import ROOT, TOWERS, environment
+from tests.support.cli import ROOT, TOWERS
 
-LIMIT_S = 5.0
 PYTHONS_OWN = re.compile(
     r"Traceback|NoneType|positional argument|keyword argument|object is not|HYDRA_FULL_ERROR|hydra\.cc|not in struct|no viable|"
     r"<class |object at 0x|is not (iterable|callable|subscriptable)|Error executing job"
@@ -127,7 +113,7 @@ class Wrong:
         shown: the message shows it as field and value.
         fix: words of the fix.
         code: exit code.
-        kind: it is the first of its kind; the suite tries every second of these.
+        kind: it is the first of its kind.
     """
 
     words: str
@@ -206,61 +192,3 @@ def misfit(engine: str, code: int, out: str) -> list[str]:
     found += ["simulate runs everything"] if code and engine == "simulate" else []
     found += [] if not code or re.search(r"[\w.]+=.+: .+\. Fix: ", text) else ["gives no field, value, rule and fix"]
     return found + ([f"says {match.group()!r}"] if (match := PYTHONS_OWN.search(text)) else [])
-
-
-def check_sweeps() -> int:
-    """Every sweep with every engine, up to the checks before capture; returns how many fit neither way."""
-    from pytest import MonkeyPatch
-
-    from tests.support.one_process import answered, check_only
-
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (sweep, engine) in enumerate((sweep, engine) for sweep in SWEEPS for engine in ENGINES):
-            with MonkeyPatch.context() as patch:
-                code, out = answered([*first_job(sweep, engine), f"hydra.run.dir={folder}/{number}"], check_only, patch)
-            found = misfit(engine, code, out)
-            failed += bool(found)
-            refused = re.search(r"(?:error|failed): (.*)", " ".join(out.split()))
-            said = refused.group(1)[:160] if code and refused else "runs"
-            print(f"{'FAIL' if found else 'ok':<5} {sweep} engine={engine}: {'; '.join(found) or said}", flush=True)
-    print(f"{len(SWEEPS) * len(ENGINES)} pairs of sweep and engine, {failed} that neither run nor are refused")
-    return int(failed > 0)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--words", default="", help="only those whose words contain this")
-    parser.add_argument("--sweeps", action="store_true", help="every sweep with every engine instead")
-    args = parser.parse_args()
-    if args.sweeps:
-        return check_sweeps()
-    cases, failed, times = [case for case in CASES if args.words in case.words], 0, []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(folder)
-        env = environment(PYTHONPATH=f"{ROOT}:{folder}", GPP_CACHE=str(folder / "cache"))
-        for number, case in enumerate(cases):
-            run_dir = f"hydra.{'sweep' if '-m' in case.words.split() or '-cn' in case.words else 'run'}.dir={folder / str(number)}"
-            words = [sys.executable, "run.py", *case.listed(folder), run_dir]
-            start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            done = subprocess.run(words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            took_s, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-            # On a busy machine its own work counts, not how long it waited for a processor.
-            took_s = min(took_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-            found = complaints(case, done.returncode, done.stdout)
-            found += [f"took {took_s:.1f} s, more than {LIMIT_S}"] if took_s > LIMIT_S else []
-            failed += bool(found)
-            times.append(took_s)
-            print(f"{'FAIL' if found else 'ok':<5} {took_s:5.2f} s  {case.words[:110]}", flush=True)
-            if found:
-                print(f"      {'; '.join(found)}\n      " + done.stdout.strip()[-600:].replace("\n", "\n      "), flush=True)
-    slowest, mean_s = max(times, default=0.0), sum(times) / max(1, len(times))
-    print(
-        f"{len(cases)} wrong settings, {failed} not refused as they should be; {mean_s:.2f} s on average, {slowest:.2f} s at most"
-    )
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
