@@ -4,7 +4,8 @@
     python -m tests.checks kills serving    these
     python -m tests.checks --list           what each is, in a line
 
-A check is a module of this folder. The exit code is 1 if one of those that ran failed.
+A check is a module of this folder; those that only measure, and so cannot fail, are run by `make figures` instead. The exit code
+is 1 if one of those that ran failed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FULL = {
         done""",
     "flops": """
         python -m tests.checks.flops
-        python -m tests.checks.flops --masks --times""",
+        python -m tests.checks.flops --masks""",
     "fuzz": "python -m tests.checks.fuzz --count 5000",
     "idioms": "python -m tests.checks.idioms",
     "kills": "python -m tests.checks.kills --count 30",
@@ -66,12 +67,8 @@ FULL = {
         python -m tests.checks.planners --jobs 2 --what models --count 105
         python -m tests.checks.planners --jobs 2 --what determinism --count 20""",
     "planning_speed": "python -m tests.checks.planning_speed",
-    "predictions": """
-        python run.py -cd sweeps -cn prediction_error half=local hydra.sweep.dir=$DIR
-        python -m tests.checks.predictions $DIR""",
     "replanning": "python -m tests.checks.replanning --equal 200 --real --kills 20",
     "report": "python -m tests.checks.report $DIR",
-    "runtime": "python -m tests.checks.runtime",
     "same": """
         python -m tests.checks.same record --out $DIR
         python -m tests.checks.same compare --against $DIR""",

@@ -1,6 +1,6 @@
 """FLOPs of networks of Hugging Face against torch's own counter: `python -m tests.checks.flops [NAMES]`.
 
-`--masks` compares causal attention with masks that say the same, `--times` times a CPU's attention beside its FLOPs.
+`--masks` compares causal attention with masks that say the same.
 
 Small configurations with random weights, captured without a setting and run by torch's counter as they are. The counter has no
 formula for the attention that a CPU runs (`_scaled_dot_product_flash_attention_for_cpu`), so it is lent the one that it has for
@@ -16,7 +16,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -287,46 +286,14 @@ def check_masks() -> bool:
     return not any(worst.values())
 
 
-def least_s(work: Callable[[], object]) -> float:
-    """The least CPU seconds of five runs."""
-    work()
-    found = []
-    for _ in range(5):
-        began = time.process_time()
-        work()
-        found.append(time.process_time() - began)
-    return min(found)
-
-
-def show_times() -> None:
-    """Seconds of a CPU's attention beside its FLOPs by the table: backwards over forwards, and causal over whole."""
-    torch.set_num_threads(1)
-    for length in (512, 1024, 2048):
-        q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
-        seed, seconds = torch.randn(1, 4, length, 64), []
-        for causal in (False, True):
-            attend = partial(nn.functional.scaled_dot_product_attention, q, k, v, is_causal=causal)
-            back = partial(torch.autograd.grad, attend(), (q, k, v), seed, retain_graph=True)
-            seconds.append((least_s(attend), least_s(back)))
-        (whole, whole_back), (half, half_back) = seconds
-        print(
-            f"{length} tokens: backward / forward {whole_back / whole:.2f} (2.5 by the table), causal / whole {half / whole:.2f} "
-            f"forwards, {half_back / whole_back:.2f} backwards ({(length + 1) / (2 * length):.2f})",
-            flush=True,
-        )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--masks", action="store_true", help=check_masks.__doc__)
-    parser.add_argument("--times", action="store_true", help=show_times.__doc__)
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
-    if asked.times:
-        show_times()
-    if asked.masks or asked.times:
-        return 0 if not asked.masks or check_masks() else 1
+    if asked.masks:
+        return 0 if check_masks() else 1
     print("MFLOP of a batch   ours     torch    apart   as whole | backward, likewise")
     found = [check(name) for name in asked.names]
     return 0 if all(found) else 1
