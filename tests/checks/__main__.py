@@ -41,7 +41,8 @@ FULL = {
     "idioms": "python -m tests.checks.idioms",
     "kills": "python -m tests.checks.kills --count 30",
     "largest_batches": """
-        python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large hydra.sweep.dir=$DIR
+        python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large 'strategies=[pipedream_whole,vpipe_stash]' \
+            hydra.sweep.dir=$DIR
         python -m tests.checks.largest_batches $DIR""",
     "long": "python -m tests.checks.long",
     "markings": "python -m tests.checks.markings --count 500",

@@ -1,6 +1,6 @@
 """The largest micro-batches in two jobs of `sweeps/dawnpiper_max_batch.yaml`, by hand: no code of the planners or of the bill.
 
-    python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large
+    python run.py -cd sweeps -cn dawnpiper_max_batch model=gpt,t5_large 'strategies=[pipedream_whole,vpipe_stash]'
     python -m tests.checks.largest_batches outputs/sweeps/dawnpiper_max_batch
 
 PipeDream's for GPT-2 XL on 8 devices and for T5-large on 4, and vPipe's there; weights stashed, Adam, 16 GB. A stage at
