@@ -49,7 +49,7 @@ def main(folder: str = "outputs/for_torchtitan") -> Path:
     strategy = gpp.Planning(strategy="sequential planner.replication=false").made
     problem = gpp.problem(captured, cards(4), minibatch_size=32, microbatch_size=4, max_ops=None)
     asked = ToExport(model="llama", captured=captured, problem=problem, strategy=strategy, plan=strategy.plan(problem), clips=False)
-    exported = export_plan(asked, TorchTitan(config="llama3_debugmodel", nearest=True), Path(folder), lambda e, where: None)
+    _, exported = export_plan(asked, TorchTitan(config="llama3_debugmodel", nearest=True), Path(folder), lambda e, where: None)
     print(Path(folder, "PLAN.md").read_text())
     print(f"cd {folder} && {exported.command}")
     return Path(folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from gpp.runtime.job import Job
 from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
 from tests.checks import fuzz
 from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
+from tests.support.pages import ROOT
 
 READERS: dict[str, Callable[[Path], object]] = {
     "plan": lambda path: read_json(Plan, path),
@@ -34,6 +37,15 @@ def test_damaged_files_are_refused_by_name_or_work(name: str) -> None:
     out = fuzz.check_many(name, seed=11, numbers=range(12))
     assert not out.violations and out.refused > 2
     assert out.accepted + out.refused == 12
+
+
+@pytest.mark.long
+def test_the_check_needs_no_session_of_tests() -> None:
+    """Formats that whole runs read are tried by it alone: without the suite's cache each of their cases once ended in KeyError."""
+    env = {name: value for name, value in os.environ.items() if name != "GPP_CACHE"}
+    words = [sys.executable, "-m", "tests.checks.fuzz", "--count", str(len(SLOW)), *(f"--format={name}" for name in SLOW)]
+    done = subprocess.run(words, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and "\n0 wrong" in done.stdout, done.stdout + done.stderr
 
 
 def plan_text(**changes: str) -> str:

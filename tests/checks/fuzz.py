@@ -12,6 +12,7 @@ exception, a use that fails afterwards, a case that takes more than `LIMIT_S` se
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import signal
@@ -123,14 +124,25 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the files of --case")
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    if given.case:
-        name, seed, number = given.case.split(":")
-        out = Outcome()
-        folder = given.keep or Path(tempfile.mkdtemp(prefix="fuzz_"))
-        folder.mkdir(parents=True, exist_ok=True)
-        check(name, int(seed), int(number), folder, out)
-        print(f"{folder}: {out}")
-        sys.exit(bool(out.violations))
+    # Whole runs are forks of a process that stands beside the cache, as in the tests.
+    with tempfile.TemporaryDirectory(prefix="fuzz_", ignore_cleanup_errors=True) as beside:
+        os.environ["GPP_CACHE"] = f"{beside}/cache"
+        sys.exit(one(given) if given.case else every(given))
+
+
+def one(given: argparse.Namespace) -> int:
+    """The case of `--case`, whose files are kept; 1 where it goes wrong."""
+    name, seed, number = given.case.split(":")
+    out = Outcome()
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="fuzz_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    check(name, int(seed), int(number), folder, out)
+    print(f"{folder}: {out}")
+    return int(bool(out.violations))
+
+
+def every(given: argparse.Namespace) -> int:
+    """So many cases of each format; 1 where one goes wrong."""
     names = given.format or list(FORMATS)
     total = Outcome()
     for name in names:
@@ -147,7 +159,7 @@ def main() -> None:
             print(f"    {line}", flush=True)
         total.violations += out.violations
     print(f"{len(total.violations)} wrong")
-    sys.exit(bool(total.violations))
+    return int(bool(total.violations))
 
 
 if __name__ == "__main__":
