@@ -171,7 +171,7 @@ class Vocabulary:
             section, _, name = key.rpartition(".")
             group, line = section.replace(".", "/"), re.compile(rf"^{re.escape(name)}:", re.M)
             if has := [option for option in groups.get(group, ()) if line.search(self.file(group, option).read_text("utf-8"))]:
-                return f"add {self.assigned(group, has[0])}, which has it"
+                return f"add {self.assigned(group, min(has, key=len))}, which has it"  # the shortest name is the most general
             beside = [name for name in self.settings if section and name.rpartition(".")[0] == section]
             return f"{section} has {', '.join(beside)}" if beside else ALL_SETTINGS
         if best not in groups:

@@ -25,6 +25,7 @@ def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 TRIED = (
+    "model.factory=a.b",
     "output_dir=X",
     "hydra.runtime.output_dir=X",
     "model=random",
