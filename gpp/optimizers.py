@@ -106,9 +106,12 @@ class AbstractOptimizer(AroundSteps, ABC):
         """Bytes of state for each byte of trainable parameter."""
 
     @property
-    def update_factor(self) -> float:
-        """Bytes that a step takes for itself, for each byte of trainable parameter: none in torch's fused forms."""
-        return 0.0
+    def update_factors(self) -> tuple[float, float]:
+        """Bytes that a step takes for itself: for each byte of all trainable parameters together, and for each of the largest one.
+
+        Torch's fused forms take none.
+        """
+        return 0.0, 0.0
 
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -194,8 +197,8 @@ class RMSprop(AbstractMomentum):
         return 2.0 if self.momentum else 1.0
 
     @property
-    def update_factor(self) -> float:
-        return 1.0
+    def update_factors(self) -> tuple[float, float]:
+        return 1.0 + bool(self.weight_decay), 0.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -219,8 +222,8 @@ class NAdam(AbstractAdam):
     momentum_decay: NotNegative = 0.004
 
     @property
-    def update_factor(self) -> float:
-        return 1.0
+    def update_factors(self) -> tuple[float, float]:
+        return 1.0 + bool(self.weight_decay and not self.decoupled), 0.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -262,6 +265,11 @@ class Muon(AbstractMomentum):
     def state_factor(self) -> float:
         """Of matrices, which are nearly all; AdamW keeps 2."""
         return 1.0
+
+    @property
+    def update_factors(self) -> tuple[float, float]:
+        """Of square matrices, one after the other; others take less."""
+        return 0.0, 3.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

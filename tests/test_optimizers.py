@@ -189,18 +189,46 @@ def test_refusals_name_the_field(cls: type, settings: dict, field: str) -> None:
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), NAdam(lr=0.1), RMSprop(lr=0.1, momentum=0.9)])
-def test_an_update_takes_for_itself_what_a_bill_has_for_it(optimizer: AbstractOptimizer) -> None:
-    params = [torch.nn.Parameter(torch.ones(64, 64)) for _ in range(4)]
+def updated(optimizer: AbstractOptimizer, params: list[torch.nn.Parameter]) -> tuple[torch.optim.Optimizer, int]:
+    """The optimizer after two steps, and the bytes that the second one has taken for itself."""
     for param in params:
         param.grad = torch.ones_like(param)
     built, events = optimizer.build(params), MemoryEvents(lambda allowed: None)
     built.step()
     events.begin([])
     built.step()
-    events.drain()
     events.end()
-    assert events.peak_bytes == pytest.approx(optimizer.update_factor * 4 * 64 * 64 * 4, abs=1024)
+    return built, events.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(lr=0.1, momentum=0.9),
+        Adam(lr=0.1),
+        NAdam(lr=0.1),
+        NAdam(lr=0.1, weight_decay=0.1),
+        NAdam(lr=0.1, weight_decay=0.1, decoupled=True),
+        RMSprop(lr=0.1, momentum=0.9),
+        RMSprop(lr=0.1, weight_decay=0.1),
+        Muon(lr=0.1),
+    ],
+)
+def test_an_update_takes_for_itself_what_a_bill_has_for_it(optimizer: AbstractOptimizer) -> None:
+    _, taken = updated(optimizer, [torch.nn.Parameter(torch.ones(64, 64)) for _ in range(4)])
+    of_all, of_largest = optimizer.update_factors
+    assert taken == pytest.approx((4 * of_all + of_largest) * 64 * 64 * 4, abs=1024)
+
+
+@pytest.mark.parametrize("name, more", [("AdamW", {}), ("AdamW", {"foreach": True}), ("Adafactor", {}), ("Adagrad", {})])
+def test_an_optimizer_of_torchs_is_billed_what_it_holds_and_takes(name: str, more: dict) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(200, 200, bias=False) for _ in range(5)))
+    found, _ = optimizer_of(lambda params: getattr(torch.optim, name)(params, lr=0.1, **more), model)
+    built, taken = updated(found, list(model.parameters()))
+    of_all, of_largest = found.update_factors
+    assert taken == pytest.approx((5 * of_all + of_largest) * 200 * 200 * 4, rel=0.03)
+    held = sum(t.nbytes for entry in built.state.values() for t in entry.values() if t.ndim) / (5 * 200 * 200 * 4)
+    assert found.state_factor == pytest.approx(held, rel=0.01, abs=0.03)
 
 
 def test_an_update_beside_micro_batches_in_flight_is_in_the_bill_of_a_pipeline_that_does_not_drain() -> None:

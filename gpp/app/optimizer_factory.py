@@ -12,7 +12,9 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpp.errors import InvalidConfig
@@ -31,7 +33,8 @@ STEPS = 3
 """Steps of the trial: what a step leaves behind shows in the next ones."""
 MOST = 6
 """Most elements of the trial's parameters along a dimension."""
-
+PROBED, SEVERAL = 64, 4
+"""Rows and columns of the matrices whose bytes are looked at, and how many there are."""
 
 PLAIN = "use a class whose steps follow from its settings and each parameter's gradient alone, as torch.optim.AdamW"
 
@@ -86,8 +89,35 @@ def optimizer_of(
         if not alone[name].allclose(param, rtol=1e-12, atol=1e-12):
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
-    held = sum(t.nbytes for entry in own.state.values() for t in entry.values() if hasattr(t, "nbytes") and t.ndim)
-    return replace(found, state=held / max(1, sum(p.nbytes for p in together.values()))), made
+    # Sizes differ by less in a small model: each parameter's state counts by the bytes that the parameter has.
+    held = {param: sum(t.nbytes for t in entry.values() if hasattr(t, "nbytes") and t.ndim) for param, entry in own.state.items()}
+    state = sum(params[name].nbytes * held.get(param, 0) / param.nbytes for name, param in together.items() if param.nbytes)
+    return replace(found, state=state / max(1, sum(p.nbytes for p in params.values())), update=_update_factors(found)), made
+
+
+def _update_factors(found: TorchOptimizer) -> tuple[float, float]:
+    """`AbstractOptimizer.update_factors`, as the allocator has them for some square matrices, and for one more."""
+    with ThreadPoolExecutor(1) as apart:  # the user's profiler may listen to this thread
+        fewer, more = apart.map(partial(_taken, found), (SEVERAL - 1, SEVERAL))
+    of_all = max(0.0, round(more - fewer, 2))
+    return of_all, max(0.0, round(more - SEVERAL * of_all, 2))
+
+
+def _taken(found: TorchOptimizer, count: int) -> float:
+    """Bytes that a step takes for itself, in matrices, with so many of them to update."""
+    import torch
+
+    from gpp.runtime.worker.allocator import MemoryEvents
+
+    params = [torch.nn.Parameter(torch.ones(PROBED, PROBED)) for _ in range(count)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    made, events = found.build(params), MemoryEvents(lambda allowed: None)
+    made.step()
+    events.begin([])
+    made.step()
+    events.end()
+    return events.peak_bytes / params[0].nbytes
 
 
 def _called(factory: Any, params: Mapping[str, nn.Parameter]) -> Any:
@@ -188,14 +218,14 @@ def _plain(value: Any) -> Any:
 
 
 def _small(params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Small parameters of as many dimensions, with values that differ from each other's."""
+    """Small parameters of as many dimensions, with values that differ from each other's; a state may have one row of a matrix."""
     import torch
 
     out = {}
     for name, param in params.items():
-        values = torch.arange(1.0, 1.0 + MOST**param.ndim, dtype=torch.float64) + len(name)
-        shape = [min(size, MOST) for size in param.shape]
-        out[name] = torch.nn.Parameter(values[: math.prod(shape)].reshape(shape).cos())
+        shape = [min(size, PROBED if param.ndim == 2 else MOST) for size in param.shape]
+        values = torch.arange(1.0, 1.0 + math.prod(shape), dtype=torch.float64) + len(name)
+        out[name] = torch.nn.Parameter(values.reshape(shape).cos())
     return out
 
 

@@ -15,9 +15,18 @@ class AbstractPasses(ABC):
     def context(self, kind: str, passes: str) -> AbstractContextManager[object]:
         """The context of such a forward, on devices of a kind; `passes` is the type."""
 
+    @abstractmethod
+    def casts_itself(self, target: str) -> bool:
+        """Whether an operator's own rule casts its arguments, on devices of every kind."""
+
+
+def narrowing() -> AbstractPasses:
+    """What narrows forwards."""
+    return next(iter(found("passes", "PASSES", AbstractPasses).values()))
+
 
 def casting(kind: str, passes: str | None) -> AbstractContextManager[object]:
     """The context of forwards on devices of a kind that cast to a type (`Captured.passes`); None: they cast nothing."""
     if passes is None:
         return nullcontext()
-    return next(iter(found("passes", "PASSES", AbstractPasses).values())).context(kind, passes)
+    return narrowing().context(kind, passes)

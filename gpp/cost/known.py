@@ -60,6 +60,7 @@ def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes, first: Firs
     most = tensors.first_backward(gradients, stage.samples) if first is None else first(gradients)
     if most is None:
         return 0.0
-    whole = memory.peak(count)
-    later = memory.peak(count - 1) if count > 1 else 0.0
+    passes = memory._replace(update=0.0)
+    whole = passes.peak(count)
+    later = passes.peak(count - 1) if count > 1 else 0.0
     return float(np.clip(whole - max(later, whole - memory.transient - gradients.sum() + most), 0.0, memory.transient))

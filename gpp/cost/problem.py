@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, final
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, Params, rows_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import AbstractUpdates, Regime
@@ -237,11 +237,6 @@ class Problem:
     def _sums(self) -> OpSums:
         return OpSums(self.graph)
 
-    def param_bytes(self, mask: int) -> tuple[float, float]:
-        """Bytes of trainable and of frozen parameters that a set of operators reads, each counted once."""
-        sums = self.sums(mask)
-        return sums.trainable, sums.frozen
-
     def sums(self, mask: int) -> SetSums:
         """The sums over a set of operators: what it keeps, holds and sends."""
         if mask not in self._known:
@@ -259,31 +254,51 @@ class Problem:
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
-            static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
             kept, once, late, waiting = sums.saved + sums.kept, sums.transient, sums.late, sums.outgoing_back
             if not mask & self.graph.differentiated and self.regime.trains:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
                 kept, once, late, waiting = 0.0, kept + once, 0.0, sums.kept
-            found = self._amounts[mask] = self.with_rows(
-                Amounts(sums.trainable, static, kept, once, sums.fixed, late=late, waiting=waiting), sums.rows
+            params = Params(sums.trainable, sums.frozen, sums.narrow, sums.largest)
+            found = self._amounts[mask] = self.amounts_of(
+                params, kept, once, sums.fixed, rows=sums.rows, late=late, waiting=waiting
             )
         return found
 
-    def with_rows(self, amounts: Amounts, rows: Any) -> Amounts:
-        """The amounts of stages with the user inputs that they read, and with the buffers of messages where nothing is trained.
+    def amounts_of(
+        self, params: Params, kept: Any, once: Any, fixed: Any, *, rows: Any = 0.0, late: Any = 0.0, waiting: Any = 0.0
+    ) -> Amounts:
+        """The amounts of stages that read these parameters: with the optimizer's bytes, with the user inputs that they read, and
+        with the buffers of messages where nothing is trained. `Amounts` says what the others are.
 
         Args:
-            rows: bytes per sample; a number, or an array of one element for each stage.
+            rows: bytes per sample of user inputs and targets.
         """
+        trainable, frozen, narrow, largest = params
+        amounts = Amounts(
+            trainable,
+            version=trainable + narrow,
+            static=trainable * (2.0 + self.state_factor) + frozen,
+            kept=kept,
+            once=once,
+            fixed=fixed,
+            late=late,
+            waiting=waiting,
+        )
         if self.regime.course is not None:
             return amounts.buffered(self.regime.course.buffers, rows)
+        of_all, of_largest = self.update_factors
+        if of_all or of_largest:
+            # Where no pass is under way, an update has the room of the narrow copies for itself.
+            drains = self.regime.weights.flushes
+            update = of_all * trainable + of_largest * largest - (narrow if drains else 0.0)
+            amounts = amounts._replace(update=update, drains=drains)
         return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
 
     def trainable_bytes(self, ops: tuple[int, ...], degree: int = 1) -> float:
         """Bytes of trainable parameters on one device of a stage; `degree` as in `split_times`."""
         if degree == 1:
-            return self.param_bytes(mask_of(ops))[0]
-        return held(self.graph, ops, (), degree).trainable
+            return self.sums(mask_of(ops)).trainable
+        return held(self.graph, ops, (), degree).params.trainable
 
     def updated_share(self, ops: tuple[int, ...], replicas: int) -> float:
         """Part of a stage's trainable parameters that the busiest of its replicas updates."""
@@ -306,6 +321,11 @@ class Problem:
     def state_factor(self) -> float:
         """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's and the weight policy's."""
         return self.optimizer_state_factor + self.regime.weights.kept_factor(self.optimizer)
+
+    @property
+    def update_factors(self) -> tuple[float, float]:
+        """`AbstractOptimizer.update_factors`."""
+        return (0.0, 0.0) if self.optimizer is None else self.optimizer.update_factors
 
     @property
     def memory_limit_bytes(self) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple, final
 import numpy as np
 from pydantic import Field
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes
 from gpp.cost.known import known
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.variants import NOTHING_AGAIN, Repeats, held
@@ -115,7 +115,7 @@ class StageCost:
         static_bytes: weights, gradients, optimizer's state, and rows of the user's inputs.
         version_bytes: copies of the weights beyond one.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
-        transient_bytes: memory while one micro-batch is computed.
+        transient_bytes: memory while one micro-batch is computed; or while an update is made, as far as that is more.
         weight_s, last_weight_s: of a backward's seconds, those of the weights' gradients: of a micro-batch, and of the last one.
         late_bytes: memory of each micro-batch until these are made, where the backward leaves them for later.
         waiting_bytes: of `transient_bytes`, messages that may wait for their pass while another stage of the device computes.
@@ -157,7 +157,7 @@ class StageCost:
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
         firsts = (partial(added.first_backward, problem, stage, value) for added, value in bills_of(stage) if value.spares)
         memory = known(problem, stage, stage_bytes(problem, stage, depth), next(firsts, None))
-        memory = memory._replace(transient=max(memory.transient, _updating_bytes(problem, stage, memory)))
+        memory = memory.settled(-(-stage.in_flight // stage.unit))
         bill = cls(
             forward_s=forward,
             backward_s=backward,
@@ -167,7 +167,7 @@ class StageCost:
             static_bytes=memory.static,
             version_bytes=memory.versions,
             microbatch_bytes=memory.microbatch,
-            transient_bytes=memory.transient,
+            transient_bytes=float(memory.transient),
             weight_s=weight,
             last_weight_s=last[2],
             late_bytes=memory.late,
@@ -216,21 +216,10 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
     weights = problem.regime.weights
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
     amounts = stage_amounts(problem, stage)
-    held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.updated_share(stage.ops, len(stage.replicas))
-    # Passes that read weights in their own type do so of every version.
-    narrow = {name for op in stage.ops for name in problem.graph.ops[op].params if problem.graph.param_of[name].copy_of}
-    more = (copies - 1) * sum(problem.graph.param_of[name].num_bytes for name in narrow)
-    less = amounts.trainable * problem.optimizer_state_factor * elsewhere
-    return held._replace(static=held.static - less, versions=held.versions + more)
-
-
-def _updating_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
-    """Bytes that an update takes beside the micro-batches in flight, which are none in a pipeline that drains."""
-    if problem.optimizer is None or not (factor := problem.optimizer.update_factor):
-        return 0.0
-    share = problem.updated_share(stage.ops, len(stage.replicas))
-    gone = memory.microbatch * -(-stage.in_flight // stage.unit) if problem.regime.weights.flushes else 0.0
-    return factor * share * problem.trainable_bytes(stage.ops, stage.devices_per_replica) - gone
+    held, share = amounts.held(stage.samples, copies), problem.updated_share(stage.ops, len(stage.replicas))
+    less = amounts.trainable * (1.0 - share)
+    state, (update, _) = problem.optimizer_state_factor, problem.update_factors
+    return held._replace(static=held.static - less * state, update=held.update - less * update)
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
@@ -252,16 +241,16 @@ def split_amounts(problem: Problem, stage: Stage, declared: tuple[int, ...] = ()
     """
     whole, sums = problem.amounts(mask_of(stage.ops)), problem.sums(mask_of(stage.ops))
     own = held(problem.graph, stage.ops, declared, stage.devices_per_replica)
-    split = Amounts(
-        trainable=own.trainable,
-        static=static_bytes(own.trainable, own.frozen, problem.state_factor),
+    split = problem.amounts_of(
+        own.params,
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,
+        rows=sums.rows,
         late=whole.late,
         waiting=whole.waiting,
     )
-    return problem.with_rows(split, sums.rows), own.extra
+    return split, own.extra
 
 
 def pass_times(problem: Problem, stage: Stage, samples: int) -> tuple[float, float, float]:

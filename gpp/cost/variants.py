@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpp.cost.amounts import Params
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import OpGraph, ReplicaSums, Variant, bits, mask_of
 
@@ -102,26 +103,21 @@ def sums_s(cluster: Cluster, sums: ReplicaSums, samples: float, devices: tuple[i
 
 
 class HeldBytes(NamedTuple):
-    """Bytes on one device: trainable and frozen parameters; per sample what is kept in flight, and what is held for one
-    micro-batch."""
+    """Bytes on one device: parameters; per sample what is kept in flight, and what is held for one micro-batch."""
 
-    trainable: float
-    frozen: float
+    params: Params
     kept: float
     extra: float
 
 
 def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> HeldBytes:
     """The bytes that a stage's operators hold on one device, without the stage's boundary."""
-    trainable = frozen = kept = extra = 0.0
+    params, kept, extra = Params(0.0, 0.0), 0.0, 0.0
     seen: set[str] = set()
     for op in bits(mask_of(ops)):
         way = running(graph, op, 0.0, 0.0, op in recompute, degree)
         kept, extra = kept + way.saved_bytes, extra + way.extra_bytes
-        for name in graph.ops[op].params:
-            if name not in seen:
-                seen.add(name)
-                param = graph.param_of[name]
-                trainable += param.num_bytes * way.params * param.trainable
-                frozen += param.num_bytes * way.params * (not param.trainable)
-    return HeldBytes(trainable, frozen, kept, extra)
+        new = [name for name in graph.ops[op].params if name not in seen]
+        seen |= {*new}
+        params = params.beside(Params.of(graph.param_of[name] for name in new).times(way.params))
+    return HeldBytes(params, kept, extra)

@@ -31,6 +31,8 @@ class SetSums(NamedTuple):
         incoming_back, outgoing_back: those of the bytes whose gradients come back.
         num_tensors: tensors over the boundary.
         late: activations and gradients that are held until those of weights are made, where a backward leaves them for later.
+        narrow: of the frozen parameters, copies of others in the type of the passes.
+        largest: the trainable parameter with most bytes.
     """
 
     trainable: float
@@ -46,6 +48,8 @@ class SetSums(NamedTuple):
     outgoing_back: float
     num_tensors: int
     late: float
+    narrow: float
+    largest: float
 
 
 @final
@@ -65,6 +69,7 @@ class GraphNumbers:
         self.withheld = array("d", [back * (not tensor.saved) for back, tensor in zip(self.back, tensors, strict=True)])
         self.trainable = array("d", [param.num_bytes * param.trainable for param, _ in params])
         self.frozen = array("d", [param.num_bytes * (not param.trainable) for param, _ in params])
+        self.narrow = array("d", [param.num_bytes * bool(param.copy_of) for param, _ in params])
         self.row_bytes = array("d", [size for size, _ in graph.rows])
         self.readers = listed([tensor.consumers for tensor in tensors])
         self.made = listed(_turned([(tensor.producer,) for tensor in tensors], len(ops)))
@@ -86,11 +91,12 @@ class OpSums:
     def of(self, mask: int) -> SetSums:
         """The sums of one set."""
         self._totals.add_up(mask.to_bytes(self._num_bytes, "little"))
-        trainable, frozen, rows, saved, late, into, into_back, out, out_back, unsaved, count, slope, first = self._found
+        trainable, frozen, rows, saved, late, into, into_back, out, out_back, unsaved, count, slope, first, *of_params = self._found
         transient = TransientLine(slope, first).within(into_back, out_back)
         fixed, kept = transient.fixed, into + unsaved
         return SetSums(
-            trainable, frozen, rows, saved, kept, transient.slope, fixed, into, out, into_back, out_back, int(count), late
+            *(trainable, frozen, rows, saved, kept, transient.slope, fixed, into, out, into_back, out_back, int(count), late),
+            *of_params,
         )
 
     def transient(self, mask: int, samples: int) -> float:

@@ -6,7 +6,7 @@ cdef class SetTotals:
     cdef bint any_transient
     cdef long long ask
     cdef double[::1] totals, saved, late, again, own, fixed, after, size, back, unsaved, withheld, trainable, frozen, row_bytes
-    cdef double[::1] slope
+    cdef double[::1] slope, narrow
     cdef long long[::1] producer, first_made, made, first_read, read, first_reader, reader, first_param, param, first_row, row
     cdef long long[::1] inside, ops, seen, seen_param, seen_row
     @cython.locals(out=cython.double[::1], count=cython.Py_ssize_t, op=cython.Py_ssize_t, i=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, t=cython.Py_ssize_t, again=cython.double)

@@ -8,9 +8,11 @@ from gpp.compiled import integers, reals
 
 TOTALS: Final = (
     *("trainable", "frozen", "rows", "saved", "late", "incoming", "incoming_back"),
-    *("outgoing", "outgoing_back", "unsaved", "num_tensors", "slope", "first"),
+    *("outgoing", "outgoing_back", "unsaved", "num_tensors", "slope", "first", "narrow", "largest"),
 )
-"""What is added up, in order; `unsaved` are bytes of what goes out and is not saved, the last two are of a `TransientLine`."""
+"""What is added up, in order; `unsaved` are bytes of what goes out and is not saved, `slope` and `first` are a `TransientLine`.
+
+`largest` is the parameter with most trainable bytes."""
 
 
 class SetTotals:
@@ -25,7 +27,7 @@ class SetTotals:
         self.n, self.totals, self.any_transient, self.ask = graph.num_ops, totals, graph.any_transient, 0
         self.saved, self.late, self.again, self.own, self.fixed = graph.saved, graph.late, graph.again, graph.own, graph.fixed
         self.after, self.producer, self.size = graph.after, graph.producer, graph.size
-        self.back, self.unsaved = graph.back, graph.unsaved
+        self.back, self.unsaved, self.narrow = graph.back, graph.unsaved, graph.narrow
         self.withheld, self.trainable, self.frozen, self.row_bytes = graph.withheld, graph.trainable, graph.frozen, graph.row_bytes
         self.first_made, self.made = graph.made
         self.first_read, self.read = graph.read
@@ -49,7 +51,7 @@ class SetTotals:
             if self.inside[op]:
                 self.ops[count] = op
                 count += 1
-        for i in range(13):
+        for i in range(15):
             out[i] = 0.0
         self.ask += 1
         again = 0.0
@@ -64,6 +66,8 @@ class SetTotals:
                     self.seen_param[p] = self.ask
                     out[0] += self.trainable[p]
                     out[1] += self.frozen[p]
+                    out[13] += self.narrow[p]
+                    out[14] = max(out[14], self.trainable[p])
             for k in range(self.first_row[op], self.first_row[op + 1]):
                 p = self.row[k]
                 if self.seen_row[p] != self.ask:

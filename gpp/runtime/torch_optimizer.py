@@ -59,6 +59,7 @@ class TorchOptimizer(AbstractOptimizer):
         path: dotted path of its class.
         groups: all trained parameters.
         state: bytes of state for each byte of trained parameter.
+        update: `update_factors`.
 
     `weight_decay` stays 0, because the class decays weights itself.
     """
@@ -66,6 +67,7 @@ class TorchOptimizer(AbstractOptimizer):
     path: str
     groups: tuple[Group, ...]
     state: NotNegative
+    update: tuple[NotNegative, NotNegative] = (0.0, 0.0)
 
     @property
     def kind(self) -> str:
@@ -81,6 +83,10 @@ class TorchOptimizer(AbstractOptimizer):
     @property
     def state_factor(self) -> float:
         return self.state
+
+    @property
+    def update_factors(self) -> tuple[float, float]:
+        return self.update
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""

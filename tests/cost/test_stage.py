@@ -165,7 +165,12 @@ def test_arrays_of_stages_cost_what_each_of_them_does(seed: int) -> None:
     problem = random_problem(rng)
     masks = [rng.randrange(1, 1 << problem.graph.num_ops) for _ in range(8)]
     single = [problem.amounts(mask) for mask in masks]
-    many = Amounts(*(np.array(column) for column in zip(*single, strict=True)))
+    many = Amounts(
+        *(
+            column[0] if name == "drains" else np.array(column)
+            for name, column in zip(Amounts._fields, zip(*single, strict=True), strict=True)
+        )
+    )
     copies, samples = rng.randint(1, 4), rng.randint(1, 5)
     for held in (1, 3):
         expected = [amounts.held(samples, copies).peak(held) for amounts in single]

@@ -141,9 +141,9 @@ class OptionTables:
     def stage(self, mask: int) -> _Stage:
         if mask not in self._stages:
             problem, cluster, ops = self.problem, self.problem.cluster, list(bits(mask))
-            trainable = problem.param_bytes(mask)[0]
+            trainable = problem.sums(mask).trainable
             update = min(problem.cost.update_s(trainable, cluster.devices[kind]) for kind in self.kinds)
-            _, static, kept, once, fixed, *_ = problem.amounts(mask)
+            _, _, static, kept, once, fixed, *_ = problem.amounts(mask)
             samples = np.array(self.samples)
             self._stages[mask] = _Stage(
                 np.array([min(sum(kind[op] for op in ops) for kind in row) for row in self._forward]),

@@ -7,14 +7,32 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from gpp import Even, GraphPipe, OneFOneB, PipeDream2BW, Sequential, Split1F1B, Strategy, ZeroBubbleH1, ZeroBubbleH2
+from gpp import (
+    Adam,
+    Even,
+    GraphPipe,
+    Muon,
+    NAdam,
+    OneFOneB,
+    PipeDream,
+    PipeDream2BW,
+    Piper,
+    Sequential,
+    Split1F1B,
+    Strategy,
+    ZeroBubbleH1,
+    ZeroBubbleH2,
+)
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Input, OpGraph, Tensor
+from gpp.graph.op_graph import Input, OpGraph, Tensor, bits
 from gpp.plan.build import make_plan
+from gpp.planners.chains.chain_tables import Tables
+from gpp.planners.chains.downsets import Budget, StateFamily, linear_states
 from gpp.planners.common.candidates import Assessor, Candidate, Shortage
 from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
@@ -219,18 +237,51 @@ def test_tables_say_what_the_problem_says():
         )
         taking = tuple(replace(op, inputs=("x",) if i % 3 else ("x", "y")[i % 2 :]) for i, op in enumerate(taking))
         inputs = Input(name="x", bytes_per_sample=3e4), Input(name="y", bytes_per_sample=5e5)
-        graph = OpGraph(name="g", ops=taking, tensors=free, params=graph.params, inputs=inputs)
-        problem = replace(problem, graph=graph)
+        narrow = [
+            replace(p, name=f"{p.name} narrow", num_bytes=p.num_bytes // 3, trainable=False, copy_of=p.name) for p in graph.params
+        ]
+        taking = tuple(replace(op, params=(*op.params, *(f"{p} narrow" for p in op.params))) for op in taking)
+        graph = OpGraph(name="g", ops=taking, tensors=free, params=(*graph.params, *narrow), inputs=inputs)
+        optimizer = (Adam(lr=0.1), NAdam(lr=0.1), Muon(lr=0.1))[seed % 3]
+        problem = replace(problem, graph=graph, optimizer=optimizer)
         costs = StageCosts(problem)
         table = Intervals(costs, depth_first_order(graph))
+        family = StateFamily(graph, linear_states(table.order), np.ones(graph.num_ops), Budget("test", 60.0, 1e9))
+        found = Tables(problem, family).of(np.arange(family.num_pairs)).amounts
+        masks = [family.masks[start] & ~family.masks[end] for start, end in zip(family.start, family.end, strict=True)]
         for i in range(graph.num_ops):
             for j in range(i + 1, graph.num_ops + 1):
-                assert table.amounts.take((i, j)) == pytest.approx(problem.amounts(table.mask(i, j)))
+                mask = table.mask(i, j)
+                amounts = problem.amounts(mask)
+                assert table.amounts.take((i, j)) == pytest.approx(amounts)
+                assert found.take(masks.index(mask))._replace(late=amounts.late) == pytest.approx(amounts)
+                read = [graph.param_of[name] for name in {p for op in bits(mask) for p in graph.ops[op].params}]
+                sizes, copies = [p.num_bytes for p in read if p.trainable], sum(p.num_bytes for p in read if p.copy_of)
+                assert amounts.version == sum(sizes) + copies
+                of_all, of_largest = optimizer.update_factors
+                more = of_all * sum(sizes) + of_largest * max(sizes, default=0)
+                assert amounts.update == (more - copies if of_all + of_largest else 0.0)
         mask, b = graph.all_mask, costs.microbatch_sizes[-1]
         for r in costs.replicas[b]:
             assert costs.compute_s(mask, b // r) == pytest.approx(
                 sum(problem.stage_times(tuple(range(graph.num_ops)), b, tuple(range(r))))
             )
+
+
+@pytest.mark.parametrize(
+    ("planner", "seed", "share"),
+    [(GraphPipe(), 0, 0.9), (GraphPipe(colocate="never"), 0, 0.9), (PipeDream(), 5, 1.1), (Piper(), 5, 1.1)],
+)
+def test_planners_know_what_an_update_takes(planner, seed, share):
+    """Weights decide what fits; without the update's bytes, the plans that planners proposed were refused by their bills."""
+    problem = random_problem(seed, max_ops=6, max_devices=3)
+    graph = replace(problem.graph, params=tuple(replace(p, num_bytes=p.num_bytes * 8) for p in problem.graph.params))
+    devices = problem.cluster.devices
+    limit = 5 * share * sum(p.num_bytes for p in graph.params) / len(devices)
+    limited = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=limit) for device in devices))
+    problem = replace(problem, graph=graph, cluster=limited, optimizer=NAdam(lr=0.1), optimizer_state_factor=2.0)
+    best, found = run(Exhaustive(), problem), run(planner, problem)
+    assert best and found and found[1] <= best[1] * 1.05
 
 
 def test_tensor_without_consumers_is_harmless():

@@ -14,15 +14,13 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Literal
 
-import torch
-
 from gpp.capture.added import declaring
 from gpp.capture.build import MEASURED_BATCH, OpCosts
-from gpp.capture.codec import operator_of
 from gpp.capture.draft import Draft, Drafts
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import NodeGroups
 from gpp.graph.captured import Captured, Node, loss_nodes, node_references
+from gpp.mechanisms.precision.passes import PASSES
 
 
 def narrowed(captured: Captured, passes: Literal["bfloat16", "float16"]) -> Captured:
@@ -65,7 +63,7 @@ def narrow_reads(drafts: list[Draft], facts: dict[str, Facts]) -> dict[str, tupl
         if draft.free and own.view and wanted and all(draft.name in cast[reader] for reader in wanted):
             cast[draft.name] = set(node_references(draft))
         else:
-            casts = set(own.casts) if _casts_itself(draft.target) else set[int]()
+            casts = set(own.casts) if PASSES.casts_itself(draft.target) else set[int]()
             cast[draft.name] = {need for need in node_references(draft) if casts & set(facts[need].storages)}
         weights = tuple(
             need for need in dict.fromkeys(node_references(draft)) if need in cast[draft.name] and kinds[need] == "param"
@@ -73,14 +71,3 @@ def narrow_reads(drafts: list[Draft], facts: dict[str, Facts]) -> dict[str, tupl
         if weights:
             found[draft.name] = weights
     return found
-
-
-def _casts_itself(target: str) -> bool:
-    """Whether an operator's own rule under autocast casts its arguments, on processors and on cards.
-
-    The parts of other operators do so inside: what these are given, they look at first.
-    """
-    operator = operator_of(target)
-    if not isinstance(operator, torch._ops.OpOverload):
-        return False
-    return all(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in ("AutocastCPU", "AutocastCUDA"))

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+from gpp.capture.passes import narrowing
+
 Gradients = Sequence[Tensor | None]
 
 Target = Tensor | GradientEdge
@@ -149,7 +151,7 @@ class Late:
         if target not in FORMULAS:
             return _Apart.calling(self, operator, tuple(late))
         call, kind, site = FORMULAS[target], self._device.type, Site(self, node)
-        casts = torch._C._dispatch_has_kernel_for_dispatch_key(target.removesuffix(".default").replace(".", "::"), "AutocastCPU")
+        casts = narrowing().casts_itself(target)
 
         def cast(value: Any) -> Any:
             # As the operator would; autograd differentiates it.

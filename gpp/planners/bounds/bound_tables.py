@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Amounts, Params, StageBytes
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits
@@ -41,18 +41,17 @@ class BoundTables(NamedTuple):
         first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
         back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
         slowness = _slowness(passes, first, back, len(kinds))
-        trainable, frozen, every = _param_bytes(graph)
-        state = problem.state_factor
+        own, read = _params(graph)
+        trainable = own.trainable
         update = np.array(
             [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
         )
         reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
         samples = np.array([[b // r] for b, r in choices])
-        # Boundaries and transients are left out. What an operator holds alone counts every parameter it reads; in a sum each
-        # counts once.
+        # Boundaries, transients and updates are left out: the most of a sum is less than the sum of the most. What an operator
+        # holds alone counts every parameter it reads; in a sum each counts once.
         alone, amounts = (
-            Amounts(params[0], static_bytes(*params, state), graph.amounts.saved_bytes, 0.0, 0.0)
-            for params in (every, (trainable, frozen))
+            problem.amounts_of(params, graph.amounts.saved_bytes, 0.0, 0.0)._replace(update=0.0) for params in (read, own)
         )
         alone, each = (of.held(samples, problem.regime.assumed_copies) for of in (alone, amounts))
         micro = np.array([[total // b] for b, _ in choices], dtype=float)
@@ -114,16 +113,15 @@ def _slowness(passes: dict, first: dict[int, np.ndarray], back: dict[int, np.nda
     return [max(1.0, x) if x < float("inf") else 1.0 for x in out]
 
 
-def _param_bytes(graph: OpGraph) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Bytes charged to each operator, every parameter once: trainable, frozen; and those it reads, with repetition."""
-    own, read = np.zeros((2, graph.num_ops)), np.zeros((2, graph.num_ops))
+def _params(graph: OpGraph) -> tuple[Params, Params]:
+    """Parameters of each operator: every one charged to its first reader; and those it reads, with repetition."""
+    own, read = np.zeros((2, len(Params._fields), graph.num_ops))
     for name, readers in graph.readers.items():
-        param = graph.param_of[name]
-        for i, op in enumerate(bits(readers)):
-            read[int(not param.trainable), op] += param.num_bytes
-            if not i:
-                own[int(not param.trainable), op] += param.num_bytes
-    return own[0], own[1], (read[0], read[1])
+        first, *_ = reading = list(bits(readers))
+        size = np.array(Params.of([graph.param_of[name]]))
+        read[:, reading] += size[:, None]
+        own[:, first] += size
+    return Params(*own), Params(*read)
 
 
 def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:

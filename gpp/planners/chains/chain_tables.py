@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, static_bytes
+from gpp.cost.amounts import Amounts, Params
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, pass_times, stage_bytes
 from gpp.errors import Infeasible
@@ -71,9 +71,9 @@ class Tables:
         tied = [p for p in graph.params if graph.readers[p.name].bit_count() > 1]
         sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in tied]
         shared = {p.name for p, _ in sizes}
-        own = [[graph.param_of[name] for name in op.params if name not in shared] for op in graph.ops]
-        self._trainable = family.sums(np.array([float(sum(p.num_bytes * p.trainable for p in ps)) for ps in own]))
-        self._frozen = family.sums(np.array([float(sum(p.num_bytes * (not p.trainable) for p in ps)) for ps in own]))
+        own = [Params.of(graph.param_of[name] for name in op.params if name not in shared) for op in graph.ops]
+        *sums, self._largest = (np.array(column) for column in zip(*own, strict=True))
+        self._param_sums = [family.sums(column) for column in sums]
         self._tied = [(p, family.members[:, readers].sum(axis=1)) for p, readers in sizes]
         self._rows = [(size, family.members[:, list(bits(readers))].sum(axis=1)) for size, readers in graph.rows]
         self._all: Pairs | None = None
@@ -84,21 +84,24 @@ class Tables:
         """Some pairs, by index."""
         if self.family.num_pairs > KEPT_PAIRS:
             return self._compute(self.family.start[pairs], self.family.end[pairs])
-        if self._all is None:
-            *amounts, boundary = np.full((len(Amounts._fields) + 1, self.family.num_pairs), np.nan)
-            self._all = Pairs(Amounts(*amounts), boundary)
-        new = pairs[np.isnan(self._all.boundary[pairs])]
-        if len(new):
+        new = pairs if self._all is None else pairs[np.isnan(self._all.boundary[pairs])]
+        if self._all is None or len(new):
             found = self._compute(self.family.start[new], self.family.end[new])
+            if self._all is None:
+                # What is one number for all stages, stays one.
+                boundary = np.full(self.family.num_pairs, np.nan)
+                amounts = Amounts(*(boundary.copy() if np.ndim(part) else part for part in found.amounts))
+                self._all = Pairs(amounts, boundary)
             for whole, part in zip((*self._all.amounts, self._all.boundary), (*found.amounts, found.boundary), strict=True):
-                whole[new] = part
+                if np.ndim(part):
+                    whole[new] = part
         return self._all.at(pairs)
 
     def _compute(self, start: np.ndarray, end: np.ndarray) -> Pairs:
-        trainable, frozen = self._trainable[start] - self._trainable[end], self._frozen[start] - self._frozen[end]
+        params = Params(*(column[start] - column[end] for column in self._param_sums), largest=np.zeros(len(start)))
         for param, readers in self._tied:
-            size = param.num_bytes * (readers[start] > readers[end])
-            trainable, frozen = trainable + size * param.trainable, frozen + size * (not param.trainable)
+            inside = readers[start] > readers[end]
+            params = params.beside(Params.of([param]).times(inside))
         kept = self._saved[start] - self._saved[end]
         once, fixed, waiting, boundary = np.zeros((4, len(start)))
         for begin in range(0, len(start), CHUNK):
@@ -108,16 +111,18 @@ class Tables:
             leaves, enters = made & (read < self._readers), ~made & (read > 0)
             across = leaves | enters
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
-            inside = self._transients.of(self._members[a] & ~self._members[b])
+            members = self._members[a] & ~self._members[b]
+            if self.problem.update_factors[1]:
+                params.largest[part] = np.maximum(params.largest[part], (members * self._largest).max(axis=1))
+            inside = self._transients.of(members)
             waiting[part] = leaves @ self._back
             transient = inside.within(enters @ self._back, waiting[part])
             once[part], fixed[part] = transient.slope, transient.fixed
             boundary[part] = across @ (self._sent + self._back)
-        static = static_bytes(trainable, frozen, self.problem.state_factor)
         rows = np.zeros(len(start))
         for size, readers in self._rows:
             rows = rows + size * (readers[start] > readers[end])
-        return Pairs(self.problem.with_rows(Amounts(trainable, static, kept, once, fixed, waiting=waiting), rows), boundary)
+        return Pairs(self.problem.amounts_of(params, kept, once, fixed, rows=rows, waiting=waiting), boundary)
 
 
 class Seconds:

@@ -188,7 +188,7 @@ class FlatSearch(AbstractChainSearch):
             warmup = int(regime.held(position, count)) - 1
             at = PipelinePosition(warmup=warmup, depth=position, accumulation=accumulation)
             beyond_one[position] = regime.weights.copies(at) - 1
-        return held._replace(versions=amounts.trainable * beyond_one[:, None])
+        return held._replace(versions=amounts.version * beyond_one[:, None])
 
     def _rows(self, time_s: np.ndarray, memory: StageBytes, count: int) -> np.ndarray:
         """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""

@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple, final
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Amounts, Params, StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import FinishLines
 from gpp.cost.variants import running, sums_s
@@ -246,14 +246,16 @@ class PiperSearch(AbstractChainSearch):
         """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper
         bound."""
         graph = self.problem.graph
-        sizes = [[graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1] for op in graph.ops]
-        trainable = np.array([float(sum(p.num_bytes * p.trainable for p in params)) for params in sizes])
-        frozen = np.array([float(sum(p.num_bytes * (not p.trainable) for p in params)) for params in sizes])
-        less = stages.family.sums((1 - menu.share) * trainable)
-        less_frozen = stages.family.sums((1 - menu.share) * frozen)
-        less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
-        static = amounts.static - static_bytes(less, less_frozen, self.problem.state_factor)
-        return amounts._replace(static=static, trainable=amounts.trainable - less)
+        own = [Params.of(graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1) for op in graph.ops]
+        *columns, _ = zip(*own, strict=True)
+        sums = (stages.family.sums((1 - menu.share) * np.array(column)) for column in columns)
+        less = self.problem.amounts_of(Params(*(each[stages.start] - each[stages.end] for each in sums)), 0.0, 0.0, 0.0)
+        return amounts._replace(
+            trainable=amounts.trainable - less.trainable,
+            version=amounts.version - less.version,
+            static=amounts.static - less.static,
+            update=amounts.update - less.update,
+        )
 
     def _sync(self, t: int, stages: Stages) -> np.ndarray:
         """[num_stages] bytes per sample that the devices of a replica exchange at the stage's boundary, each way."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Params, StageBytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.planners.common.stage_costs import StageCosts
@@ -66,11 +66,14 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        frozen, trainable, rows, kept, coming, going, entering = (np.zeros((n + 2, n + 2)) for _ in range(7))
+        frozen, trainable, narrow, largest, rows, kept, coming, going, entering = (np.zeros((n + 2, n + 2)) for _ in range(9))
         for name, readers in graph.readers.items():
-            param = graph.param_of[name]
             places = sorted(at[op] for op in bits(readers))
-            _add_first(trainable if param.trainable else frozen, places, 0, param.num_bytes)
+            *sizes, size = Params.of([graph.param_of[name]])
+            for table, own in zip((trainable, frozen, narrow), sizes, strict=True):
+                if own:
+                    _add_first(table, places, 0, own)
+            largest[places, np.add(places, 1)] = np.maximum(largest[places, np.add(places, 1)], size)
         for size, readers in graph.rows:
             _add_first(rows, sorted(at[op] for op in bits(readers)), 0, size)
         for i, op in enumerate(order):
@@ -92,16 +95,19 @@ class Intervals:
             sent = problem.sent_bytes(tensor) + back
             _add_first(entering, consumers, i + 1, sent)
             self.link_out_bytes[i + 1] += sent
-        frozen, trainable, rows, kept, coming, going, self.entering = (
-            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, rows, kept, coming, going, entering)
+        frozen, trainable, narrow, rows, kept, coming, going, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1]
+            for table in (frozen, trainable, narrow, rows, kept, coming, going, entering)
         )
         self.trainable = trainable
         self.moved = coming + going
         if not graph.differentiated:
             self.moved, coming, going = np.maximum(coming, going), 0.0 * coming, 0.0 * going
         transient = Transients(graph).of_intervals(order).within(coming, going)
-        static = static_bytes(trainable, frozen, problem.state_factor)
-        self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed, waiting=going), rows)
+        # The largest of an interval is that of one that begins later, or ends sooner.
+        largest = np.maximum.accumulate(np.maximum.accumulate(largest[n::-1, : n + 1], 0), 1)[::-1]
+        params = Params(trainable, frozen, narrow, largest)
+        self.amounts = problem.amounts_of(params, kept, transient.slope, transient.fixed, rows=rows, waiting=going)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1

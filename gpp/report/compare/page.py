@@ -14,7 +14,7 @@ from gpp.report.draw.palette import PREDICTED
 from gpp.report.draw.svg import Drawing
 from gpp.report.draw.timelines import span_s
 from gpp.report.run.gain_words import gain_lines
-from gpp.report.run.key_figures import certificate, unbounded_words
+from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
 from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
@@ -26,8 +26,7 @@ def compare_report(run: RunRecord) -> str:
     groups = same_plans(found)
     best = []  # a sentence on the best plan of each kind
     for kind, line in best_lines(found):
-        known = certificate(line.attempt.plan, line.metrics, line.bound)
-        proof = known or unbounded_words(run.judged.unbounded, line.attempt.unbounded)
+        proof = line_worth_words(run, line)
         words = text.sentence(f"{kind}: {line.attempt.strategy}, {text.seconds(line.attempt.iteration_s)}")
         best.append(f"{words}{', ' + proof if proof else ''}.")
     plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.attempts if a.plan]

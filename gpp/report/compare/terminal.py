@@ -10,7 +10,7 @@ from rich.text import Text
 from gpp.errors import counted
 from gpp.report.draw import text
 from gpp.report.run.console import new_table, show_heading
-from gpp.report.run.key_figures import certificate, unbounded_words
+from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.record import RunRecord
 from gpp.report.run.strategies import WORDS, best_lines, columns, reason_lines, strategy_lines
 
@@ -54,7 +54,5 @@ def show_comparison(console: Console, run: RunRecord) -> None:
     for line in reason_lines(run.attempts):
         console.print(Text(line, style="yellow"))
     for kind, line in best_lines(strategy_lines(run.attempts, run.judged.bound)):
-        known = certificate(line.attempt.plan, line.metrics, line.bound)
-        why = known or unbounded_words(run.judged.unbounded, line.attempt.unbounded)
-        words = [text.seconds(line.attempt.iteration_s), why]
+        words = [text.seconds(line.attempt.iteration_s), line_worth_words(run, line)]
         console.print(Text.assemble(f"{kind}: ", (line.attempt.strategy, "bold green"), *(f", {each}" for each in words if each)))

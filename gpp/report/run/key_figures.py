@@ -9,6 +9,7 @@ from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import optimality_gap, peak_memory
+from gpp.report.run.strategies import StrategyLine
 from gpp.timeline import Metrics
 
 WORTH_SAYING = 0.03
@@ -92,15 +93,18 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
     return f"at most {text.percent(gap)} from optimal (bound {text.seconds(found.iteration_s)}{kind}: {found.binding})"
 
 
-def unbounded_words(*kinds: str) -> str:
-    """Why a plan has no certificate, by the first of these kinds that is named (`PlanWorth.unbounded`); empty where none is."""
-    return next((f"no bound is known for {kind}" for kind in kinds if kind), "")
-
-
 def worth_words(run: RunRecord, bound: Bound | None) -> str:
     """The certificate of a run's plan, or why it has none; `bound` as `certificate` has it."""
-    known = certificate(run.plan, run.predicted.metrics if run.predicted else None, bound)
-    return known or unbounded_words(run.judged.unbounded)
+    return _worth(certificate(run.plan, run.predicted.metrics if run.predicted else None, bound), run)
+
+
+def line_worth_words(run: RunRecord, line: StrategyLine) -> str:
+    """The same of the plan of a comparison's line."""
+    return _worth(certificate(line.attempt.plan, line.metrics, line.bound), run, line.attempt.unbounded)
+
+
+def _worth(known: str, run: RunRecord, *unbounded: str) -> str:
+    return known or next((f"no bound is known for {kind}" for kind in (run.judged.unbounded, *unbounded) if kind), "")
 
 
 def emulation_words(run: RunRecord) -> str:

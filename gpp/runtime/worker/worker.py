@@ -207,15 +207,20 @@ class Worker:
             if stage in self.weights:
                 self.weights[stage].update()
             else:
+                self._renew(stage)  # no pass is under way: an update has the room of the copies for itself
                 optimizer.step()
-        for module in self.modules.values():
-            module.renew(self._params[stage].values())  # stages may share weights
+        self._renew(stage)
         if self.job.plan.periodic:
             self.gradients.clear(self._params[stage])
         elif stage == self.stages[-1]:
             for hooks in self._hooks:
                 hooks.after_updates()
             self.gradients.clear()
+
+    def _renew(self, stage: int) -> None:
+        """Let go of narrow copies of a stage's weights, which other stages may share."""
+        for module in self.modules.values():
+            module.renew(self._params[stage].values())
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
         """Train for one stretch: so many optimizer steps from `first` on, drained at its end.

@@ -64,6 +64,24 @@ def test_copies_follow_every_update(policy: AbstractWeights, tmp_path: Path, mon
     assert found.differences(train(job, case.weights, tmp_path / "b")) == []
 
 
+def test_an_update_has_the_room_of_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, step, seen, left = NarrowCopies.of, torch.optim.SGD.step, list[NarrowCopies](), list[str]()
+
+    def noted(self: NarrowCopies, name: str, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(self)
+        return of(self, name, weight)
+
+    def stepped(self: torch.optim.SGD) -> None:
+        own = {param.data_ptr() for group in self.param_groups for param in group["params"]}
+        left.extend(name for copies in seen for name, (weight, _) in [*copies._made.items()] if weight.data_ptr() in own)
+        step(self)
+
+    monkeypatch.setattr(NarrowCopies, "of", noted)
+    monkeypatch.setattr(torch.optim.SGD, "step", stepped)
+    trained(tmp_path, "float32", autocast="bfloat16")
+    assert seen and not left
+
+
 def test_unknown_types_are_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"engine\.autocast"):
         Distributed(autocast="int8")
