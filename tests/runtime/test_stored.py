@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 import torch
@@ -217,7 +217,7 @@ def test_an_index_that_is_not_its_folders_is_refused(tmp_path: Path) -> None:
             indexed({}, text)
 
 
-@pytest.mark.parametrize("asked", [lambda path: find(path, 9), lambda path: stored_weights(str(path), {}, Any)])
+@pytest.mark.parametrize("asked", [lambda path: find(path, 9), lambda path: stored_weights(str(path), {}, cast(Any, None))])
 def test_files_of_another_user_are_refused(
     asked: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
