@@ -150,3 +150,12 @@ def test_a_search_is_told_the_number_that_it_asks_for(tmp_path: Path, monkeypatc
         assert metric_of("predicted.iteration_s") == math.inf
     finally:
         HydraConfig.instance().cfg = None
+
+
+def test_the_cache_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "GPP_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    config = OmegaConf.load(CONF / "config.yaml")
+    assert config.cache_dir == "~/.cache/gpp"
+    monkeypatch.setenv("GPP_CACHE", "/elsewhere")
+    assert config.cache_dir == "/elsewhere"
