@@ -20,7 +20,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 LONGEST = 120
 """Characters of a value that a message shows."""
@@ -218,6 +219,8 @@ class Exhausted(GppError):
             error = error.__cause__
         if isinstance(error, Exhausted):
             return error
+        if "Could not determine home directory" in str(error):
+            return cls(f"{error} Fix: set HOME, or cache_dir=FOLDER")
         path = ""
         if isinstance(error, OSError):
             if "No usable temporary directory" in str(error):
@@ -225,6 +228,8 @@ class Exhausted(GppError):
             number, path = error.errno, str(error.filename or "")
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error) or os.strerror(errno.ENOMEM) in str(error):
             number = errno.ENOMEM
+        elif str(error) in (os.strerror(errno.EAGAIN), "can't start new thread"):
+            number = errno.EAGAIN
         else:
             # Libraries in Rust have the number in their text only.
             found = re.search(r"\(os error (\d{1,4})\)", str(error))
@@ -241,10 +246,25 @@ REMEDIES = {
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
     errno.EROFS: "write to another disk (hydra.run.dir=...)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit on processes and threads (ulimit -u)",
     errno.ENFILE: "raise the system's limit on open files",
     errno.ENOMEM: "use a smaller microbatch_size or minibatch_size, more devices, or a machine with more memory",
 }
 """Numbers of errors that are the machine's, and what helps."""
+
+
+@contextmanager
+def readable(field: str, value: object) -> Iterator[None]:
+    """Refuse a setting whose files this user may not read.
+
+    Raises:
+        InvalidConfig: a file or folder was closed to this user while the block ran.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        rule = f"cannot be read by this user ({error.filename}: {error.strerror})"
+        raise InvalidConfig(field, value, rule, "let its owner open it (chmod -R a+rX), or name another") from None
 
 
 class OutOfMemory(Exhausted):

@@ -19,6 +19,7 @@ from gpp.app.composing import quicken
 from gpp.app.multirun import RunFolder, Sweep, metric_of
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
 from gpp.errors import InvalidConfig
+from gpp.graph.captured import load_cached
 from tests.support.conf import CONF, model_named, option, options
 from tests.support.long import thinned
 
@@ -149,3 +150,15 @@ def test_a_search_is_told_the_number_that_it_asks_for(tmp_path: Path, monkeypatc
         assert metric_of("predicted.iteration_s") == math.inf
     finally:
         HydraConfig.instance().cfg = None
+
+
+def test_the_cache_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HOME", "GPP_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    config = OmegaConf.load(CONF / "config.yaml")
+    assert config.cache_dir == "~/.cache/gpp"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("gpp.graph.captured.unseal", lambda kind, path, key: path)
+    assert load_cached("key", "~") == tmp_path / "key.json"
+    monkeypatch.setenv("GPP_CACHE", "/elsewhere")
+    assert config.cache_dir == "/elsewhere"

@@ -356,11 +356,15 @@ for name, function in RESOLVERS.items():
 
 
 def latest(run_dir: Path) -> None:
-    """Point outputs/latest at the run, where the run lies below an outputs folder."""
+    """Point outputs/latest at the run, where the run lies below an outputs folder; a link that cannot be set ends no run."""
     outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
     if outputs is None:
         return
-    link(outputs / "latest", os.path.relpath(run_dir.resolve(), outputs))
+    try:
+        link(outputs / "latest", os.path.relpath(run_dir.resolve(), outputs))
+    except OSError as error:
+        words = f"{outputs}/latest does not lead to this run ({error}). Fix: name the run by its folder, {run_dir}"
+        print(f"warning: {words}", file=sys.stderr)
 
 
 def metric_of(name: str) -> float:

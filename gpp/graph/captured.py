@@ -347,4 +347,4 @@ def store(key: str, captured: Captured, cache_dir: str | Path) -> Path:
 
 
 def _cached(key: str, cache_dir: str | Path) -> Path:
-    return Path(cache_dir) / f"{key}.json"
+    return Path(cache_dir).expanduser() / f"{key}.json"

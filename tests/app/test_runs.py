@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from gpp.app.multirun import digest_of
+from gpp.app.multirun import digest_of, latest
 from gpp.errors import InvalidConfig
 from gpp.runtime.run_dir import EARLIER, RunDir, under_way
 from tests.runtime.test_run_dir import files_of
@@ -272,3 +272,9 @@ def test_a_signal_while_it_trains_is_a_result(tmp_path: Path) -> None:
     assert done.code == 128 + signal.SIGTERM and "Traceback" not in done.out
     assert (done.result["status"], done.result["reason"]) == ("failed", "stopped by SIGTERM")
     assert done.result["loss"] and done.result["predicted"] and (tmp_path / "report.html").exists()
+
+
+def test_a_link_that_cannot_be_set_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "outputs" / "latest" / "mine").mkdir(parents=True)
+    latest(tmp_path / "outputs" / "run")
+    assert "latest does not lead to this run" in capsys.readouterr().err

@@ -218,6 +218,10 @@ def test_a_full_disk_stops_the_run_with_what_it_is_and_what_helps(tmp_path: Path
         ),
         (MemoryError(), "Cannot allocate memory. Fix: use a smaller"),
         (OSError(errno.EMFILE, "Too many"), "Too many open files. Fix: raise the limit on open files (ulimit -n)"),
+        (RuntimeError("can't start new thread"), "Resource temporarily unavailable. Fix: raise the limit on processes"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable. Fix: raise the limit on"),
+        (RuntimeError(f"read: {os.strerror(errno.EAGAIN)}"), None),
+        (RuntimeError("Could not determine home directory."), "Could not determine home directory. Fix: set HOME"),
         (OSError("the disk with the samples is gone"), None),
         (OSError(errno.ENOENT, "No such file", "/a"), None),
         (

@@ -1,10 +1,12 @@
 """`load_weights` of files that others wrote: each worker reads its own tensors, under the names of transformers; and refusals."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint import origin
+from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.checkpoint.stored import INDEX, WHOLE, TensorForm, stored_weights
 from tests.support import inprocess
 from tests.support.cli import run
@@ -212,3 +215,15 @@ def test_an_index_that_is_not_its_folders_is_refused(tmp_path: Path) -> None:
     for text in ("{", '{"weight_map": 3}', '{"weight_map": {"a": "b", "a": "c"}}', "{}"):
         with pytest.raises(InvalidConfig, match=r"load_weights=.*index\.json"):
             indexed({}, text)
+
+
+@pytest.mark.parametrize("asked", [lambda path: find(path, 9), lambda path: stored_weights(str(path), {}, cast(Any, None))])
+def test_files_of_another_user_are_refused(
+    asked: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(InvalidConfig, match=r"(resume|load_weights)=.*cannot be read by this user .*Permission denied.*chmod"):
+        asked(tmp_path)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, readable
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
@@ -209,7 +209,8 @@ def find(resume: str | Path, steps: int) -> FoundCheckpoint:
     ended: tuple[int, Path] | None = None
     while source is not None and source not in seen:
         seen.add(source)
-        owner, folders, before = _contents(source, others)
+        with readable("resume", resume):
+            owner, folders, before = _contents(source, others)
         for folder in folders:
             manifest = _whole(folder, steps)
             if isinstance(manifest, str):

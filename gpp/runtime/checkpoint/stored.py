@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ConfigDict, with_config
 
-from gpp.errors import InvalidConfig, InvalidFile
+from gpp.errors import InvalidConfig, InvalidFile, readable
 from gpp.models.dotted import nearest
 from gpp.runtime.checkpoint.final import INDEX as FINAL_INDEX
 from gpp.runtime.checkpoint.final import final_files
@@ -117,7 +117,8 @@ def stored_weights(
     Raises:
         InvalidConfig: there are no weights, they are damaged, or they are another model's.
     """
-    places = _places(source, _files(Path(source)))
+    with readable(FIELD, source):
+        places = _places(source, _files(Path(source)))
     known = {**{alias: name for alias, name in captured.aliases.items() if name in forms}, **{name: name for name in forms}}
     naming = _naming(places, known)
     own = {stored: naming.name(stored, known) for stored in places}

@@ -307,11 +307,11 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
     folder(ranks)
     for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
         (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
-    _keep_alive(Status(status_path(ranks, rank)))
     # What the user's code prints goes into the ranks' logs.
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)  # type: ignore[assignment]
     code = 0
     try:
+        _keep_alive(Status(status_path(ranks, rank)))
         job = job or Job.load(run_dir)
         torch.set_num_threads(job.settings.threads)
         torch.autograd.set_detect_anomaly(job.settings.on_nonfinite == "trace")
