@@ -152,6 +152,7 @@ class Vocabulary:
         if key in FOLDER_WORDS:
             return f"write hydra.run.dir={brief(value) if value else 'VALUE'}"
         groups, single = self.groups, value is not None and not value.startswith("[")
+        section, _, word = key.rpartition(".")
         lists = {name for name in self.settings if single and isinstance(at(self.config(), name), list)}
 
         def cost(name: str) -> tuple[float, bool, str]:
@@ -159,7 +160,8 @@ class Vocabulary:
             apart = [_distance(key, name)] + [_distance(key.replace("/", "."), ".".join(tail)) + 0.5 for tail in tails]
             # A whole word of a name counts as near, nearer in a name without sections.
             last = re.split(r"[./]", name)[-1]
-            part = (0.9 + 0.5 * bool(tails)) if key in last.split("_") else len(key)
+            near = word in last.split("_") and name.startswith(section)
+            part = (0.9 + 0.5 * bool(tails and not section)) if near else len(key)
             fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
             return min(*apart, part) - fits + 2.0 * (name in lists), sorted(key) != sorted(name), name
 
@@ -168,8 +170,7 @@ class Vocabulary:
         known = {name for name in known if not name.startswith("hydra.runtime.")}
         best = min(known, key=cost, default=None)
         if best is None or cost(best)[0] > max(1.0, 0.4 * len(re.split(r"[./]", key)[-1])):
-            section, _, name = key.rpartition(".")
-            group, line = section.replace(".", "/"), re.compile(rf"^{re.escape(name)}:", re.M)
+            group, line = section.replace(".", "/"), re.compile(rf"^{re.escape(word)}:", re.M)
             if has := [option for option in groups.get(group, ()) if line.search(self.file(group, option).read_text("utf-8"))]:
                 return f"add {self.assigned(group, min(has, key=len))}, which has it"  # the shortest name is the most general
             beside = [name for name in self.settings if section and name.rpartition(".")[0] == section]
