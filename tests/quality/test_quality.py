@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import Infeasible
+from gpp.plan.build import make_plan
 from tests.quality import yardstick
 from tests.quality.driver import experiment
 from tests.quality.ledger import Row, by_turns, load, record
-from tests.quality.oracle import _partitions, answer, problem_of
+from tests.quality.oracle import _deals, _partitions, _Space, answer, problem_of
 from tests.quality.problems import ON_DEMAND, PLANNERS, Question, questions
 from tests.quality.random_search import RandomSearch
 from tests.quality.summary import compared, paired, summed
@@ -146,3 +147,18 @@ def test_the_oracle_tries_every_partition_and_says_when_nothing_fits() -> None:
     devices = tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices)
     with pytest.raises(Infeasible):
         answer(replace(problem, cluster=replace(problem.cluster, devices=devices)), option("strategy", "graphpipe"))
+
+
+def test_what_the_oracle_leaves_out_for_its_memory_does_not_fit() -> None:
+    problem = problem_of(14, 5, 4)  # nothing fits
+    left_out = 0
+    for masks in _partitions(problem):
+        space = _Space.of(problem, masks, 2)
+        for row, deal in zip(space.bounds_s, _deals(len(masks), space.groups), strict=True):
+            if row == math.inf:
+                placement = [space.groups[g] for g in deal]
+                parts = [(mask, len(devices)) for mask, devices in zip(masks, placement, strict=True)]
+                with pytest.raises(Infeasible):
+                    make_plan(problem, "oracle", parts, 2, ordered=True, placement=placement).validate(problem)
+                left_out += 1
+    assert left_out

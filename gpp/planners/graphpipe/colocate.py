@@ -39,7 +39,7 @@ from gpp.graph.series_parallel import Order
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.layouts import State, layouts, state_of
+from gpp.planners.graphpipe.layouts import State, divided, layouts, state_of
 from gpp.planners.search import COMPILED
 from gpp.planners.search.climb import Climber
 from gpp.planners.search.numbers import KEPT, MANY, MOST_DEVICES
@@ -63,10 +63,11 @@ with two seeds.)"""
 PASSES = 4_000, 20_000
 """Passes of all stages that a short round times, and a long one, for each operator of a model of `SMALL` operators or fewer."""
 
-FEW, MORE = 12, 3
-"""Models of fewer operators get so many more long rounds for each micro-batch size, each with passes as for `FEW`, in which two
-stages get any devices at once: from the size's best plan, and from layouts. Without them 4 of 292 models of 3 to 5 operators were
-more than 2 % from the best of all plans, by up to 7 %; with them none is. (`python -m tests.quality oracle`)"""
+FEW, MORE = 12, 4
+"""Models of fewer operators get so many more rounds from each start, with passes as for `FEW`, in which half of the moves give two
+stages any devices at once. Of 385 models of 3 to 6 operators on up to 4 devices (those from 300 on) 22 were worse than the best of
+all plans, by up to 30 %, with three long rounds for each size and fewer such moves; with these it is 6, by up to 1.1 %.
+(`python -m tests.quality oracle --ops 6 --devices 4 --first 300 --count 400`)"""
 
 SMALL = 16
 """Operators beyond which a round times as many passes as their square asks for: each has more places where it could go."""
@@ -153,7 +154,7 @@ class _Walks:
         best = self._best_sizes()
         for number in range(max(SHORT, len(sizes)), rounds if best else 0):
             b = best[(number - SHORT) % len(best)]
-            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1], deals=(number - SHORT) % 3 == 2)
+            self._round(b, number, self.found[b][0][1], THRESHOLDS[2], PASSES[1])
         self._more(rounds, starts)
         for seconds, b, state in sorted((seconds, b, state) for b, found in self.found.items() for seconds, state in found):
             if self.timers.exact and not self.incumbent.worth(seconds):
@@ -163,17 +164,17 @@ class _Walks:
                 self.incumbent.simulate(candidate)
 
     def _more(self, rounds: int, starts: Mapping[int, Sequence[State]]) -> None:
-        """The long rounds that only models of few operators get, behind all others."""
+        """The rounds that only models of few operators get, behind all others."""
         costs = self.incumbent.assessor.costs
         if costs.graph.num_ops >= FEW or rounds <= SHORT:
             return
-        passes = PASSES[1] * FEW // costs.graph.num_ops
-        for b, own in starts.items():
-            # A size of which no plan fits yet begins at all of its layouts.
-            for number in range(MORE if b in self.found else max(MORE, len(own))):
+        passes = PASSES[0] * FEW // costs.graph.num_ops
+        for b, found in starts.items():
+            own = list(dict.fromkeys([*found, *(divided(costs, order, b) for order in self.orders)]))
+            for number in range(MORE * (len(own) + 1)):
                 best_s = min((found[0][0] for found in self.found.values()), default=float("inf"))
                 if _always_busy_s(costs, b) < best_s:
-                    places = [self.found[b][0][1], *own[1:]] if b in self.found else own
+                    places = list(dict.fromkeys([self.found[b][0][1], *own] if b in self.found else own))
                     self._round(b, rounds + number, places[number % len(places)], THRESHOLDS[1], passes, deals=True)
 
     def _best_sizes(self) -> list[int]:

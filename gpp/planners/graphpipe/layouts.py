@@ -2,6 +2,8 @@
 
 * `branches`: every block of parallel branches is dealt out over the devices, heaviest first, each device's share one stage; what
   lies before, between and after the blocks is a stage of its own on the device that has least to do, or on all devices.
+* `divided`: the devices are divided among branches by what these have to do, and again among the branches within each; what
+  lies before, between and after branches has all devices that there are to divide.
 * `rounds`: a line of operators cut into a few chunks for each device, all equally long; the devices have them in turn (Megatron's
   interleaved schedule), or there and back (zero bubble's V).
 """
@@ -68,6 +70,45 @@ def branches(costs: StageCosts, order: Order, b: int, devices: tuple[int, ...] |
     if between:
         settle(between)
     return state_of(stages, costs.graph.num_ops)
+
+
+def divided(costs: StageCosts, order: Order, b: int) -> State:
+    """Devices divided among branches; see the module's docstring."""
+    counts = costs.replicas[b]
+    stages: list[Piece] = []
+
+    def deal(mask: int, own: tuple[int, ...]) -> None:
+        between = 0
+        for item in order.series_items(mask):
+            parts = order.components(item)
+            given = _divided([costs.compute_s(part, b) for part in parts], counts, len(own)) if len(parts) > 1 else None
+            if given is None:
+                between |= item
+                continue
+            if between:
+                stages.append((between, own))
+                between = 0
+            first = 0
+            for part, count in zip(parts, given, strict=True):
+                deal(part, own[first : first + count])
+                first += count
+        if between:
+            stages.append((between, own))
+
+    deal(costs.graph.all_mask, tuple(range(max(count for count in counts if count <= costs.cluster.num_devices))))
+    return state_of(stages, costs.graph.num_ops)
+
+
+def _divided(seconds: Sequence[float], counts: Sequence[int], devices: int) -> list[int] | None:
+    """Devices of each branch, more for those that take longest, as long as there are some; None if the branches are more."""
+    if len(seconds) > devices:
+        return None
+    out = [1] * len(seconds)
+    more = {count: min((other for other in counts if other > count), default=2 * devices) for count in counts}
+    while may := [i for i, count in enumerate(out) if more[count] - count <= devices - sum(out)]:
+        slowest = max(may, key=lambda i: seconds[i] / out[i])
+        out[slowest] = more[out[slowest]]
+    return out
 
 
 def rounds(costs: StageCosts, line: tuple[int, ...], b: int) -> Iterator[State]:

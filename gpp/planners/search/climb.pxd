@@ -59,7 +59,7 @@ cdef class Climber:
     cdef long long _own_devices(self, long long s) noexcept
     @cython.locals(s=cython.longlong, own=cython.longlong, less=cython.bint, d=cython.longlong, _=cython.longlong)
     cdef bint _resized(self) noexcept
-    @cython.locals(s=cython.longlong, own=cython.longlong, d=cython.longlong, _=cython.longlong)
+    @cython.locals(d=cython.longlong, own=cython.longlong, s=cython.longlong, count=cython.longlong, _=cython.longlong)
     cdef bint _dealt(self) noexcept
     @cython.locals(i=cython.Py_ssize_t, last=cython.longlong)
     cdef bint _tidy(self, long long s) noexcept

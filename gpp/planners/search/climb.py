@@ -57,7 +57,8 @@ class Climber:
             threshold: share of a step by which it may become longer at first.
             passes: that are timed until the walk ends.
             apart: whether every device keeps to one stage; the walk then begins at such a plan.
-            deals: whether two stages get any devices at once, in place of each other's: ways to share may lie behind worse ones.
+            deals: whether two stages get any devices at once in half of the moves, in place of all other changes of devices: ways
+                to share may lie behind worse ones. Not with `apart`.
         """
         self.apart, self.deals = apart, deals
         idle = 0
@@ -167,6 +168,8 @@ class Climber:
 
     def _moved(self) -> bool:
         """Change one thing; False if that led nowhere."""
+        if self.deals:
+            return self._shift() if self._draw(2) else self._dealt()
         what = self._draw(100)
         if what < 50:
             return self._shift()
@@ -174,7 +177,7 @@ class Climber:
             return self._join()
         if what < 88:
             return self._resized() if self.apart else self._other_devices()
-        return self._dealt() if self.deals and not self.apart else self._exchange()
+        return self._exchange()
 
     def _shift(self) -> bool:
         """Some operators of a stage to another, or to a new one."""
@@ -359,16 +362,18 @@ class Climber:
         return True
 
     def _dealt(self) -> bool:
-        """Two stages on any devices, on few of them more often than on many."""
+        """Two stages on any devices, as many as a stage may have."""
         for _ in range(2):
             s = self._draw(self.size)
-            d = self._draw(self.num_devices)
-            own = ONE << d
-            while self._draw(2):
+            count = 1 + self._draw(self.num_devices)
+            while not self.allowed[count]:
+                count = 1 + self._draw(self.num_devices)
+            own = 0
+            while count:
                 d = self._draw(self.num_devices)
-                own |= ONE << d
-            if not self._may(own):
-                return False
+                if not own >> d & 1:
+                    own |= ONE << d
+                    count -= 1
             self.sets[s] = own
         return True
 
