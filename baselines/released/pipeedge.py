@@ -73,7 +73,7 @@ def published(forward: ForwardProblem, *, corrected: bool) -> tuple[Assigned, fl
     for d in sorted(range(len(devices)), key=lambda d: (devices[d].name or "", d)):
         groups.setdefault(devices[d].name or "", []).append(d)
     first = [group[0] for group in groups.values()]
-    held = [sum(problem.param_bytes(1 << op)) for op in range(graph.num_ops)]
+    held = [sums.trainable + sums.frozen for sums in (problem.sums(1 << op) for op in range(graph.num_ops))]
     incoming = sum(given.bytes_per_sample for given in graph.inputs)
     outgoing = [sum(graph.tensors[t].bytes_per_sample for t in graph.made_by(1 << op)) for op in range(graph.num_ops)]
     given = Published(

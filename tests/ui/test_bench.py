@@ -145,12 +145,16 @@ def test_too_little_memory_is_a_reason_at_once_and_then_in_numbers(bench: Bench)
     assert "Smallest change that fits" in whole["reason"] and quick["reason"].rstrip(".") in whole["reason"]
 
 
-def test_every_move_that_is_offered_gives_a_plan_that_is_right(bench: Bench) -> None:
+def test_every_move_that_is_offered_gives_a_plan_that_is_right(bench: Bench, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "towers" / "graphpipe", tmp_path / "run")
+    halves = replace(bench.experiment.strategy, planner=Even()).plan(bench.problem)  # its stages hold several operators
+    (tmp_path / "run" / "job" / "plan.json").write_text(to_json(halves))
+    bench = Bench.of(tmp_path / "run")
+    strategy, problem = bench._posed(state(bench))
     start = answer(bench)
     plan, graph = from_json(Plan, start["json"]), bench.problem.graph
     offered = [move for own in moves(plan, graph) for move in own]
     assert offered and [(op, to) for op, _, to, _ in start["moves"]] == [tuple(move) for move in offered]
-    strategy, problem = bench._posed(state(bench))
     for op, to in offered:
         found = bench.answer(PlanQuestion(state=state(bench), plan=start["json"], move=[op, to]))
         changed = from_json(Plan, found["json"])

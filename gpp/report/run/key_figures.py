@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.draw import text
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import optimality_gap, peak_memory
-from gpp.report.run.strategies import StrategyLine
 from gpp.timeline import Metrics
+
+if TYPE_CHECKING:
+    from gpp.report.run.strategies import StrategyLine
 
 WORTH_SAYING = 0.03
 """An emulated step that is longer than its virtual time by this share comes with advice."""
