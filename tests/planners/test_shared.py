@@ -73,6 +73,11 @@ def test_branches_share_out_the_devices_of_what_lies_around_them(number: int) ->
     assert found.planner_s <= found.seconds * 1.02
 
 
+def test_devices_keep_to_one_stage_where_they_are_told_to_however_many_rounds_there_are() -> None:
+    planner = GraphPipe(colocate="never", rounds=colocate.SHORT + 1)
+    assert not replace(strategy(), planner=planner).plan(problem_of(646, 6, 4)).shares_devices
+
+
 @pytest.mark.parametrize("seed", thinned(range(10), 5))
 def test_never_worse_than_without_and_always_valid(seed: int) -> None:
     prob = random_problem(seed, max_ops=8, max_devices=4)

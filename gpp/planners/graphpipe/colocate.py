@@ -17,7 +17,8 @@ micro-batch size for all stages; weights that drain, since programs that go on o
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
 round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
 that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
-(`layouts`) and from data parallelism. The last ones are long, from the best plans, and models of few operators get more of them.
+(`layouts`) and from data parallelism. The last ones are long, from the best plans. Models of few operators get further ones, also
+from devices divided among branches, where half of the moves deal devices anew.
 What the rounds find is judged like any candidate. Nothing is searched where the best plan leaves no device idle. With `never`,
 where every device keeps to one stage as in the paper, the walks begin at the best plans and at data parallelism, and a stage that
 gets a device takes it from the stage that had it.
@@ -66,7 +67,7 @@ PASSES = 4_000, 20_000
 FEW, MORE = 12, 4
 """Models of fewer operators get so many more rounds from each start, with passes as for `FEW`, in which half of the moves give two
 stages any devices at once. Of 385 models of 3 to 6 operators on up to 4 devices (those from 300 on) 22 were worse than the best of
-all plans, by up to 30 %, with three long rounds for each size and fewer such moves; with these it is 6, by up to 1.1 %.
+all plans, by up to 30 %, with three long rounds for each size and fewer such moves; with these it is 3, by up to 0.9 %.
 (`python -m tests.quality oracle --ops 6 --devices 4 --first 300 --count 400`)"""
 
 SMALL = 16
@@ -166,11 +167,11 @@ class _Walks:
     def _more(self, rounds: int, starts: Mapping[int, Sequence[State]]) -> None:
         """The rounds that only models of few operators get, behind all others."""
         costs = self.incumbent.assessor.costs
-        if costs.graph.num_ops >= FEW or rounds <= SHORT:
+        if self.apart or costs.graph.num_ops >= FEW or rounds <= SHORT:
             return
         passes = PASSES[0] * FEW // costs.graph.num_ops
-        for b, found in starts.items():
-            own = list(dict.fromkeys([*found, *(divided(costs, order, b) for order in self.orders)]))
+        for b, before in starts.items():
+            own = list(dict.fromkeys([*before, *(divided(costs, order, b) for order in self.orders)]))
             for number in range(MORE * (len(own) + 1)):
                 best_s = min((found[0][0] for found in self.found.values()), default=float("inf"))
                 if _always_busy_s(costs, b) < best_s:

@@ -27,7 +27,7 @@ CHUNKS = (2, 3)
 
 
 def layouts(costs: StageCosts, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], b: int) -> Iterator[State]:
-    """All layouts of one micro-batch size."""
+    """Layouts of one micro-batch size from which every search begins; `divided` is for models of few operators alone."""
     everywhere = tuple(range(costs.cluster.num_devices))
     for order in orders:
         yield branches(costs, order, b, None)
