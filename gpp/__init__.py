@@ -4,7 +4,9 @@ The names below are the whole public interface; `gpp.app.api` says how they fit 
 are first used, because every worker imports this package, and needs few of them.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,67 +67,14 @@ if TYPE_CHECKING:
     from gpp.strategy import Strategy
     from gpp.weights.flush import Flush
 
-_NAMES = {
-    "gpp.app.api": "capture_model problem train",
-    "gpp.app.optimizer_factory": "ByFactory",
-    "gpp.app.parallel": "parallelize",
-    "gpp.app.pipeline": "Pipeline",
-    "gpp.app.values": "Data Loss Planning Run",
-    "gpp.cluster": "Cluster Device Link local mixed uniform",
-    "gpp.cost.models.analytical": "Analytical",
-    "gpp.cost.models.profiled": "Profiled",
-    "gpp.cost.uneven": "UnevenSamples",
-    "gpp.mechanisms.helpers.layerpipe": "LayerPipe",
-    "gpp.mechanisms.marks.dawnpiper": "DawnPiper",
-    "gpp.mechanisms.marks.policies": "Auto Offload Recompute",
-    "gpp.mechanisms.marks.tail": "Tail",
-    "gpp.mechanisms.marks.vpipe": "VPipe",
-    "gpp.mechanisms.serving.edgepipe.edgepipe": "EdgePipe",
-    "gpp.mechanisms.split_backward.schedules.dualpipe_v": "DualPipeV",
-    "gpp.mechanisms.split_backward.schedules.optimal": "OptimalOrder",
-    "gpp.mechanisms.split_backward.schedules.split_1f1b": "Split1F1B",
-    "gpp.mechanisms.split_backward.schedules.v_half": "VHalf",
-    "gpp.mechanisms.split_backward.schedules.v_min": "VMin",
-    "gpp.mechanisms.split_backward.schedules.zero_bubble_auto": "ZeroBubbleAuto",
-    "gpp.mechanisms.split_backward.schedules.zero_bubble_h1": "ZeroBubbleH1",
-    "gpp.mechanisms.split_backward.schedules.zero_bubble_h2": "ZeroBubbleH2",
-    "gpp.mechanisms.split_backward.schedules.zero_bubble_v": "ZeroBubbleV",
-    "gpp.mechanisms.weight_versions.double_buffer": "DoubleBuffer",
-    "gpp.mechanisms.weight_versions.naive": "Naive",
-    "gpp.mechanisms.weight_versions.pipemare": "PipeMare",
-    "gpp.mechanisms.weight_versions.pipeoptim": "PipeOptim",
-    "gpp.mechanisms.weight_versions.spectrain": "SpecTrain",
-    "gpp.mechanisms.weight_versions.stash": "Stash",
-    "gpp.mechanisms.weight_versions.vertical_sync": "VerticalSync",
-    "gpp.memory": "Keep",
-    "gpp.optimizers": "SGD Adam LearningRate Muon NAdam RMSprop",
-    "gpp.plan.plan": "Plan",
-    "gpp.planners.bounds.optimal": "Optimal",
-    "gpp.planners.chains.data_parallel": "DataParallel",
-    "gpp.planners.chains.even": "Even",
-    "gpp.planners.chains.pipedream": "PipeDream",
-    "gpp.planners.chains.pipedream_2bw": "PipeDream2BW",
-    "gpp.planners.chains.piper": "Piper",
-    "gpp.planners.chains.sequential": "Sequential",
-    "gpp.planners.chains.single": "Single",
-    "gpp.planners.graphpipe.graphpipe": "GraphPipe",
-    "gpp.planners.graphpipe.same_microbatch": "SameMicrobatch",
-    "gpp.runtime.cards.local": "local_gpus",
-    "gpp.runtime.checkpoint.resume": "Checkpoints",
-    "gpp.runtime.engine": "Progress",
-    "gpp.runtime.engines.distributed": "Distributed",
-    "gpp.runtime.engines.emulate": "Emulate",
-    "gpp.runtime.engines.simulate": "Simulate",
-    "gpp.schedules.gpipe": "GPipe",
-    "gpp.schedules.interleaved_1f1b": "Interleaved1F1B",
-    "gpp.schedules.no_flush": "NoFlush",
-    "gpp.schedules.one_f_one_b": "OneFOneB",
-    "gpp.strategy": "Strategy",
-    "gpp.weights.flush": "Flush",
-}
-"""Module -> the public names that it has."""
 
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+def _homes() -> dict[str, str]:
+    """Public name -> the module that has it: what the imports above say, which only type checkers run."""
+    found = [each for each in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(each, ast.ImportFrom)]
+    return {name.name: each.module for each in found if each.module and each.module.startswith("gpp.") for name in each.names}
+
+
+_HOME = _homes()
 __all__ = sorted(_HOME, key=lambda name: (not name.isupper(), not name[0].isupper(), name))  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,9 +89,7 @@ def test_every_public_name_is_listed_and_sorted() -> None:
     assert list(gpp.__all__) == sorted(gpp.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     for name in gpp.__all__:
         assert hasattr(gpp, name)
-    text = (Path(gpp.__file__).parent / "__init__.py").read_text()
-    typed = {name.strip() for line in re.findall(r"^    from .* import (.*)$", text, re.M) for name in line.split(",")}
-    assert typed == set(gpp.__all__) <= set(dir(gpp))
+    assert set(gpp.__all__) <= set(dir(gpp))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         gpp.nothing  # noqa: B018
 
