@@ -47,11 +47,7 @@ def known() -> dict[str, str]:
 
 
 KNOWN: Final = known()
-
-
-def parts(package: str) -> list[str]:
-    """The names of a package's files that are compiled."""
-    return sorted(path.stem for path in GPP.parent.joinpath(*package.split(".")).glob("*.pxd"))
+"""All of them, or none: then they run as they are."""
 
 
 class CompiledFiles(MetaPathFinder):
@@ -69,11 +65,6 @@ class CompiledFiles(MetaPathFinder):
 
 
 sys.meta_path.insert(0, CompiledFiles())
-
-
-def chosen(package: str) -> bool:
-    """Whether the files of a package run compiled."""
-    return all(f"{package}.{part}" in KNOWN for part in parts(package))
 
 
 def integers(count: int) -> array[int]:

@@ -1,9 +1,3 @@
 """Seconds and bytes of operators and stages; what adds up the memory of a device is compiled (`gpp.compiled`)."""
 
-from __future__ import annotations
-
-from typing import Final
-
-from gpp.compiled import chosen
-
-COMPILED: Final = chosen(__name__)
+import gpp.compiled  # noqa: F401  # from now on its files are found where they are compiled

@@ -35,13 +35,13 @@ from typing import Final, Literal, final
 
 import numpy as np
 
+from gpp.compiled import KNOWN
 from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.series_parallel import Order
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.layouts import State, divided, layouts, state_of
-from gpp.planners.search import COMPILED
 from gpp.planners.search.climb import Climber
 from gpp.planners.search.numbers import KEPT, MANY, MOST_DEVICES
 from gpp.planners.search.timers import Timers
@@ -111,7 +111,7 @@ def colocate(
         return "plans with several stages on a device were not tried"
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
-    slow = "" if COMPILED else " in plain Python, fifty times slower: gpp was installed without a C compiler, or has changed since"
+    slow = "" if KNOWN else " in plain Python, fifty times slower: gpp was installed without a C compiler, or has changed since"
     return f"plans with several stages on a device were searched in part, by local search{slow}"
 
 

@@ -1,9 +1,3 @@
 """What planners do most often, in compiled code (`gpp.compiled`); a walk over plans whose devices may hold several stages."""
 
-from __future__ import annotations
-
-from typing import Final
-
-from gpp.compiled import chosen
-
-COMPILED: Final = chosen(__name__)
+import gpp.compiled  # noqa: F401  # from now on its files are found where they are compiled
