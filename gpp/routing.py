@@ -8,7 +8,16 @@ and skip edges, forwards and backwards, all follow this one rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+Direction = str
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
+
+A mechanism may have directions of its own, for its passes and the messages that these need.
+"""
+
+FORWARD: Final[Direction] = "F"
+BACKWARD: Final[Direction] = "B"
 
 new = tuple.__new__
 """Makes a named tuple in a third of the time of its own constructor; a search makes many."""

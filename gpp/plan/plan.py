@@ -15,7 +15,7 @@ from gpp.cost.together import together
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.carrying import carried
-from gpp.plan.handling import HANDLING, Edge, MessageBytes, handling_s, sending_s
+from gpp.plan.messages import MessageBytes, handling_s
 from gpp.plan.table import heading, picture, table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.stage import EdgeTensors, Stage, neighbours, with_earlier
@@ -357,7 +357,7 @@ class Plan:
         # The fixed cost of a pass is in the stage's own bill.
         last = {stages[-1] for stages in self.stages_of_device.values()}
         step_s = [problem.overheads.step_s if s in last else 0.0 for s in range(len(self.stages))]
-        found = zip(bills, self.handling_s(problem), step_s, strict=True)
+        found = zip(bills, handling_s(self, problem), step_s, strict=True)
         return tuple(bill.plus(forward, backward, step) for bill, (forward, backward), step in found)
 
     def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
@@ -365,26 +365,7 @@ class Plan:
         fixed = problem.overheads
         if fixed == NOTHING and not self.codes:
             return [(0.0, 0.0)] * len(self.stages)
-        return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in self.handling_s(problem)]
-
-    def handling_s(self, problem: Problem) -> list[tuple[float, float]]:
-        """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.
-
-        What codes messages is in them. The device that has most to do decides. What a device hands to itself costs nothing.
-        """
-        known = HANDLING.of(problem)
-        key = self.stages, self.edges, self.minibatch_size
-        if key not in known:
-            known[key] = handling_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
-        return known[key]
-
-    def _edges(self, graph: OpGraph) -> list[Edge]:
-        sizes, returning = self.message_bytes(graph), self.returning(graph)
-        return [Edge(ends, tensors, sizes[ends], ends in returning) for ends, tensors in self.carried(graph).items()]
-
-    def sending_s(self, problem: Problem) -> float:
-        """The senders' seconds for all messages of a mini-batch."""
-        return sending_s(self.stages, self._edges(problem.graph), self.minibatch_size, problem)
+        return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in handling_s(self, problem)]
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: of its stages, one of which computes at a time, and of those that it computes for others.

@@ -8,15 +8,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from gpp.cost.stage import StageCost
-
-Direction = str
-"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
-
-A mechanism may have directions of its own, for its passes and the messages that these need.
-"""
-
-FORWARD: Final[Direction] = "F"
-BACKWARD: Final[Direction] = "B"
+from gpp.routing import Direction
 
 
 class Resource(Enum):

@@ -25,7 +25,8 @@ from typing import Final, NamedTuple
 from gpp import mechanism
 from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig, MalformedProgram
-from gpp.program.kind import BACKWARD, FORWARD, Direction, Kind, Need, Resource, Role
+from gpp.program.kind import Kind, Need, Resource, Role
+from gpp.routing import BACKWARD, FORWARD, Direction
 
 
 class _Table(dict[str, Kind]):

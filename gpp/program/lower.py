@@ -6,25 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.messages import device_messages
 from gpp.plan.plan import Plan
 from gpp.program.added import lowerings
-from gpp.program.kinds import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    NORM,
-    RECEIVE,
-    REDUCE,
-    SEND,
-    UPDATE,
-    Action,
-    Direction,
-)
+from gpp.program.kinds import BACKWARD, KINDS, NORM, RECEIVE, REDUCE, SEND, UPDATE, Action, Direction
 from gpp.program.program import Program, Task, reduce_groups
-from gpp.routing import copies, messages
-
-DevicePass = tuple[int, tuple[int, str, int]]
-"""A device, and a pass as in `gpp.program.program.Task`."""
 
 Slots = Mapping[tuple[int, tuple[int, Direction, int]], Sequence[Action]]
 """(device, (stage, direction, micro-batch)) -> the messages before or after that pass."""
@@ -95,30 +81,17 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     """The receives before each pass and the sends after it, over `num_samples` samples."""
     before: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     after: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
-    cut = [stage.pieces(num_samples) for stage in plan.stages]
-    returning = plan.returning(graph)
-    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     added = lowerings(plan)
     returns = {s: made for part in added for s, made in part.returns(plan).items()}
-    forward, backward = FORWARD, BACKWARD
-    send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
     new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
-    for s, t in plan.carried(graph):
-        back = (s, t) in returning
-        for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
-            makers, readers = group_of[s][src_first], group_of[t][dst_first]
-            for src, dst in copies(makers, readers):
-                after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
-                before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
-            if back and t in returns:
-                (src,) = makers
-                for dst, kind, way in returns[t]:
-                    after[dst, (t, way, dst_mb)].append(Action(kind, t, dst_mb, s, src, lo, hi))
-                    before[src, (s, backward, src_mb)].append(Action(take_back, s, src_mb, t, dst, lo, hi))
-                continue
-            for dst, src in copies(readers, makers) if back else ():
-                after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
-                before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
+    for way, (s, src, made), (t, dst, read), lo, hi in device_messages(plan, graph, num_samples):
+        if way == BACKWARD and s in returns:
+            for maker, kind, own in returns[s]:
+                after[maker, (s, own, made)].append(Action(kind, s, made, t, dst, lo, hi))
+                before[dst, (t, way, read)].append(Action(RECEIVE[way], t, read, s, maker, lo, hi))
+            continue
+        after[src, (s, way, made)].append(new(Action, (SEND[way], s, made, t, dst, lo, hi)))
+        before[dst, (t, way, read)].append(new(Action, (RECEIVE[way], t, read, s, src, lo, hi)))
     for way, src, sent, dst, received in (message for part in added for message in part.messages(plan, num_samples)):
         after[src, (sent.stage, way, sent.microbatch)].append(sent)
         before[dst, (received.stage, KINDS[received.kind].direction, received.microbatch)].append(received)

@@ -18,11 +18,12 @@ from gpp.cluster import Cluster
 from gpp.cost.stage import StageCost
 from gpp.cost.together import together
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.messages import device_messages
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, pass_seconds
 from gpp.program.program import Task
 from gpp.simulate.longest_path import LongestPath, Step
-from gpp.simulate.messages import device_messages, message_rates
+from gpp.simulate.messages import message_rates
 
 
 @final
@@ -235,10 +236,10 @@ def flow_of(work: Work, backward: tuple[str, ...] = ()) -> Flow:
     takes = {(lane[i], stage, KINDS[kind].direction, m): i for i, (stage, kind, m) in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
     rates, cluster = message_rates(plan, graph), work.cluster
-    for way, (s, a, made), (t, b, read), samples in device_messages(plan, graph, num_samples):
+    for way, (s, a, made), (t, b, read), lo, hi in device_messages(plan, graph, num_samples):
         maker, reader = takes[lane_of[a], s, way, made], needs[takes[lane_of[b], t, way, read]]
         per_sample, fixed = rates[way, s, t]
-        seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * samples + fixed)
+        seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * (hi - lo) + fixed)
         reader[maker] = min(reader.get(maker, seconds), seconds)
     for i, (stage, kind, microbatch) in enumerate(tasks):
         for need in KINDS[kind].needs:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.messages import device_messages
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
 from gpp.program.program import Task
-from gpp.simulate.messages import device_messages
 
 
 def merge(
@@ -118,6 +118,6 @@ def _users(
     backwards = [{task.kind for order in own.values() for task in order if KINDS[task.kind].returns} for own in orders]
     kind_of = [next(iter(kinds), PASS[BACKWARD]) for kinds in backwards]
     kinds = {FORWARD: [PASS[FORWARD]] * len(plan.stages), BACKWARD: kind_of}
-    for way, (s, a, made), (t, b, read), _ in device_messages(plan, graph, num_samples):
+    for way, (s, a, made), (t, b, read), _, _ in device_messages(plan, graph, num_samples):
         need(number_of[s][a].get((kinds[way][s], made)), number_of[t][b].get((kinds[way][t], read)))
     return users, missing

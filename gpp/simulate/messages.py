@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.added import WHOLE, ActionShare, lowerings
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, Action, Direction
-from gpp.routing import copies, messages
 
 ORDER_BYTES = 1
 """Payload of an order-only edge: one byte, whatever the number of samples."""
-
-
-DevicePass = tuple[int, int, int]
-"""Stage, device and micro-batch."""
-
-
-def device_messages(plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[tuple[Direction, DevicePass, DevicePass, int]]:
-    """The messages of all edges: direction, the pass that makes each, the pass that reads it, and its samples."""
-    cut = [stage.pieces(num_samples) for stage in plan.stages]
-    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
-    returning, forward, backward = plan.returning(graph), FORWARD, BACKWARD
-    for s, t in plan.carried(graph):
-        back = (s, t) in returning
-        for makes, made, reads, read, lo, hi in messages(cut[s], cut[t]):
-            makers, readers = group_of[s][makes], group_of[t][reads]
-            for a, b in copies(makers, readers):
-                yield forward, (s, a, made), (t, b, read), hi - lo
-            for b, a in copies(readers, makers) if back else ():
-                yield backward, (t, b, read), (s, a, made), hi - lo
 
 
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:

@@ -20,11 +20,12 @@ from typing import NamedTuple, final
 
 from gpp.compiled import reals
 from gpp.cost.problem import Problem
+from gpp.plan.messages import device_messages
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, reduce_groups
 from gpp.simulate.longest_path import MEETING, Step, Times, repeated, walked
-from gpp.simulate.messages import device_messages, message_rates
+from gpp.simulate.messages import message_rates
 from gpp.simulate.period import repeating
 from gpp.simulate.walk import Walk, grown
 from gpp.timeline import Metrics, Timeline
@@ -127,9 +128,9 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     out: list[Channels] = [{FORWARD: [], BACKWARD: []} for _ in index]
     total = 0.0
     rates = message_rates(plan, problem.graph)
-    for way, (s, src, _), (t, dst, _), samples in device_messages(plan, problem.graph, b):
+    for way, (s, src, _), (t, dst, _), lo, hi in device_messages(plan, problem.graph, b):
         per_sample, fixed = rates[way, s, t]
-        size, link = per_sample * samples + fixed, problem.cluster.link(src, dst)
+        size, link = per_sample * (hi - lo) + fixed, problem.cluster.link(src, dst)
         out[index[dst]][way].append((index[src], size / link.bandwidth_bytes_per_s, link.latency_s))
         total += size
     return out, total

@@ -20,17 +20,7 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.added import WHOLE, copy_costs, lowerings, part_of
 from gpp.program.held import device_peaks
-from gpp.program.kinds import (
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    RECEIVES,
-    UPDATES,
-    Action,
-    Role,
-    pass_seconds,
-)
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Action, Role, pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath, Times

@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.mechanisms.split_backward.kinds import INPUT_GRADIENTS, input_s, weight_s
-from gpp.program.kind import BACKWARD, Direction, Kind, Need, Role
+from gpp.program.kind import Kind, Need, Role
+from gpp.routing import BACKWARD, Direction
 
 HELPING: Final[Direction] = "W"
 HELPING_INPUTS: Final[Direction] = "I"

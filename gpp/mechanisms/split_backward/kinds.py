@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from gpp.cost.stage import StageCost
-from gpp.program.kind import BACKWARD, Kind, Need, Role
+from gpp.program.kind import Kind, Need, Role
+from gpp.routing import BACKWARD
 
 INPUT_GRADIENTS: Final = "I"
 WEIGHT_GRADIENTS: Final = "W"
