@@ -17,10 +17,11 @@ from typing import Literal
 
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
-from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
+from gpp.graph.coarsen.apart import coarsen_apart
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.coarsen.whole import whole_modules
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.graph.series_parallel import Order
 from gpp.plan.plan import Plan
 from gpp.stage import Stage
 
@@ -68,7 +69,7 @@ def with_loss_apart(plan: Plan, problem: Problem) -> Plan:
     orders = [edge for edge, tensors in plan.edge_tensors(problem.graph).items() if not tensors]
     edges = {(position[a], position[b]) for a, b in orders if a in position and b in position}
     out = [stages[s] for s in kept]
-    for part in connected_parts(problem.graph, apart):
+    for part in Order.of(problem.graph).components(apart):
         home = next(s for s, stage in enumerate(plan.stages) if mask_of(stage.ops) & part)
         size = plan.minibatch_size
         out.append(

@@ -11,10 +11,11 @@ import pytest
 from gpp import GraphPipe, OneFOneB, Strategy
 from gpp.capture.build import capture
 from gpp.errors import InvalidConfig, InvalidGraph, InvalidPlan
-from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
+from gpp.graph.coarsen.apart import coarsen_apart
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.random_graphs import random_dag
+from gpp.graph.series_parallel import Order
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import with_loss_apart
 from tests.support.conf import option
@@ -37,7 +38,7 @@ def test_coarsening_apart_keeps_every_operator_once_and_the_amounts(seed: int) -
     fine = random_dag(40, seed)
     fine = replace(fine, ops=tuple(replace(op, nodes=(f"node{i}",)) for i, op in enumerate(fine.ops)))
     apart = last_ones(fine, 0.7)
-    parts = connected_parts(fine, apart)
+    parts = list(Order.of(fine).components(apart))
     assert (
         mask_of(i for part in parts for i in bits(part)) == apart and sum(part.bit_count() for part in parts) == apart.bit_count()
     )

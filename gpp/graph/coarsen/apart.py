@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from gpp.errors import InvalidGraph
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between, with_variants
+from gpp.graph.coarsen.groups import in_groups, nodes_of, summed
 from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
 from gpp.graph.order import fresh_name
+from gpp.graph.series_parallel import Order
 
 
 def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
@@ -32,27 +33,14 @@ def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
     rest = [i for i in range(graph.num_ops) if not apart >> i & 1]
     if not rest or any(graph.descendants[i] & ~apart for i in bits(apart)):
         raise InvalidGraph("operators that are kept apart must be the last ones, and not all")
-    parts = connected_parts(graph, apart)
+    parts = Order.of(graph).components(apart)
     coarse = coarsen(_induced(graph, rest), max(max_ops - len(parts), 1))
     position = {name: g for g, op in enumerate(coarse.ops) for name in nodes_of(op)}
     group = {i: position[nodes_of(graph.ops[i])[0]] for i in rest}
     group |= {i: len(coarse.ops) + p for p, part in enumerate(parts) for i in bits(part)}
     names = {op.name for op in coarse.ops}
     ops = [*coarse.ops, *(_merged(graph, list(bits(part)), names) for part in parts)]
-    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
-
-
-def connected_parts(graph: OpGraph, mask: int) -> list[int]:
-    """Masks of the parts of a set that no tensor connects, ordered by their first operators."""
-    parts: list[int] = []
-    for i in bits(mask):
-        near = (graph.predecessors[i] | graph.successors[i] | 1 << i) & mask
-        joined = [part for part in parts if part & near]
-        parts = [part for part in parts if not part & near]
-        for part in joined:
-            near |= part
-        parts.append(near)
-    return sorted(parts, key=lambda part: part & -part)
+    return in_groups(graph, group, ops)
 
 
 def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from itertools import pairwise
 
 from gpp.errors import InvalidConfig
-from gpp.graph.coarsen.groups import summed, tensors_between, with_variants
+from gpp.graph.coarsen.groups import in_groups, merged
 from gpp.graph.coarsen.naming import group_names
-from gpp.graph.op_graph import Op, OpGraph, bits, mask_of
+from gpp.graph.op_graph import OpGraph, bits, mask_of
 
 # The nominal device that weighs operators: 10 TFLOP/s and 1 TB/s. Only ratios matter.
 _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
@@ -349,13 +348,6 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
     names = group_names([op.name for op in graph.ops], weight, parts)
     position = {g: i for i, g in enumerate(order)}
     group = [position[g] for g in groups.owner]
-    ops = [_merged(name, graph, part, [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)]
-    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
-
-
-def _merged(name: str, graph: OpGraph, part: Sequence[int], weight: list[int]) -> Op:
-    """One operator with the work of some of a graph's, in this order."""
-    if len(part) == 1:
-        # Its variants name neighbours by numbers that no longer hold; `with_variants` makes those of a group.
-        return replace(graph.ops[part[0]], variants=())
-    return summed(name, graph.ops[part[weight.index(max(weight))]].kind, graph, part)
+    kinds = [graph.ops[max(part, key=weight.__getitem__)].kind for part in parts]  # of the heaviest operator
+    ops = [merged(name, kind, graph, part) for name, kind, part in zip(names, kinds, parts, strict=True)]
+    return in_groups(graph, group, ops)

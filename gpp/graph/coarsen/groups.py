@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, Tensor, Variant
+from gpp.graph.op_graph import Op, OpGraph, ReplicaSums, Variant
 from gpp.graph.transients import grouped
 
 _AMOUNTS = (
@@ -25,18 +25,31 @@ def nodes_of(op: Op) -> tuple[str, ...]:
     return op.nodes or (op.name,)
 
 
-def tensors_between(graph: OpGraph, group: Sequence[int] | Mapping[int, int]) -> tuple[Tensor, ...]:
-    """The tensors that cross between groups, ordered by the groups that make them.
+def in_groups(graph: OpGraph, group: Sequence[int] | Mapping[int, int], ops: Sequence[Op]) -> OpGraph:
+    """The graph of groups: their variants, and the tensors that cross between them, ordered by the groups that make them.
 
     Args:
+        graph: the operators that were grouped.
         group: operator -> its group.
+        ops: the groups.
     """
-    out = []
+    tensors = []
     for tensor in graph.tensors:
         producer = group[tensor.producer]
         if consumers := sorted({group[c] for c in tensor.consumers} - {producer}):
-            out.append(replace(tensor, producer=producer, consumers=tuple(consumers)))
-    return tuple(sorted(out, key=lambda tensor: tensor.producer))
+            tensors.append(replace(tensor, producer=producer, consumers=tuple(consumers)))
+    tensors.sort(key=lambda tensor: tensor.producer)
+    return replace(graph, ops=_with_variants(graph, group, ops), tensors=tuple(tensors))
+
+
+def merged(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
+    """One operator with the work of some of a graph's, in this order; a single one stays as it is, but for its name.
+
+    It has no variants: they name neighbours by numbers that no longer hold, and `in_groups` makes those of a group.
+    """
+    if len(part) == 1:
+        return replace(graph.ops[part[0]], name=name, variants=())
+    return summed(name, kind, graph, part)
 
 
 def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
@@ -57,15 +70,10 @@ def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
     )
 
 
-def with_variants(fine: OpGraph, group: Sequence[int] | Mapping[int, int], ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Groups with the degrees that all of their members declare by shares.
+def _with_variants(fine: OpGraph, group: Sequence[int] | Mapping[int, int], ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Groups with the degrees that all of their members declare by shares; the arguments are those of `in_groups`.
 
     Times that a profile declares are times of its own operators, and of no group.
-
-    Args:
-        fine: the operators that were grouped.
-        group: operator -> its group.
-        ops: the groups.
     """
     if not any(variant.share is not None for op in fine.ops for variant in op.variants):
         return tuple(ops)
@@ -140,11 +148,5 @@ def grouped_like(graph: OpGraph, groups: OpGraph) -> OpGraph | None:
     parts: list[list[int]] = [[] for _ in groups.ops]
     for i, g in enumerate(group):
         parts[g].append(i)
-    ops = [_merged(op, graph, part) for op, part in zip(groups.ops, parts, strict=True)]
-    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
-
-
-def _merged(like: Op, graph: OpGraph, part: list[int]) -> Op:
-    if len(part) == 1:
-        return replace(graph.ops[part[0]], name=like.name, variants=())
-    return summed(like.name, like.kind, graph, part)
+    ops = [merged(op.name, op.kind, graph, part) for op, part in zip(groups.ops, parts, strict=True)]
+    return in_groups(graph, group, ops)

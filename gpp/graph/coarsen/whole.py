@@ -12,7 +12,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from gpp.errors import InvalidConfig
-from gpp.graph.coarsen.groups import summed, tensors_between, with_variants
+from gpp.graph.coarsen.groups import in_groups, summed
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.order import kahn
 
@@ -58,7 +58,7 @@ def as_modules(graph: OpGraph, members: Mapping[str | int, list[int]]) -> OpGrap
     group = {op: number for number, (_, ops) in enumerate(parts) for op in ops}
     ops = [graph.ops[own[0]] if isinstance(name, int) else summed(name, "module", graph, own) for name, own in parts]
     ops = [replace(op, variants=()) for op in ops]
-    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
+    return in_groups(graph, group, ops)
 
 
 def _module(path: str, patterns: Sequence[str]) -> str | None:
