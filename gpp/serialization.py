@@ -186,25 +186,30 @@ def _unreadable(path: object, reason: str, setting: str) -> InvalidFile:
     return InvalidFile(path, "", f"cannot be read: {reason}", "name a file that can be read", setting=setting)
 
 
-def seal(path: Path, value: object, purpose: str) -> None:
-    """Write a value that `unseal` reads; other processes see the old file or the whole new one.
+def seal(path: Path, value: object, setting: str) -> None:
+    """Write a value into a cache's folder, under a name that says what it was made for; `unseal` reads it.
+
+    Other processes see the old file or the whole new one.
 
     Args:
-        purpose: what the value was made for.
+        setting: names the folder, for messages.
 
     Raises:
-        OSError: the folder cannot be written to.
+        InvalidConfig: the folder cannot be written to.
     """
     text = to_json(value)
     if hidden(text) == text:  # a cache outlives the run, and no secret is to
-        write_text(path, f"{_digest(text, purpose)}\n{text}", exact=True)
+        try:
+            write_text(path, f"{_digest(text, path.stem)}\n{text}", exact=True)
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(setting, path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
 
 
-def unseal(cls: type[T], path: Path, purpose: str) -> T | None:
-    """The value that `seal` wrote for the same purpose; None if there is none, or it is not as it was written."""
+def unseal(cls: type[T], path: Path) -> T | None:
+    """The value that `seal` wrote under this name; None if there is none, or it is not as it was written."""
     try:
         digest, _, text = read_text(path).partition("\n")
-        if digest != _digest(text, purpose):
+        if digest != _digest(text, path.stem):
             return None
         return _adapter(cls).validate_json(text)  # as it was written: what `from_json` looks for cannot be there
     except (InvalidFile, ValidationError):

@@ -137,17 +137,18 @@ def test_a_link_to_a_file_and_a_byte_order_mark_are_no_damage(tmp_path: Path) ->
 
 def test_a_seal_tells_a_value_from_a_damaged_one_and_from_another(tmp_path: Path) -> None:
     plan, path = from_json(Plan, plan_text()), tmp_path / "key.json"
-    seal(path, plan, "key")
-    assert unseal(Plan, path, "key") == plan
-    assert unseal(Plan, path, "another key") is None
+    seal(path, plan, "cache_dir")
+    assert unseal(Plan, path) == plan
+    assert unseal(Plan, path.rename(tmp_path / "another.json")) is None
+    seal(path, plan, "cache_dir")
     whole = path.read_text()
     path.write_text(whole.replace('"microbatch_size": ', '"microbatch_size": 1'))
-    assert unseal(Plan, path, "key") is None
+    assert unseal(Plan, path) is None
     path.unlink()
     os.mkfifo(path)
-    assert unseal(Plan, path, "key") is None
-    seal(path, plan, "key")
-    assert unseal(Plan, path, "key") == plan
+    assert unseal(Plan, path) is None
+    seal(path, plan, "cache_dir")
+    assert unseal(Plan, path) == plan
 
 
 @pytest.mark.parametrize("k", [0, -1])

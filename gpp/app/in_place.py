@@ -16,7 +16,7 @@ from typing import Any
 
 from gpp.cluster import LOOPBACK, Cluster
 from gpp.cost.models.in_place import StageTimes
-from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, keep
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.errors import WorkerFailed
@@ -30,6 +30,7 @@ from gpp.runtime.job import Job, WritesItself
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
+from gpp.serialization import seal
 from gpp.strategy import Strategy
 
 SPAN_S = 0.6
@@ -155,7 +156,7 @@ def settle(
                 setting = cpu_setting(found.cost.num_threads)
                 crowded = problem.cluster.crowded(problem.cluster.num_devices)
                 found.costs = measure(rehearsals, setting, shared_memory=_shared_memory(engine), crowded=crowded)
-                keep(path, found.costs)
+                seal(path, found.costs, "cost.cache_dir")
                 found.problem = _on(problem, found.costs, profile)
                 plan = found.again(plan)
             return found.rehearsed(plan, rehearsals, job_of, weights, progress.say)

@@ -277,8 +277,7 @@ class Profiled(AbstractCostModel):
 
     def load(self, graph: OpGraph, setting: Setting) -> GraphProfile | None:
         """The profile on disk, or None; a file that cannot be read counts as none."""
-        path = self.path(graph, setting)
-        return unseal(GraphProfile, path, path.stem)
+        return unseal(GraphProfile, self.path(graph, setting))
 
     def store(self, graph: OpGraph, profile: GraphProfile) -> Path:
         """Write a profile; readers see the old file or the new one, never half of it.
@@ -286,7 +285,9 @@ class Profiled(AbstractCostModel):
         Raises:
             InvalidConfig: the folder cannot be written to.
         """
-        return keep(self.path(graph, profile.setting), profile)
+        path = self.path(graph, profile.setting)
+        seal(path, profile, "cost.cache_dir")
+        return path
 
     def path(self, graph: OpGraph, setting: Setting) -> Path:
         """The path of the profile of a graph under a setting. The contents of both make its name."""
@@ -303,19 +304,6 @@ class Profiled(AbstractCostModel):
                 "run it once with cost=profiled on a machine with such a device, or set cost=analytical",
             )
         return self.fallback
-
-
-def keep(path: Path, value: object) -> Path:
-    """Write what was measured into the cache, sealed under the name of its file.
-
-    Raises:
-        InvalidConfig: the folder cannot be written to.
-    """
-    try:
-        seal(path, value, path.stem)
-    except (OSError, ValueError) as error:
-        raise InvalidConfig("cost.cache_dir", path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
-    return path
 
 
 def cpu_setting(num_threads: int = 1, optimizer: str = "", companions: int = 0) -> Setting:

@@ -141,7 +141,7 @@ def machine_path(cache_dir: str, setting: Setting, *, shared_memory: bool, crowd
 
 def known(path: Path) -> MachineCosts | None:
     """The constants on disk; None if there are none, or they cannot be read."""
-    return unseal(MachineCosts, path, path.stem)
+    return unseal(MachineCosts, path)
 
 
 def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, crowded: bool) -> MachineCosts:
