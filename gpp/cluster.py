@@ -163,10 +163,22 @@ class Cluster:
         devices = (*self.devices, *(self.devices[d] for d in of))
         return replace(self, devices=devices, nodes=where, links=tuple(links), hosts=())
 
-    def first(self, count: int) -> Cluster:
-        """The cluster of its first devices; links of pairs that it lacks are left out."""
-        links = tuple(pair for pair in self.links if pair.numbers is None or max(pair.numbers) < count)
-        return replace(self, devices=self.devices[:count], nodes=self.nodes[:count], links=links, hosts=self.hosts[:count])
+    def only(self, kept: Sequence[int]) -> Cluster:
+        """The cluster of some of its devices; links of pairs, or of types, that it then lacks are left out."""
+        number = {device: i for i, device in enumerate(kept)}
+        links: list[PairLink] = []
+        for pair in self.links:
+            if pair.numbers is None:
+                links += [pair] * ({*pair.between} <= {self.devices[d].name for d in kept})
+            elif {*pair.numbers} <= number.keys():
+                links.append(replace(pair, between=tuple(number[d] for d in pair.numbers)))
+        return replace(
+            self,
+            devices=tuple(self.devices[d] for d in kept),
+            nodes=tuple(self.nodes[d] for d in kept),
+            links=tuple(links),
+            hosts=tuple(self.hosts[d] for d in kept) if self.hosts else (),
+        )
 
     def evened(self) -> Cluster:
         """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""

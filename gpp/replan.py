@@ -191,19 +191,4 @@ def without(cluster: Cluster, lost: Collection[int]) -> tuple[Cluster, tuple[int
     kept = tuple(device for device in range(cluster.num_devices) if device not in lost)
     if not kept:
         raise InvalidConfig("cluster.num_devices", cluster.num_devices, "every device is lost", "start again with more devices")
-    number = {device: i for i, device in enumerate(kept)}
-    links = []
-    for pair in cluster.links:
-        if pair.numbers is None:
-            if all(any(cluster.devices[d].name == name for d in kept) for name in pair.between):
-                links.append(pair)
-        elif all(device in number for device in pair.numbers):
-            a, b = pair.numbers
-            links.append(replace(pair, between=(number[a], number[b])))
-    left = replace(
-        cluster,
-        devices=tuple(cluster.devices[d] for d in kept),
-        nodes=tuple(cluster.nodes[d] for d in kept),
-        links=tuple(links),
-    )
-    return left, kept
+    return cluster.only(kept), kept

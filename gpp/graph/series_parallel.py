@@ -181,7 +181,13 @@ def _earliest(order: Order, mask: int, weights: Sequence[float]) -> dict[int, fl
     return start
 
 
-def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree, tuple[Dependency, ...]]:
+Barrier = Callable[[Order, int, Sequence[float]], int]
+"""(order, region, weights) -> the half of the region that comes first; it holds all ancestors of its operators."""
+
+
+def series_parallel_order(
+    graph: OpGraph, weights: Sequence[float], barrier: Barrier | None = None
+) -> tuple[SPTree, tuple[Dependency, ...], Order]:
     """A series-parallel tree of any graph, by adding dependencies where it has none.
 
     Adding an order never changes what is computed. Series and parallel cuts are taken first, so the
@@ -192,25 +198,10 @@ def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree
 
     Args:
         weights: seconds of each operator.
+        barrier: where to cut a region; None for `shortest_barrier`, as above.
 
     Returns:
-        The tree, and the dependencies that were added (none for a series-parallel graph).
-    """
-    tree, added, _ = series_parallel_order(graph, weights)
-    return tree, added
-
-
-Barrier = Callable[[Order, int, Sequence[float]], int]
-"""(order, region, weights) -> the half of the region that comes first; it holds all ancestors of its operators."""
-
-
-def series_parallel_order(
-    graph: OpGraph, weights: Sequence[float], barrier: Barrier | None = None
-) -> tuple[SPTree, tuple[Dependency, ...], Order]:
-    """Like `to_series_parallel`; also the order with the added dependencies.
-
-    Args:
-        barrier: where to cut a region; None for `shortest_barrier`.
+        The tree, the dependencies that were added (none for a series-parallel graph), and the order with them.
     """
     order, added = Order.of(graph), []
     pending = [graph.all_mask]
@@ -284,13 +275,13 @@ def branches(graph: OpGraph) -> tuple[int | None, ...]:
     """For each operator the outermost parallel branch that it belongs to; None on the trunk.
 
     Branches are numbered in the order of their parallel blocks, then of their smallest operator. A
-    graph that is not series-parallel is read with the dependencies of `to_series_parallel` added.
+    graph that is not series-parallel is read with the dependencies of `series_parallel_order` added.
 
     >>> branches(equal_towers(5, num_branches=2))
     (0, 0, 1, 1, None)
     """
     weights = [op.forward_flops + op.backward_flops for op in graph.ops]
-    tree, _ = to_series_parallel(graph, weights)
+    tree, *_ = series_parallel_order(graph, weights)
     out: list[int | None] = [None] * graph.num_ops
     number = 0
     for block in tree.children if isinstance(tree, Series) else (tree,):

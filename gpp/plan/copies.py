@@ -55,7 +55,7 @@ def best_copies(problem: Problem, plan_of: Callable[[Problem], Plan], step_s: Ca
         apart = count // copies
         if problem.minibatch_size // size % copies or not _alike(problem.cluster, apart):
             continue
-        part = replace(single, cluster=problem.cluster.first(apart), minibatch_size=problem.minibatch_size // copies)
+        part = replace(single, cluster=problem.cluster.only(range(apart)), minibatch_size=problem.minibatch_size // copies)
         try:
             plan = plan_of(part)
             if any(stage.beside for stage in plan.stages) and copies > 1:

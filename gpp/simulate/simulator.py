@@ -20,7 +20,7 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.added import WHOLE, copy_costs, lowerings, part_of
 from gpp.program.held import device_peaks
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Action, Role, pass_seconds
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATE, UPDATES, Action, Role, pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.simulate.crowded import shared_times
 from gpp.simulate.longest_path import LongestPath, Times
@@ -57,7 +57,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
             times, _ = shared_times(waits, costs.seconds, costs.late, cores, repeats=1)
         else:
             times = LongestPath.of(waits, costs.seconds, costs.late).times()
-        begin, iteration_s = steady_period(_updated(program, plan, times), plan)
+        updates = (Event(device, UPDATE, s, 0, times.begin_s[node], times.end_s[node]) for node, s, device in waits.updates)
+        begin, iteration_s = steady_period(update_ends(updates, plan), plan)
         if record:
             events = within(_events(program, costs, times, 0.0), begin, SHOWN * iteration_s)
     else:
@@ -108,15 +109,6 @@ def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
         )
         for bill, other in zip(bills, without, strict=True)
     )
-
-
-def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float]]:
-    """Stage -> when its updates ended, by its first device."""
-    out: dict[int, list[float]] = defaultdict(list)
-    for node, stage, device in program.waits.updates:
-        if device == plan.stages[stage].devices[0]:
-            out[stage].append(times.end_s[node])
-    return out
 
 
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:

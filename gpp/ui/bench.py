@@ -34,7 +34,6 @@ from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.replan import without
 from gpp.report.draw import text
 from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import branch_swatches
@@ -212,7 +211,7 @@ class Bench:
         words = [control.values[i] for i, control in zip(state, self.controls, strict=True)]
         cluster, size = self.problem.cluster, words[1]
         if (count := int(words[0])) < cluster.num_devices:
-            cluster = without(cluster, range(count, cluster.num_devices))[0]
+            cluster = cluster.only(range(count))
         if (factor := float(words[2])) != 1:
             cluster = with_memory(cluster, factor)
         problem = replace(self.problem, cluster=cluster, microbatch_size=None if size == AUTO else int(size))

@@ -117,6 +117,5 @@ def test_engines_that_run_refuse_what_they_cannot():
 def test_tabulated_times_are_the_profiles():
     graph = chain(2)
     device = flat(num_devices=1, bandwidth_bytes_per_s=1.0, memory_bytes=1.0).devices[0]
-    times = Tabulated(update_s_per_byte=0.5).op_times(graph, 3, replace(device, speed_factor=0.5))
+    times = Tabulated().op_times(graph, 3, replace(device, speed_factor=0.5))
     assert times.forward_s.tolist() == [6.0, 6.0] and times.backward_s.tolist() == [12.0, 12.0]
-    assert Tabulated(update_s_per_byte=0.5).update_s(4.0, device) == 2.0

@@ -12,7 +12,6 @@ from gpp.graph.series_parallel import (
     critical_path,
     series_parallel_order,
     signature,
-    to_series_parallel,
 )
 from tests.support.operations import calls
 from tests.support.series_parallel import decompose
@@ -98,12 +97,12 @@ def test_ends_and_heaviest_path_are_those_of_all_pairs(seed):
 def test_barrier_is_local_and_mindful_of_time():
     # An N beside a long chain, after a common operator: only the N is touched.
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (2, 4), (3, 8), (4, 8), (0, 5), (5, 6), (6, 7), (7, 8)]
-    tree, added = to_series_parallel(graph(9, edges), [1.0] * 9)
+    tree, added, _ = series_parallel_order(graph(9, edges), [1.0] * 9)
     assert {op for d in added for op in d} <= {1, 2, 3, 4}
     assert len(added) == 1 and tree.mask == (1 << 9) - 1
     # One dependency makes the N series-parallel: 0 before 3, or 1 before 0. The one that is off the long path is taken.
-    assert to_series_parallel(graph(4, N_GRAPH), [5.0, 1.0, 1.0, 1.0])[1] == ((0, 3),)
-    assert to_series_parallel(graph(4, N_GRAPH), [5.0, 1.0, 1.0, 9.0])[1] == ((1, 0),)
+    assert series_parallel_order(graph(4, N_GRAPH), [5.0, 1.0, 1.0, 1.0])[1] == ((0, 3),)
+    assert series_parallel_order(graph(4, N_GRAPH), [5.0, 1.0, 1.0, 9.0])[1] == ((1, 0),)
 
 
 def test_work_grows_with_the_operators():
