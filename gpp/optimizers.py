@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 from pydantic import Field
 
@@ -122,6 +122,15 @@ class AbstractOptimizer(AroundSteps, ABC):
         return self.build(param for _, param in params)
 
 
+def _of_torch(
+    name: str, optimizer: AbstractOptimizer, params: Iterable[torch.nn.Parameter], **settings: Any
+) -> torch.optim.Optimizer:
+    """The class of `torch.optim` of that name, with settings beside the rate and the weight decay."""
+    import torch
+
+    return getattr(torch.optim, name)(params, lr=optimizer.lr, weight_decay=optimizer.weight_decay, **settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractMomentum(AbstractOptimizer):
     """Optimizers that add up gradients of the past, each step with `momentum` times as much of them; 0 for none."""
@@ -146,9 +155,7 @@ class SGD(AbstractMomentum):
         return 1.0 if self.momentum else 0.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
+        return _of_torch("SGD", self, params, momentum=self.momentum, fused=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +184,7 @@ class Adam(AbstractAdam):
     """Adam and AdamW."""
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        first, second = self.betas
-        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(params, lr=self.lr, betas=(first, second), eps=self.eps, weight_decay=self.weight_decay, fused=True)
+        return _of_torch("AdamW" if self.decoupled else "Adam", self, params, betas=self.betas, eps=self.eps, fused=True)
 
 
 @final
@@ -201,17 +204,8 @@ class RMSprop(AbstractMomentum):
         return 1.0 + bool(self.weight_decay), 0.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        return torch.optim.RMSprop(
-            params,
-            lr=self.lr,
-            alpha=self.alpha,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            foreach=True,  # torch has no fused form
-        )
+        own = {"alpha": self.alpha, "eps": self.eps, "momentum": self.momentum}
+        return _of_torch("RMSprop", self, params, **own, foreach=True)  # torch has no fused form
 
 
 @final
@@ -226,18 +220,8 @@ class NAdam(AbstractAdam):
         return 1.0 + bool(self.weight_decay and not self.decoupled), 0.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        return torch.optim.NAdam(
-            params,
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum_decay=self.momentum_decay,
-            decoupled_weight_decay=self.decoupled,
-            foreach=True,  # torch has no fused form
-        )
+        own = {"momentum_decay": self.momentum_decay, "decoupled_weight_decay": self.decoupled}
+        return _of_torch("NAdam", self, params, betas=self.betas, eps=self.eps, **own, foreach=True)  # torch has no fused form
 
 
 @final
@@ -272,8 +256,6 @@ class Muon(AbstractMomentum):
         return 0.0, 3.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
         from gpp.joint_optimizer import joint
 
         every = list(params)
@@ -281,9 +263,7 @@ class Muon(AbstractMomentum):
         parts: list[torch.optim.Optimizer] = []
         if matrices:
             own = {"momentum": self.momentum, "nesterov": self.nesterov, "adjust_lr_fn": self.adjust}
-            parts.append(torch.optim.Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, **own))
+            parts.append(_of_torch("Muon", self, matrices, **own))
         if rest:
-            parts.append(
-                torch.optim.AdamW(rest, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True)
-            )
+            parts.append(_of_torch("AdamW", self, rest, betas=self.betas, eps=self.eps, fused=True))
         return joint(parts)

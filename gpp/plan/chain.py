@@ -119,7 +119,7 @@ def refuse_early_loss(plan: Plan, losses: Mapping[str, int], runner: str, instea
     Raises:
         UnsupportedPlan: another stage makes a loss; names both.
     """
-    owner, last = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}, len(plan.stages) - 1
+    owner, last = plan.stage_of_op, len(plan.stages) - 1
     for name, op in sorted(losses.items()):
         if owner[op] != last:
             raise UnsupportedPlan(
@@ -135,8 +135,7 @@ def device_order(plan: Plan) -> tuple[int, ...]:
 
 def reaches(plan: Plan, graph: OpGraph) -> dict[str, tuple[int, int]]:
     """Name of each tensor that leaves its stage -> that stage and the last one that reads it, in the graph's order."""
-    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    out = {}
+    owner, out = plan.stage_of_op, {}
     for tensor in graph.tensors:
         source, last = owner[tensor.producer], max(owner[reader] for reader in tensor.consumers)
         if last > source:
@@ -202,14 +201,13 @@ def _with_relays(plan: Plan, graph: OpGraph, relays: list[list[str]]) -> tuple[O
             origin.append(None)
         parts.append(mask_of(range(first, len(origin))))
     number = {op: i for i, op in enumerate(origin) if op is not None}
-    stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     names = {i: f"{RELAY}.{name}.{s}" for (name, s), i in relay_of.items()}
     ops = [graph.ops[op] if op is not None else Op(name=names[i], kind=RELAY, num_kernels=0) for i, op in enumerate(origin)]
     tensors: list[Tensor] = []
     for tensor in graph.tensors:
-        source, readers = stage_of[tensor.producer], defaultdict[int, list[int]](list)
+        source, readers = plan.stage_of_op[tensor.producer], defaultdict[int, list[int]](list)
         for reader in tensor.consumers:
-            readers[stage_of[reader]].append(number[reader])
+            readers[plan.stage_of_op[reader]].append(number[reader])
         last, producer = max(readers), number[tensor.producer]
         own = [*readers.pop(source, ()), *readers.pop(source + 1, ())]
         for s in range(source + 1, max(last, source + 1) + 1):

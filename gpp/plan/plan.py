@@ -134,6 +134,11 @@ class Plan:
         return PipelinePosition(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // s.unit))
 
     @cached_property
+    def stage_of_op(self) -> dict[int, int]:
+        """The stage that each operator is in."""
+        return {op: s for s, stage in enumerate(self.stages) for op in stage.ops}
+
+    @cached_property
     def stages_of_device(self) -> dict[int, tuple[int, ...]]:
         """The stages that each device runs, in order; mostly one."""
         out: dict[int, tuple[int, ...]] = {}
@@ -186,11 +191,10 @@ class Plan:
 
     def edge_tensors(self, graph: OpGraph) -> dict[tuple[int, int], tuple[Tensor, ...]]:
         """Tensors that each edge's second stage reads from its first one, in the graph's order; an order-only edge has none."""
-        stage_of = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}
         out: dict[tuple[int, int], list[Tensor]] = {edge: [] for edge in self.edges}
         for tensor in graph.tensors:
-            src = stage_of[tensor.producer]
-            for dst in sorted({stage_of[c] for c in tensor.consumers} - {src}):
+            src = self.stage_of_op[tensor.producer]
+            for dst in sorted({self.stage_of_op[c] for c in tensor.consumers} - {src}):
                 out[src, dst].append(tensor)
         return {edge: tuple(tensors) for edge, tensors in out.items()}
 
@@ -300,7 +304,7 @@ class Plan:
             self._check_sizes(s)
             for value in stage.mechanisms:
                 value.check(s, stage, self.stages, backward=self.runs_backward(s, graph))
-        owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
+        owner, edges = self.stage_of_op, set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:
                 a, b = owner[tensor.producer], owner[consumer]

@@ -26,19 +26,16 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, final
 
 from gpp.errors import InvalidConfig
 from gpp.program.kinds import KINDS
-from gpp.schedules.flow import Flow, Wait, arrivals
+from gpp.schedules.flow import HAIR, Flow, Wait, arrivals
 from gpp.simulate.longest_path import LongestPath, Step, Times
 
 UNITS = 200_000
 """The best known time in the solver's integer units, unless all times are multiples of a larger unit."""
-
-HAIR = 1e-9
-"""Share of a number by which rounding may move it."""
 
 MOST_TASKS = 1000
 """Passes of a step up to which a search is worth its time."""
@@ -165,7 +162,7 @@ class _LaneCuts:
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
-        self._ways: dict[int, dict[int, float]] = {}
+        self.ways_s = cache(self._ways_s)
         self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
 
     def _ends_of(self, lane: int) -> _LaneEnds | None:
@@ -200,7 +197,7 @@ class _LaneCuts:
 
     def _before_s(self, ends: _LaneEnds) -> float:
         """Seconds that a lane idles between its first forward and its first pass backwards, whatever the order."""
-        return max(self.way_s(ends.first, ends.begins) - self.flow.seconds[ends.first] - ends.ahead_s, 0.0)
+        return max(self.ways_s(ends.first)[ends.begins] - self.flow.seconds[ends.first] - ends.ahead_s, 0.0)
 
     def idle_s(self, lane: int) -> float:
         """Seconds that a lane idles between its first forward and its last pass backwards, whatever the order."""
@@ -208,7 +205,7 @@ class _LaneCuts:
         if ends is None:
             return 0.0
         start = self._before_s(ends)
-        stop = max(self.way_s(ends.last, ends.ends) - self.flow.seconds[ends.last] - ends.behind_s, 0.0)
+        stop = max(self.ways_s(ends.last)[ends.ends] - self.flow.seconds[ends.last] - ends.behind_s, 0.0)
         return start + stop if ends.apart else max(start, stop)
 
     def between_s(self, lane: int) -> float:
@@ -230,7 +227,7 @@ class _LaneCuts:
 
         # Of those late when the last pass backwards begins, no more than have room beside its own micro-batch.
         forced = sum(late[: others - waiting(0)]) if late else 0.0
-        way, start = self.way_s(ends.last, ends.ends), self._before_s(ends) if ends.apart else 0.0
+        way, start = self.ways_s(ends.last)[ends.ends], self._before_s(ends) if ends.apart else 0.0
         least = math.inf
         for full in range(others + 1):
             if held.full * (full + 1) > room:
@@ -250,14 +247,8 @@ class _LaneCuts:
                     out = max(out, there[other.first] + between_s + back[ends.ends] + ends.last_s)
         return out
 
-    def way_s(self, a: int, b: int) -> float:
-        """The least time from the start of a task to that of another that waits for it."""
-        return self.ways_s(a)[b]
-
-    def ways_s(self, a: int) -> dict[int, float]:
-        """`way_s` for all tasks that wait for a task: their number -> seconds."""
-        if a in self._ways:
-            return self._ways[a]
+    def _ways_s(self, a: int) -> dict[int, float]:
+        """The least time from the start of a task to that of every task that waits for it: the number of that one -> seconds."""
         flow, far, todo = self.flow, {a: 0.0}, [a]
         # Tasks are numbered in a topological order.
         while todo:
@@ -266,7 +257,6 @@ class _LaneCuts:
                 if user not in far:
                     heapq.heappush(todo, user)
                 far[user] = max(far.get(user, 0.0), far[i] + flow.seconds[i] + seconds)
-        self._ways[a] = far
         return far
 
 

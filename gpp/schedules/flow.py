@@ -25,6 +25,9 @@ from gpp.program.program import Task
 from gpp.simulate.longest_path import LongestPath, Step
 from gpp.simulate.messages import message_rates
 
+HAIR = 1e-9
+"""Share of a number by which rounding may move it."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpp.program.kinds import KINDS
-from gpp.schedules.flow import Flow
-
-ROUNDING = 1e-9
-"""Share of a number by which rounding may move it."""
+from gpp.schedules.flow import HAIR, Flow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,7 @@ class _Lane:
         self.place = dict.fromkeys(self.queues, 0)
         self.full = dict.fromkeys(self.stages, 0)
         self.late = dict.fromkeys(self.stages, 0)
-        self.bytes, self.cap = 0.0, cap * (1 + ROUNDING)
+        self.bytes, self.cap = 0.0, cap * (1 + HAIR)
         self.returning = [key for s in self.stages for key in self.queues if key[0] == s and KINDS[key[1]].returns]
         self.holding = [key for s in self.stages for key in self.queues if key[0] == s and KINDS[key[1]].holds]
         self.finishing = [key for s in self.stages for key in self.queues if key[0] == s and _is_late(key[1])]
@@ -140,4 +137,4 @@ def greedy(flow: Flow, rule: Rule) -> list[list[int]] | None:
 
 def _rounded(arrival: float, end: float) -> float:
     """The time of an arrival. If only rounding lies between it and the end of a pass, it is that end."""
-    return end if arrival - end <= ROUNDING * end else arrival
+    return end if arrival - end <= HAIR * end else arrival

@@ -23,9 +23,9 @@ from gpp.program.kinds import FORWARD, KINDS, PASS
 from gpp.program.program import Task
 from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
-from gpp.schedules.flow import Flow, Work
+from gpp.schedules.flow import HAIR, Flow, Work
 from gpp.schedules.folded import V, check_folded, folded, unfolded
-from gpp.schedules.greedy import ROUNDING, greedy
+from gpp.schedules.greedy import greedy
 
 AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
 
@@ -116,7 +116,7 @@ class AbstractV(RankedSchedule, ABC):
             by_lane = flow.by_lane(published)
             peaks = flow.peaks(by_lane)
             cap = max(cap, *peaks)
-            fits = all(peak <= room * (1 + ROUNDING) for peak, room in zip(peaks, flow.room, strict=True))
+            fits = all(peak <= room * (1 + HAIR) for peak, room in zip(peaks, flow.room, strict=True))
             if fits and flow.path(by_lane) is not None:
                 yield by_lane
         capped = flow.with_room([min(room, cap) for room in flow.room])

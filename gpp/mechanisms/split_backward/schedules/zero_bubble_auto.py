@@ -26,8 +26,8 @@ from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
-from gpp.schedules.flow import Flow, Work, flow_of
-from gpp.schedules.greedy import ROUNDING, Rule, greedy
+from gpp.schedules.flow import HAIR, Flow, Work, flow_of
+from gpp.schedules.greedy import Rule, greedy
 from gpp.settings import Positive, settings
 from gpp.stage import Stage
 
@@ -72,7 +72,7 @@ class ZeroBubbleAuto(RankedSchedule):
 def _capped(flow: Flow, plan: Plan, cap: float) -> Flow:
     """The flow with no more room than the cap has; raises Infeasible if that is below one micro-batch."""
     one, unit = flow.ahead_bytes([1] * len(plan.stages)), max(flow.ahead_bytes([stage.ahead for stage in plan.stages]))
-    if unit * cap < max(one) * (1 - ROUNDING):
+    if unit * cap < max(one) * (1 - HAIR):
         least = max(one) / unit
         rule = f"is {unit * cap:.3e} bytes on a device, less than the {max(one):.3e} of one micro-batch"
         raise Infeasible(f"strategy.schedule.cap={cap} {rule}", f"strategy.schedule.cap={least:.3g} or more")
@@ -86,7 +86,7 @@ def candidates(flow: Flow, work: Work, aim: Aim) -> list[list[list[int]]]:
         Infeasible: none of them fits.
     """
     best: dict[tuple[tuple[int, ...], ...], float] = {}
-    least = bound_s(flow, aim) * (1 + ROUNDING)
+    least = bound_s(flow, aim) * (1 + HAIR)
     for by_lane in _orders(flow, work):
         key = tuple(map(tuple, by_lane))
         if key not in best:
@@ -102,7 +102,7 @@ def _orders(flow: Flow, work: Work) -> Iterator[list[list[int]]]:
     if not work.plan.shares_devices:
         for schedule in FIXED:
             by_lane = flow.by_lane(schedule.orders(replace(work, plan=_holding(work.plan, schedule.holds))))
-            if all(peak <= room * (1 + ROUNDING) for peak, room in zip(flow.peaks(by_lane), flow.room, strict=True)):
+            if all(peak <= room * (1 + HAIR) for peak, room in zip(flow.peaks(by_lane), flow.room, strict=True)):
                 yield by_lane
     for rule in rules(flow.distance):
         by_lane = greedy(flow, rule)
