@@ -9,12 +9,11 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 
 
-def random_series_parallel(num_ops: int, seed: int, *, skew: float = 1.0, skip_share: float = 0.1) -> OpGraph:
-    """A random series-parallel graph of `num_ops` operators, with some skip edges beside its paths.
+def random_series_parallel(num_ops: int, seed: int, *, skew: float = 1.0) -> OpGraph:
+    """A random series-parallel graph of `num_ops` operators, with a skip edge beside its paths for every tenth of them.
 
     Args:
         skew: spread of the amounts: each is `10 ** uniform(-skew/2, skew/2)` times its scale; 0 makes all equal.
-        skip_share: skip edges (which transitive reduction removes) for each operator.
     """
     rng = _rng(num_ops, seed, skew)
     edges: set[tuple[int, int]] = set()
@@ -39,23 +38,22 @@ def random_series_parallel(num_ops: int, seed: int, *, skew: float = 1.0, skip_s
     grow(0, num_ops, parallel=False)
     below = _reachable(num_ops, edges)
     skips = [(a, b) for a in range(num_ops) for b in sorted(below[a]) if (a, b) not in edges]
-    edges.update(rng.sample(skips, min(len(skips), round(skip_share * num_ops))))
+    edges.update(rng.sample(skips, min(len(skips), round(0.1 * num_ops))))
     return _with_amounts(f"series_parallel_{num_ops}_{seed}", num_ops, edges, rng, skew)
 
 
-def random_dag(num_ops: int, seed: int, *, skew: float = 1.0, edges_per_op: float = 1.5) -> OpGraph:
-    """A random weakly connected graph of `num_ops` operators, mostly not series-parallel.
+def random_dag(num_ops: int, seed: int, *, skew: float = 1.0) -> OpGraph:
+    """A random weakly connected graph of `num_ops` operators and half as many edges again, mostly not series-parallel.
 
     Args:
         skew: as in `random_series_parallel`.
-        edges_per_op: about how many edges there are for each operator, at least 1.
     """
     rng = _rng(num_ops, seed, skew)
     edges: set[tuple[int, int]] = set()
     for op in range(1, num_ops):
         # Near predecessors keep the graph deep enough to be worth a pipeline.
         edges.add((rng.randint(max(0, op - 6), op - 1), op))
-    for _ in range(round((edges_per_op - 1) * num_ops) if num_ops > 1 else 0):
+    for _ in range(round(0.5 * num_ops) if num_ops > 1 else 0):
         a, b = sorted(rng.sample(range(num_ops), 2))
         edges.add((a, b))
     return _with_amounts(f"dag_{num_ops}_{seed}", num_ops, edges, rng, skew)

@@ -62,7 +62,9 @@ def make_plan(
                 succ[owner[tensor.producer]].add(owner[consumer])
     if ordered and any(q < p for p in range(len(parts)) for q in succ[p]):
         raise InvalidPlan("the parts are not in a topological order")
-    order = list(range(len(parts))) if ordered else topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    order = list(range(len(parts))) if ordered else kahn(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    if len(order) < len(parts):
+        raise InvalidPlan("the stage graph has a cycle")
     position = {p: s for s, p in enumerate(order)}
     edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
     if chain:
@@ -112,14 +114,3 @@ def _check_parts(graph: OpGraph, parts: Sequence[tuple[int, int]], sizes: Sequen
         raise InvalidPlan(f"operator {names(wrong)} {rule}: the stages hold operators 0 to {graph.num_ops - 1}")
     if odd := [b for b in sizes if not isinstance(b, Integral) or b < 1]:
         raise InvalidPlan(f"a micro-batch of {odd[0]!r} samples: write a whole number above 0")
-
-
-def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:
-    """Kahn's order; among the ready ones the smallest `key` goes first.
-
-    Raises:
-        InvalidPlan: there is a cycle.
-    """
-    if len(out := kahn(successors, key)) != len(successors):
-        raise InvalidPlan("the stage graph has a cycle")
-    return out

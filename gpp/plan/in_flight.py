@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpp.cost.holding import Holding
+from gpp.stage import neighbours
 
 
 def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, stride: int = 1) -> int:
@@ -59,9 +60,7 @@ def in_flight_samples(
     >>> in_flight_samples([(2, 1, 1), (1, 1, 1), (1, 1, 1)], [(0, 1), (1, 2)], None, Holding())
     [6, 2, 1]
     """
-    needs, out, successors = [0] * len(shapes), [0] * len(shapes), [list[int]() for _ in shapes]
-    for s, t in edges:
-        successors[s].append(t)
+    needs, out, successors = [0] * len(shapes), [0] * len(shapes), neighbours(edges, len(shapes))
     for s in reversed(range(len(shapes))):
         b, k, stride = shapes[s]
         nexts = [(needs[t], *shapes[t][:2]) for t in successors[s]]

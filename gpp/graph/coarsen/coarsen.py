@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
 
 from gpp.errors import InvalidConfig
 from gpp.graph.coarsen.groups import in_groups, merged
-from gpp.graph.coarsen.naming import group_names
+from gpp.graph.coarsen.naming import common, group_names
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 
 # The nominal device that weighs operators: 10 TFLOP/s and 1 TB/s. Only ratios matter.
@@ -165,7 +164,7 @@ class _Groups:
         for op in bits(members):
             self.owner[op] = into
         self.members[into], self.before[into], self.after[into] = members, before, after
-        self.scope[into] = scopes[0][: _common(scopes)]
+        self.scope[into] = scopes[0][: common(scopes)]
 
     def shrink(self, cap: int, dust: int) -> None:
         """Make all merges without loss under `cap`: light regions, chains, and dust beside them."""
@@ -202,7 +201,7 @@ class _Groups:
             (light, g), (heavy, _) = sorted((self.size(x), x) for x in (at[i], at[j]))
             swallowed = self.size(at[i], at[j]) > cap
             if not swallowed or light <= cap >> _DUST_SHIFT or (light <= heavy >> 2 and not self.members[g] & self._work):
-                depth = _common([self.scope[at[i]], self.scope[at[j]]])
+                depth = common([self.scope[at[i]], self.scope[at[j]]])
                 heapq.heappush(heap, (-depth, swallowed, light if swallowed else light + heavy, i, j, light + heavy))
 
         for i in range(len(at) - 1):
@@ -222,12 +221,12 @@ class _Groups:
 
     def _waits(self, u: int, v: int, cap: int) -> bool:
         """Whether a larger cap lets u or v (the dust, if one is dust to the other) join a deeper module's groups."""
-        depth = _common([self.scope[u], self.scope[v]])
+        depth = common([self.scope[u], self.scope[v]])
         light, heavy = sorted((u, v), key=self.size)
         alone = self.size(u, v) > cap or self.size(light) << _DUST_SHIFT <= self.size(heavy)
         for g in (light,) if alone else (u, v):
             around = self.neighbours(g, self.graph.successors) + self.neighbours(g, self.graph.predecessors)
-            closer = [n for n in around if _common([self.scope[g], self.scope[n]]) > depth]
+            closer = [n for n in around if common([self.scope[g], self.scope[n]]) > depth]
             if closer and self.size(g, *closer) > cap:
                 return True
         return False
@@ -284,7 +283,7 @@ class _Groups:
             nexts = [s for s in self.neighbours(g, self.graph.successors) if self.after[g] == self.after[s] | self.members[s]]
             lasts = [p for p in self.neighbours(g, self.graph.predecessors) if self.before[g] == self.before[p] | self.members[p]]
             if target := nexts + lasts:
-                best = max(target, key=lambda t: _common([self.scope[g], self.scope[t]]))
+                best = max(target, key=lambda t: common([self.scope[g], self.scope[t]]))
                 if not self._waits(g, best, cap):
                     self.merge([g, best])
                     changed = True
@@ -328,16 +327,6 @@ class _Groups:
                     stack.append((g, True))
                     stack.extend((s, False) for s in self.neighbours(g, self.graph.successors) if s not in seen)
         return out[::-1]
-
-
-def _common(scopes: Iterable[tuple[str, ...]]) -> int:
-    """The number of leading components that the names share."""
-    depth = 0
-    for level in zip(*scopes, strict=False):
-        if len(set(level)) > 1:
-            break
-        depth += 1
-    return depth
 
 
 def _build(graph: OpGraph, groups: _Groups) -> OpGraph:

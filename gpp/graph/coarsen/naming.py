@@ -37,6 +37,11 @@ def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tup
     return out
 
 
+def common(paths: Sequence[tuple[str, ...]]) -> int:
+    """The number of leading components that the paths share."""
+    return next((d for d, level in enumerate(zip(*paths, strict=False)) if len(set(level)) > 1), min(map(len, paths)))
+
+
 def _main(part: tuple[int, ...], weight: Sequence[int]) -> list[int]:
     left = _MAJOR * sum(weight[op] for op in part)
     least = 0
@@ -50,7 +55,7 @@ def _main(part: tuple[int, ...], weight: Sequence[int]) -> list[int]:
 def _group_name(paths: list[tuple[str, ...]], inside: Counter[tuple[str, ...]]) -> str:
     if len(paths) == 1:
         return ".".join(paths[0])
-    depth = next((d for d, level in enumerate(zip(*paths, strict=False)) if len(set(level)) > 1), min(map(len, paths)))
+    depth = common(paths)
     prefix = paths[0][:depth]
     if inside[prefix] == len(paths):
         return ".".join(prefix) or "model"
