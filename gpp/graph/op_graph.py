@@ -188,6 +188,10 @@ class OpAmounts:
     differentiated: np.ndarray
 
 
+_OWN = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes", "weight_flops", "late_bytes")
+"""Fields of `OpAmounts` that an operator has, too."""
+
+
 def dtype_bytes(dtype: str) -> int:
     """Bytes of a number of a type, by torch's name of it, as `bfloat16`."""
     found = re.search(r"\d+", dtype)
@@ -379,18 +383,9 @@ class OpGraph:
 
     @cached_property
     def amounts(self) -> OpAmounts:
-        def column(field: str) -> np.ndarray:
-            return np.array([getattr(op, field) for op in self.ops], dtype=float)
-
         params = [[p for name in op.params if not (p := self.param_of[name]).copy_of] for op in self.ops]
         return OpAmounts(
-            forward_flops=column("forward_flops"),
-            backward_flops=column("backward_flops"),
-            traffic_bytes=column("traffic_bytes"),
-            num_kernels=column("num_kernels"),
-            saved_bytes=column("saved_bytes"),
-            weight_flops=column("weight_flops"),
-            late_bytes=column("late_bytes"),
+            **{name: np.array([getattr(op, name) for op in self.ops], dtype=float) for name in _OWN},
             param_bytes=np.array([sum(param.num_bytes for param in read) for read in params], dtype=float),
             gathered_bytes=np.array([sum(param.num_bytes for param in read if param.gathered) for read in params], dtype=float),
             trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),

@@ -114,15 +114,9 @@ for _kind in _CORE:
     _add(_kind)
 
 
-def _sum(*, everyone: bool) -> str:
-    (found,) = [kind.text for kind in _CORE if kind.role is Role.SUM and kind.everyone == everyone]
-    return found
-
-
 PASS: Final = {kind.direction: kind.text for kind in _CORE if kind.computes}
 """Direction -> the whole pass that runs in it."""
-REDUCE: Final = _sum(everyone=False)
-NORM: Final = _sum(everyone=True)
+REDUCE, NORM = (kind.text for kind in _CORE if kind.role is Role.SUM)
 (UPDATE,) = UPDATES
 
 

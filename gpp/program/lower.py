@@ -11,6 +11,7 @@ from gpp.plan.plan import Plan
 from gpp.program.added import lowerings
 from gpp.program.kinds import BACKWARD, KINDS, NORM, RECEIVE, REDUCE, SEND, UPDATE, Action, Direction
 from gpp.program.program import Program, Task, reduce_groups
+from gpp.routing import new
 
 Slots = Mapping[tuple[int, tuple[int, Direction, int]], Sequence[Action]]
 """(device, (stage, direction, micro-batch)) -> the messages before or after that pass."""
@@ -83,7 +84,6 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     after: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     added = lowerings(plan)
     returns = {s: made for part in added for s, made in part.returns(plan).items()}
-    new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
     for way, (s, src, made), (t, dst, read), lo, hi in device_messages(plan, graph, num_samples):
         if way == BACKWARD and s in returns:
             for maker, kind, own in returns[s]:
@@ -129,7 +129,7 @@ def _interleave(
     for i, (task, what) in enumerate(zip(order, passes, strict=True)):
         if i + POSTED_AHEAD < len(order):
             out += before.get(passes[i + POSTED_AHEAD], ())  # [1]
-        out.append(tuple.__new__(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))  # [2]
+        out.append(new(Action, (task.kind, task.stage, task.microbatch, -1, -1, 0, 0)))  # [2]
         out += after.get(what, ())  # [3]
         out += updates.get(task, ())  # [4]
     return out

@@ -13,6 +13,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS, pass_seconds
 from gpp.program.program import Task
+from gpp.routing import new
 from gpp.schedules.flow import Flow, Work, flow_of
 from gpp.schedules.merge import merge
 from gpp.settings import file_word
@@ -158,7 +159,7 @@ class StageSchedule(AbstractSchedule):
         for first in range(stage.stride):
             own = range(first, count, stage.stride)
             passes = self.order(plan, s, len(own))
-            orders.append([tuple.__new__(Task, (s, written[kind], own[m])) for kind, m in passes if written.get(kind)])
+            orders.append([new(Task, (s, written[kind], own[m])) for kind, m in passes if written.get(kind)])
         return {device: orders[stage.first(device)] for device in stage.devices}
 
 
