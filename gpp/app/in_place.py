@@ -23,7 +23,6 @@ from gpp.errors import WorkerFailed
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.messages import sending_s
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job, WritesItself
@@ -207,7 +206,7 @@ class _Settled:
             self.profile = self.profile.timed(_at_full_amount(self.problem, found, steps))
             if self.costs is not None:
                 alone = _on(self.problem, self.costs, replace(self.profile, messages=1.0))
-                factor = message_factor(times, sending_s(plan, alone))
+                factor = message_factor(times, sum(end.seconds for end in plan.handled(alone) if end.sends))
                 self.profile = replace(self.profile, messages=factor or self.profile.messages)
                 self.problem = _on(self.problem, self.costs, self.profile)
             self.problem = replace(self.problem, cost=self.cost.add(self.profile))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from gpp.cost.problem import Problem, Remembered
 from gpp.cost.stage import messages_of
-from gpp.graph.op_graph import OpGraph
 from gpp.routing import BACKWARD, FORWARD, Direction, copies, messages
-from gpp.stage import Stage
-
-if TYPE_CHECKING:
-    from gpp.plan.plan import Plan
+from gpp.stage import EdgeTensors, Stage
 
 DevicePass = tuple[int, int, int]
 """Stage, device and micro-batch."""
@@ -22,16 +18,21 @@ DeviceMessage = tuple[Direction, DevicePass, DevicePass, int, int]
 """Direction, the pass that makes the message, the pass that reads it, and its samples [lo, hi)."""
 
 
-def device_messages(plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[DeviceMessage]:
-    """The messages of all edges of `Plan.carried`, edge by edge in the order of the samples.
+def device_messages(
+    stages: Sequence[Stage], edges: Iterable[tuple[int, int]], returning: Collection[tuple[int, int]], num_samples: int
+) -> Iterator[DeviceMessage]:
+    """The messages of all edges, edge by edge in the order of the samples.
 
-    >>> [message[:3] for message in device_messages(plan, graph, num_samples=1)]
+    Args:
+        edges: `Plan.carried`.
+        returning: those with messages backwards, `Plan.returning`.
+
+    >>> [message[:3] for message in device_messages(plan.stages, plan.carried(graph), plan.returning(graph), num_samples=1)]
     [('F', (0, 0, 0), (1, 1, 0)), ('B', (1, 1, 0), (0, 0, 0))]
     """
-    cut = [stage.pieces(num_samples) for stage in plan.stages]
-    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
-    returning = plan.returning(graph)
-    for s, t in plan.carried(graph):
+    cut = [stage.pieces(num_samples) for stage in stages]
+    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in stages]
+    for s, t in edges:
         back = (s, t) in returning
         for makes, made, reads, read, lo, hi in messages(cut[s], cut[t]):
             makers, readers = group_of[s][makes], group_of[t][reads]
@@ -69,12 +70,18 @@ class Handled(NamedTuple):
     seconds: float
 
 
-def ends(plan: Plan, problem: Problem) -> Iterator[Handled]:
-    """Both ends of every message of a mini-batch between two devices; what codes messages is in them."""
-    coders, sizes, costs = [messages_of(stage) for stage in plan.stages], plan.message_bytes(problem.graph), problem.overheads
-    carried = plan.carried(problem.graph)
+def ends(
+    stages: Sequence[Stage],
+    carried: EdgeTensors,
+    returning: Collection[tuple[int, int]],
+    sizes: Mapping[tuple[int, int], MessageBytes],
+    minibatch_size: int,
+    problem: Problem,
+) -> Iterator[Handled]:
+    """Both ends of every message of a mini-batch between two devices (`Plan.handled`); what codes messages is in them."""
+    coders, costs = [messages_of(stage) for stage in stages], problem.overheads
     returned = {edge: sum(tensor.differentiable for tensor in tensors) for edge, tensors in carried.items()}
-    for way, (s, src, _), (t, dst, _), lo, hi in device_messages(plan, problem.graph, plan.minibatch_size):
+    for way, (s, src, _), (t, dst, _), lo, hi in device_messages(stages, carried, returning, minibatch_size):
         if src == dst:
             continue
         coded = 0.0, 0.0
@@ -88,23 +95,20 @@ def ends(plan: Plan, problem: Problem) -> Iterator[Handled]:
         yield Handled(t, way, dst, False, costs.receive_s(num_bytes, count) + coded[1])
 
 
-def handling_s(plan: Plan, problem: Problem) -> list[tuple[float, float]]:
+def handling_s(stages: Sequence[Stage], handled: Iterable[Handled], minibatch_size: int) -> list[tuple[float, float]]:
     """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.
 
-    What codes messages is in them. The device that has most to do decides. What a device hands to itself costs nothing.
+    The device that has most to do decides. What a device hands to itself costs nothing.
     """
-    known, key = _HANDLING.of(problem), (plan.stages, plan.edges, plan.minibatch_size)
-    if key not in known:
-        took: dict[tuple[int, Direction], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for end in ends(plan, problem):
-            took[end.stage, end.way][end.device] += end.seconds
-        passes = [_passes(stage, plan.minibatch_size) for stage in plan.stages]
+    took: dict[tuple[int, Direction], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for end in handled:
+        took[end.stage, end.way][end.device] += end.seconds
+    passes = [_passes(stage, minibatch_size) for stage in stages]
 
-        def mean_s(s: int, way: Direction) -> float:
-            return max((total / passes[s][device] for device, total in took[s, way].items()), default=0.0)
+    def mean_s(s: int, way: Direction) -> float:
+        return max((total / passes[s][device] for device, total in took[s, way].items()), default=0.0)
 
-        known[key] = [(mean_s(s, FORWARD), mean_s(s, BACKWARD)) for s in range(len(plan.stages))]
-    return known[key]
+    return [(mean_s(s, FORWARD), mean_s(s, BACKWARD)) for s in range(len(stages))]
 
 
 def _passes(stage: Stage, num_samples: int) -> dict[int, int]:
@@ -116,10 +120,5 @@ def _passes(stage: Stage, num_samples: int) -> dict[int, int]:
     return {device: max(passes, 1) for device, passes in count.items()}
 
 
-_HANDLING = Remembered[tuple[object, ...], list[tuple[float, float]]]()
+HANDLING = Remembered[tuple[object, ...], list[tuple[float, float]]]()
 """Of stages, edges and mini-batch: what `handling_s` says, which walks over all messages; a prediction asks several times."""
-
-
-def sending_s(plan: Plan, problem: Problem) -> float:
-    """The senders' seconds for all messages of a mini-batch."""
-    return sum(end.seconds for end in ends(plan, problem) if end.sends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -15,7 +15,7 @@ from gpp.cost.together import together
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.carrying import carried
-from gpp.plan.messages import MessageBytes, handling_s
+from gpp.plan.messages import HANDLING, Handled, MessageBytes, ends, handling_s
 from gpp.plan.table import heading, picture, table
 from gpp.settings import Count, Natural, NotNegative
 from gpp.stage import EdgeTensors, Stage, neighbours, with_earlier
@@ -361,7 +361,7 @@ class Plan:
         # The fixed cost of a pass is in the stage's own bill.
         last = {stages[-1] for stages in self.stages_of_device.values()}
         step_s = [problem.overheads.step_s if s in last else 0.0 for s in range(len(self.stages))]
-        found = zip(bills, handling_s(self, problem), step_s, strict=True)
+        found = zip(bills, self._handling_s(problem), step_s, strict=True)
         return tuple(bill.plus(forward, backward, step) for bill, (forward, backward), step in found)
 
     def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
@@ -369,7 +369,19 @@ class Plan:
         fixed = problem.overheads
         if fixed == NOTHING and not self.codes:
             return [(0.0, 0.0)] * len(self.stages)
-        return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in handling_s(self, problem)]
+        return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in self._handling_s(problem)]
+
+    def handled(self, problem: Problem) -> Iterator[Handled]:
+        """Both ends of every message of a mini-batch."""
+        graph = problem.graph
+        carried, returning, sizes = self.carried(graph), self.returning(graph), self.message_bytes(graph)
+        return ends(self.stages, carried, returning, sizes, self.minibatch_size, problem)
+
+    def _handling_s(self, problem: Problem) -> list[tuple[float, float]]:
+        known, key = HANDLING.of(problem), (self.stages, self.edges, self.minibatch_size)
+        if key not in known:
+            known[key] = handling_s(self.stages, self.handled(problem), self.minibatch_size)
+        return known[key]
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: of its stages, one of which computes at a time, and of those that it computes for others.

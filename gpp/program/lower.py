@@ -84,7 +84,8 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     after: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     added = lowerings(plan)
     returns = {s: made for part in added for s, made in part.returns(plan).items()}
-    for way, (s, src, made), (t, dst, read), lo, hi in device_messages(plan, graph, num_samples):
+    found = device_messages(plan.stages, plan.carried(graph), plan.returning(graph), num_samples)
+    for way, (s, src, made), (t, dst, read), lo, hi in found:
         if way == BACKWARD and s in returns:
             for maker, kind, own in returns[s]:
                 after[maker, (s, own, made)].append(Action(kind, s, made, t, dst, lo, hi))

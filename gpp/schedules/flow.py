@@ -239,7 +239,8 @@ def flow_of(work: Work, backward: tuple[str, ...] = ()) -> Flow:
     takes = {(lane[i], stage, KINDS[kind].direction, m): i for i, (stage, kind, m) in enumerate(tasks)}
     needs: list[dict[int, float]] = [{} for _ in tasks]
     rates, cluster = message_rates(plan, graph), work.cluster
-    for way, (s, a, made), (t, b, read), lo, hi in device_messages(plan, graph, num_samples):
+    sent = device_messages(plan.stages, plan.carried(graph), plan.returning(graph), num_samples)
+    for way, (s, a, made), (t, b, read), lo, hi in sent:
         maker, reader = takes[lane_of[a], s, way, made], needs[takes[lane_of[b], t, way, read]]
         per_sample, fixed = rates[way, s, t]
         seconds = 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(per_sample * (hi - lo) + fixed)

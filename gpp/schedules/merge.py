@@ -118,6 +118,7 @@ def _users(
     backwards = [{task.kind for order in own.values() for task in order if KINDS[task.kind].returns} for own in orders]
     kind_of = [next(iter(kinds), PASS[BACKWARD]) for kinds in backwards]
     kinds = {FORWARD: [PASS[FORWARD]] * len(plan.stages), BACKWARD: kind_of}
-    for way, (s, a, made), (t, b, read), _, _ in device_messages(plan, graph, num_samples):
+    found = device_messages(plan.stages, plan.carried(graph), plan.returning(graph), num_samples)
+    for way, (s, a, made), (t, b, read), _, _ in found:
         need(number_of[s][a].get((kinds[way][s], made)), number_of[t][b].get((kinds[way][t], read)))
     return users, missing

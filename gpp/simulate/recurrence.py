@@ -128,7 +128,8 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     out: list[Channels] = [{FORWARD: [], BACKWARD: []} for _ in index]
     total = 0.0
     rates = message_rates(plan, problem.graph)
-    for way, (s, src, _), (t, dst, _), lo, hi in device_messages(plan, problem.graph, b):
+    carried, returning = plan.carried(problem.graph), plan.returning(problem.graph)
+    for way, (s, src, _), (t, dst, _), lo, hi in device_messages(plan.stages, carried, returning, b):
         per_sample, fixed = rates[way, s, t]
         size, link = per_sample * (hi - lo) + fixed, problem.cluster.link(src, dst)
         out[index[dst]][way].append((index[src], size / link.bandwidth_bytes_per_s, link.latency_s))
