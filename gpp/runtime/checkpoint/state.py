@@ -61,28 +61,25 @@ def _passing(module: torch.nn.Module) -> set[int]:
 
 
 class Slices(Mapping[str, torch.Tensor]):
-    """A safetensors file as a mapping: only the tensors that are asked for are read."""
+    """Safetensors files as a mapping: only the tensors that are asked for are read."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._names = frozenset(file.keys())
+    def __init__(self, *files: Any) -> None:
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118  # a file is no mapping
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
+        return self._file_of[name].get_tensor(name)
 
     def part(self, name: str, dim: int, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
         """Ranges [lo, hi) of one dimension of a tensor, one behind the other; nothing else is read."""
-        file = self._file.get_slice(name)
+        file = self._file_of[name].get_slice(name)
         before = (slice(None),) * dim
         return torch.cat([file[(*before, slice(lo, hi))] for lo, hi in ranges], dim=dim)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._names))
+        return iter(sorted(self._file_of))
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._file_of)
 
 
 @contextmanager
