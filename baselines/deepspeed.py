@@ -13,9 +13,8 @@ from gpp.plan.chain import refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
-from gpp.runtime.engine import AbstractEngine, Progress, crowded, task_of
+from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
-from gpp.runtime.task import EngineTask
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
@@ -58,7 +57,7 @@ class DeepSpeed(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        self.refuse_plan(job.plan, task_of(job))
+        self.refuse_plan(job.plan, EngineTask.of_job(job))
 
     def _refuse(self, plan: Plan) -> None:
         refuse_what_is_no_chain(plan, self.name)

@@ -81,8 +81,6 @@ WINGS: dict[str, list[set[str]]] = {
             "job",
             "job_course",
             "engine",
-            "stretches",
-            "task",
             "torch_optimizer",
             "cut_batches",
             "devices",

@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -40,11 +40,13 @@ from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import asked, asked_model, with_asked
 from gpp.runtime.job_course import Course, with_earlier
-from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
-from gpp.runtime.task import EngineTask
+from gpp.runtime.job_fit import AGAIN, check_clipping, check_fit
 from gpp.serialization import from_json, read_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from gpp.runtime.engine import EngineTask
 
 
 def restore(description: Mapping[str, Any]) -> Any:
@@ -87,14 +89,9 @@ class Settings:
         train_samples, evaluation_samples: sizes of the training set and of the held-out one; 0 of these for no evaluation.
         threads: CPU threads of a worker.
         launch: who starts the workers: `local` for the controller; all others may be on several machines.
-        interface: network interface to bind; the loopback one unless the user names another.
-        autocast: floating-point type of forwards; None for the captured ones.
-        shared_memory: whether workers of one machine exchange messages in shared memory.
-        workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
-        paced: whether workers on slower devices (`Device.speed_factor`) take longer by so much.
-        enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
+        interface, timeout_s, startup_timeout_s, autocast, compile, shared_memory, workers_per_card, paced, enforce_memory: as
+            `gpp.runtime.engines.distributed.Distributed` has them.
         whole_ops: operators whose gradients of weights are never left for later: both passes take too long, as measured.
-        compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on;
@@ -106,7 +103,6 @@ class Settings:
         kept: numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
         uneven: where the work differs from sample to sample.
         mechanisms: packages of the user's own mechanisms, which workers import.
-        timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
     """
 
     steps: Count
@@ -183,6 +179,25 @@ class Job:
         """Whether the pipeline does not drain between two updates."""
         return self.program.minibatches > 1
 
+    def stretch_at(self, step: int) -> tuple[int, int]:
+        """First step and number of steps of the stretch that `step` belongs to: between two of them the pipeline is empty.
+
+        A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint if
+        that is asked for, where another plan may take over, and at the end.
+        """
+        settings = self.settings
+        if not self.streams:
+            return step, 1
+        every = [settings.evaluate_every] if self.evaluation else []
+        every += [settings.checkpoint_every] if settings.checkpoint_drain else []
+        every += [settings.replan_every]
+        first, stop = settings.first_step, settings.steps
+        for period in every:
+            if period:
+                first = max(first, step // period * period)
+                stop = min(stop, (step // period + 1) * period)
+        return first, stop - first
+
     @property
     def mechanisms(self) -> frozenset[str]:
         """The names of the mechanisms of stages, of kinds of actions, of the weight policy, and of settings."""
@@ -241,7 +256,7 @@ class Job:
             overheads=overheads_of(run_dir),
             evaluation=_checked(evaluation, groups, cards) if evaluation.exists() else None,
         )
-        _check_fit(job, folder)
+        check_fit(job, folder)
         if any(node.home for node in job.captured.nodes):
             from gpp.capture.homes import import_homes
 
@@ -310,29 +325,6 @@ def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
 def owners_of(job: Job) -> dict[str, int]:
     """The owners of the parameters that have one by a mechanism of the job (`AbstractJobPart.owners`)."""
     return {name: device for part in job_parts(job.mechanisms) for name, device in part.owners(job).items()}
-
-
-def _check_fit(job: Job, folder: Path) -> None:
-    """Refuse files that do not fit each other."""
-    settings, plan = job.settings, job.plan
-    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
-    policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
-    rules = (
-        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
-        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
-        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
-        ("weights", bool(settings.weights) == job.streams, policy),
-    )
-    for name, holds, rule in rules:
-        if not holds:
-            raise InvalidFile(folder / "settings.json", name, f"must be {rule}", AGAIN, [getattr(settings, name)])
-    if len(job.costs) != len(plan.stages):
-        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
-    check_nodes(job.captured, folder / "model.json")
-    check_ops(job.graph, job.captured, folder / "graph.json")
-    check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
-    if job.evaluation:
-        check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
 def _checked(path: Path, groups: Sequence[ReduceGroup], cards: Plan | None = None) -> Program:
