@@ -13,9 +13,9 @@ from gpp.plan.chain import refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
+from gpp.runtime.devices import check_interface
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
-from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 

@@ -11,9 +11,9 @@ from gpp.errors import UnsupportedPlan
 from gpp.plan.chain import device_order, refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.runtime.devices import check_interface
 from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
 from gpp.runtime.job import Job
-from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 

@@ -249,7 +249,7 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
     last = made(tmp_path, 2)
     (last / "rank_1.safetensors").write_bytes(b"half")
     found = find(tmp_path, STEPS)
-    assert (found.manifest.step, [damage.folder for damage in found.damaged]) == (1, [last])
+    assert found.manifest.step == 1 and [str(last) in damage for damage in found.damaged] == [True]
     assert f"{last} is damaged: rank_1.safetensors has 4 bytes" in found.warnings(STEPS, LearningRate())[0]
     with pytest.raises(InvalidConfig, match="steps=1: counts all steps"):
         find(tmp_path, 1)
