@@ -5,6 +5,7 @@ Shapes: a tensor travels with the batch dimension first (`BoundaryTensor.batch_d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -116,10 +117,7 @@ class AbstractCoding(ABC):
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    return size
+    return math.prod(shape) * dtype.itemsize
 
 
 def layout(specs: list[tuple[str, BoundaryTensor]], *, gradients: bool) -> Layout:

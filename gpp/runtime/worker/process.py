@@ -64,7 +64,6 @@ def open_lines(run_dir: Path, rank: int) -> TextIO:
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
     """One JSON line, visible to the controller at once."""
     out.write(json.dumps(record) + "\n")
-    out.flush()
 
 
 class Lines:
@@ -238,18 +237,6 @@ def _place() -> tuple[int, int]:
         )
 
 
-def check_world(job: Job, world: int) -> None:
-    """Refuse another number of workers than the plan has devices.
-
-    Raises:
-        InvalidConfig: says how many there must be.
-    """
-    devices = len(job.program.actions)
-    if world != devices:
-        rule = f"the plan has {devices} devices, and every one is a worker"
-        raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
-
-
 def enter(
     job: Job,
     run_dir: Path,
@@ -269,7 +256,10 @@ def enter(
         InvalidConfig: not as many workers as the plan has devices.
     """
     devices = job.plan.devices
-    check_world(job, world)
+    if world != len(devices):
+        rule = f"the plan has {len(devices)} devices, and every one is a worker"
+        fix = f"start {len(devices)} workers in all (torchrun: --nnodes, --nproc-per-node)"
+        raise InvalidConfig("WORLD_SIZE", world, rule, fix)
     status = connect(job, run_dir, rank, world, store)
     status.enter(STARTING)
     transport = transport_of(job, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, card=card)
