@@ -38,8 +38,7 @@ from gpp.plan.plan import Plan
 from gpp.private import keep, shown
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.runtime.job_asked import asked, asked_model, with_asked
-from gpp.runtime.job_course import Course, with_earlier
+from gpp.runtime.job_asked import Course, asked, asked_model, with_asked, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_clipping, check_fit
 from gpp.serialization import from_json, read_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
