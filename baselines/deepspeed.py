@@ -14,8 +14,9 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
 from gpp.runtime.devices import check_interface
-from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
+from gpp.runtime.engine import AbstractEngine, Progress, crowded, task_of
 from gpp.runtime.job import Job
+from gpp.runtime.task import EngineTask
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 
@@ -57,7 +58,7 @@ class DeepSpeed(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        self.refuse_plan(job.plan, EngineTask.of_job(job))
+        self.refuse_plan(job.plan, task_of(job))
 
     def _refuse(self, plan: Plan) -> None:
         refuse_what_is_no_chain(plan, self.name)

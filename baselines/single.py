@@ -10,8 +10,9 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
-from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.task import EngineTask
 from gpp.settings import settings
 from gpp.timeline import Outcome
 

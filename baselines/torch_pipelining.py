@@ -12,8 +12,9 @@ from gpp.plan.chain import device_order, refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.devices import check_interface
-from gpp.runtime.engine import AbstractEngine, EngineTask, Progress, crowded
+from gpp.runtime.engine import AbstractEngine, Progress, crowded, task_of
 from gpp.runtime.job import Job
+from gpp.runtime.task import EngineTask
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 
@@ -89,7 +90,7 @@ class TorchPipelining(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        self.refuse_plan(job.plan, EngineTask.of_job(job))
+        self.refuse_plan(job.plan, task_of(job))
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers

@@ -80,6 +80,8 @@ WINGS: dict[str, list[set[str]]] = {
             "job_fit",
             "job",
             "engine",
+            "stretches",
+            "task",
             "torch_optimizer",
             "cut_batches",
             "devices",

@@ -15,8 +15,9 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractServer, EngineTask, Progress, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractServer, Progress, refuse_split_operators
 from gpp.runtime.job import Job, job_parts
+from gpp.runtime.task import EngineTask
 from gpp.settings import settings
 from gpp.timeline import Outcome, Versions
 

@@ -46,10 +46,11 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.resume import AUTO, Checkpoints, FoundCheckpoint, continues, find, training_of, uncaptured
 from gpp.runtime.cut_batches import ANOTHER_ENGINE, ON_COMMAND_LINE, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine, EngineTask, Progress
+from gpp.runtime.engine import AbstractEngine, Progress
 from gpp.runtime.job import Job, WritesItself, assemble
 from gpp.runtime.job_asked import asked_by, asked_model, with_asked
 from gpp.runtime.mode import AbstractMode, check_modes, mode_named
+from gpp.runtime.task import EngineTask
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings

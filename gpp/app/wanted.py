@@ -30,10 +30,10 @@ from gpp.runtime.checkpoint.resume import Checkpoints, training_of
 from gpp.runtime.controller.place import LaunchPlace
 from gpp.runtime.cut_batches import OF_A_LOOP, check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices
-from gpp.runtime.engine import EngineTask
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import asked_model, with_asked
+from gpp.runtime.task import EngineTask
 from gpp.settings import Count, settings
 from gpp.strategy import Strategy
 

@@ -22,7 +22,7 @@ from gpp.mechanism import found
 from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.task import EngineTask
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -39,13 +39,11 @@ from gpp.private import keep, shown
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_asked import Course, asked, asked_model, with_asked, with_earlier
-from gpp.runtime.job_fit import AGAIN, check_clipping, check_fit
+from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
+from gpp.runtime.task import EngineTask
 from gpp.serialization import from_json, read_json, read_text, write_value
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
-
-if TYPE_CHECKING:
-    from gpp.runtime.engine import EngineTask
 
 
 def restore(description: Mapping[str, Any]) -> Any:
@@ -178,25 +176,6 @@ class Job:
         """Whether the pipeline does not drain between two updates."""
         return self.program.minibatches > 1
 
-    def stretch_at(self, step: int) -> tuple[int, int]:
-        """First step and number of steps of the stretch that `step` belongs to: between two of them the pipeline is empty.
-
-        A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint if
-        that is asked for, where another plan may take over, and at the end.
-        """
-        settings = self.settings
-        if not self.streams:
-            return step, 1
-        every = [settings.evaluate_every] if self.evaluation else []
-        every += [settings.checkpoint_every] if settings.checkpoint_drain else []
-        every += [settings.replan_every]
-        first, stop = settings.first_step, settings.steps
-        for period in every:
-            if period:
-                first = max(first, step // period * period)
-                stop = min(stop, (step // period + 1) * period)
-        return first, stop - first
-
     @property
     def mechanisms(self) -> frozenset[str]:
         """The names of the mechanisms of stages, of kinds of actions, of the weight policy, and of settings."""
@@ -255,7 +234,7 @@ class Job:
             overheads=overheads_of(run_dir),
             evaluation=_checked(evaluation, groups, cards) if evaluation.exists() else None,
         )
-        check_fit(job, folder)
+        _check_fit(job, folder)
         if any(node.home for node in job.captured.nodes):
             from gpp.capture.homes import import_homes
 
@@ -324,6 +303,29 @@ def job_parts(names: Collection[str]) -> list[AbstractJobPart]:
 def owners_of(job: Job) -> dict[str, int]:
     """The owners of the parameters that have one by a mechanism of the job (`AbstractJobPart.owners`)."""
     return {name: device for part in job_parts(job.mechanisms) for name, device in part.owners(job).items()}
+
+
+def _check_fit(job: Job, folder: Path) -> None:
+    """Refuse files that do not fit each other."""
+    settings, plan = job.settings, job.plan
+    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
+    policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
+    rules = (
+        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
+        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
+        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
+        ("weights", bool(settings.weights) == job.streams, policy),
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            raise InvalidFile(folder / "settings.json", name, f"must be {rule}", AGAIN, [getattr(settings, name)])
+    if len(job.costs) != len(plan.stages):
+        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
+    check_nodes(job.captured, folder / "model.json")
+    check_ops(job.graph, job.captured, folder / "graph.json")
+    check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
+    if job.evaluation:
+        check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
 def _checked(path: Path, groups: Sequence[ReduceGroup], cards: Plan | None = None) -> Program:

@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpp.errors import InvalidConfig, InvalidFile, MalformedProgram
 from gpp.graph.captured import LEAVES, Captured, Node
@@ -34,41 +34,11 @@ from gpp.program.kinds import (
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups, summed_stages
 
-if TYPE_CHECKING:
-    from gpp.runtime.job import Job
-
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
 
 MOST_ELEMENTS = 2**40
 ENCODINGS = ("ref", "size", "float", "complex", "dtype", "device", "layout", "memory_format")
-
-
-def check_fit(job: Job, folder: Path) -> None:
-    """Refuse files that do not fit each other.
-
-    Raises:
-        InvalidFile, MalformedProgram: names the file in `folder`, and the place.
-    """
-    settings, plan = job.settings, job.plan
-    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
-    policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
-    rules = (
-        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
-        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
-        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
-        ("weights", bool(settings.weights) == job.streams, policy),
-    )
-    for name, holds, rule in rules:
-        if not holds:
-            raise InvalidFile(folder / "settings.json", name, f"must be {rule}", AGAIN, [getattr(settings, name)])
-    if len(job.costs) != len(plan.stages):
-        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
-    check_nodes(job.captured, folder / "model.json")
-    check_ops(job.graph, job.captured, folder / "graph.json")
-    check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
-    if job.evaluation:
-        check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
 def check_nodes(captured: Captured, path: Path) -> None:

@@ -19,7 +19,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
 from gpp.plan.chain import PlanChain, refuse_early_loss
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.engine import task_of
 from gpp.runtime.job import Job
 from tests.support import inprocess
 from tests.support.chain_jobs import Case, final, make, one_device
@@ -114,11 +114,11 @@ def test_an_engine_that_leaves_the_model_whole_refuses_stages() -> None:
 
 def test_the_loss_must_be_at_the_end(tmp_path: Path) -> None:
     job = make(Case("mlp", "deepspeed"), tmp_path)
-    refuse_early_loss(job.plan, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
+    refuse_early_loss(job.plan, task_of(job).losses, "engine=deepspeed", INSTEAD)
     first, *rest = job.plan.stages
     swapped = replace(job.plan, stages=(replace(first, ops=rest[-1].ops), *rest[:-1], replace(rest[-1], ops=first.ops)))
     with pytest.raises(UnsupportedPlan, match="stage 0 makes loss, but stage 2 is the chain's last"):
-        refuse_early_loss(swapped, EngineTask.of_job(job).losses, "engine=deepspeed", INSTEAD)
+        refuse_early_loss(swapped, task_of(job).losses, "engine=deepspeed", INSTEAD)
 
 
 def test_one_device_writes_the_tensors_that_stages_write(tmp_path: Path) -> None:
@@ -133,6 +133,6 @@ def test_one_device_writes_the_tensors_that_stages_write(tmp_path: Path) -> None
 def test_deepspeeds_norm_of_tied_weights_is_refused(tmp_path: Path) -> None:
     tied = Case("gpt_small", "deepspeed", overrides=("model.tied=true",))
     job, clipped = make(tied, tmp_path / "a"), make(replace(tied, clip_norm=1.0), tmp_path / "b")
-    DeepSpeed().refuse_plan(job.plan, EngineTask.of_job(job))
+    DeepSpeed().refuse_plan(job.plan, task_of(job))
     with pytest.raises(UnsupportedPlan, match=r"is in several stages.*clip_norm=null"):
-        DeepSpeed().refuse_plan(clipped.plan, EngineTask.of_job(clipped))
+        DeepSpeed().refuse_plan(clipped.plan, task_of(clipped))

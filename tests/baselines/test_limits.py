@@ -12,7 +12,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import Param
 from gpp.plan.build import make_plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.task import EngineTask
 from tests.support.graphs import chain, with_weights
 from tests.support.problems import Rate, cluster
 

@@ -20,7 +20,7 @@ from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.task import EngineTask
 from gpp.serialization import from_json, to_json
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain

@@ -12,6 +12,7 @@ import torch
 
 from gpp import DoubleBuffer, Flush, PipeOptim
 from gpp.runtime.checkpoint.moves import Move, moved_bytes, moves
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from tests.checks.replanning import EVERY, STEPS, random_jobs
@@ -87,4 +88,4 @@ def test_the_worker_of_a_plan_that_was_replaced_holds_nothing(tmp_path: Path, mo
 def test_a_pipeline_drains_where_a_plan_may_take_over() -> None:
     jobs, _ = random_jobs("Chain4", DoubleBuffer(), "float64", random.Random(1))
     assert jobs[0].streams
-    assert [jobs[0].stretch_at(step) for step in range(STEPS)] == [(0, 2), (0, 2), (2, 2), (2, 2), (4, 1)]
+    assert [stretch_at(jobs[0], step) for step in range(STEPS)] == [(0, 2), (0, 2), (2, 2), (2, 2), (4, 1)]

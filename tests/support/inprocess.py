@@ -31,6 +31,7 @@ from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, WritesItself, assemble, restore
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat, pass_seed
 from gpp.runtime.worker.worker import Worker
@@ -120,7 +121,7 @@ def run(
 
         step = first
         while step < job.settings.steps:
-            begin, count = job.stretch_at(step)
+            begin, count = stretch_at(job, step)
             worker.train(begin, count, log)
             step = begin + count
             if job.streams and worker.checkpoints.due(step):

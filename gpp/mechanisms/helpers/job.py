@@ -7,8 +7,9 @@ from typing import Final
 from gpp.errors import InvalidConfig
 from gpp.mechanisms.helpers.stage import helpers_of
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.engine import task_of
 from gpp.runtime.job import AbstractJobPart, Job
+from gpp.runtime.task import EngineTask
 
 RUN_BY: Final = ("distributed", "reference")
 """Engines that run plans with helpers."""
@@ -29,7 +30,7 @@ class JobPart(AbstractJobPart):
             self._check(plan, task)
 
     def check(self, job: Job, *, overwrites: bool) -> None:
-        self._check(job.plan, EngineTask.of_job(job))
+        self._check(job.plan, task_of(job))
 
     def _check(self, plan: Plan, task: EngineTask) -> None:
         if any(helpers_of(stage).input_share for stage in plan.stages):

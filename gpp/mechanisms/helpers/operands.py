@@ -25,8 +25,8 @@ from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients,
 from gpp.mechanisms.split_backward.operators import halves_of
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import EngineTask
 from gpp.runtime.job import Job
+from gpp.runtime.task import EngineTask
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""

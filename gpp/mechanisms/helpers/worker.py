@@ -23,7 +23,7 @@ from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import LateGradients, in_columns
 from gpp.mechanisms.split_backward.operators import late_of
 from gpp.program.kinds import BACKWARD, Direction
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.engine import task_of
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.hooks import AbstractWorkerPart, Hooks, OwnAction, OwnDevice
@@ -54,7 +54,7 @@ class Given:
         """For a stage with helpers."""
         stage = job.plan.stages[s]
         operands = operands_of_stage(job, s) if stage.adding else None
-        head = head_of_stage(job.plan, s, EngineTask.of_job(job)) if helpers_of(stage).input_share else None
+        head = head_of_stage(job.plan, s, task_of(job)) if helpers_of(stage).input_share else None
         return cls(operands=operands, head=head, columns=columns(stage, head.columns) if head else ())
 
     def between(self, kept: LateGradients, made: dict[str, Tensor]) -> dict[Direction, dict[str, Tensor]]:

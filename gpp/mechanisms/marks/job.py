@@ -7,8 +7,9 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import EngineTask
+from gpp.runtime.engine import task_of
 from gpp.runtime.job import AbstractJobPart, Job, restore
+from gpp.runtime.task import EngineTask
 
 KEEP = "set strategy/memory=keep"
 
@@ -28,7 +29,7 @@ class MarksJobPart(AbstractJobPart):
 
     def refuse(self, job: Job) -> None:
         plan, settings = job.plan, job.settings
-        self.refuse_plan(plan, EngineTask.of_job(job))
+        self.refuse_plan(plan, task_of(job))
         marked = next(s for s, stage in enumerate(plan.stages) if stage.spares)
         if settings.compile is not None:
             rule = f"stage {marked} recomputes operators or has some on the host, which a compiled stage cannot tell apart"

@@ -13,6 +13,7 @@ from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
 from gpp.runtime.controller.controller import Follower, clock_offset_s
 from gpp.runtime.job import Job
+from gpp.runtime.stretches import stretch_at
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Outcome, StepSpread, Timeline, bubble_fraction
 
@@ -44,7 +45,7 @@ def collect(job: Job, run_dir: Path, logs: Follower, *, counted: Container[int] 
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
     if job.streams:
         # Neither while the pipeline fills nor while it drains.
-        ahead, whole, stretches = fill(job.plan), took, {step: job.stretch_at(step) for step in took}
+        ahead, whole, stretches = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
         took = {step: whole[step] for step, (first, count) in stretches.items() if ahead < step - first < count - ahead} or whole
     if counted is not None:
         took = {step: seconds for step, seconds in took.items() if step in counted}

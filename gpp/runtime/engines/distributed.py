@@ -14,9 +14,10 @@ from gpp.plan.plan import Plan
 from gpp.private import secret_settings
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.devices import check_interface
-from gpp.runtime.engine import AbstractServer, EngineTask, Progress, crowded
+from gpp.runtime.engine import AbstractServer, Progress, crowded
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.mode import course_run
+from gpp.runtime.task import EngineTask
 from gpp.settings import Count, Seconds, settings
 from gpp.timeline import Outcome
 

@@ -31,6 +31,7 @@ from gpp.runtime.hang_detection.status import (
     status_path,
 )
 from gpp.runtime.job import Job
+from gpp.runtime.stretches import stretch_at
 
 MAX_GAP_S = 1.0
 """Most seconds that count between two looks: whoever looks may have been stopped itself."""
@@ -169,7 +170,7 @@ def _stretch(job: Job) -> Callable[[int], Program] | None:
         actions = {device: tuple(of_length(job.program, job.plan, device, count)) for device in job.program.actions}
         return Program(num_samples=count * job.plan.minibatch_size, actions=actions, minibatches=count)
 
-    return lambda step: program(job.stretch_at(step)[1])
+    return lambda step: program(stretch_at(job, step)[1])
 
 
 def _programs(job: Job) -> Programs:

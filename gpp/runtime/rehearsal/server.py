@@ -66,6 +66,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
     from gpp.runtime.cards.card import CudaCard
     from gpp.runtime.mode import course_run
+    from gpp.runtime.stretches import stretch_at
     from gpp.runtime.worker.clock import HostClock
     from gpp.runtime.worker.process import disconnect, enter
     from gpp.runtime.worker.worker import Worker
@@ -88,7 +89,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
     worker.kept = type(worker.kept)()  # of every step
     step = job.settings.first_step
     while step < job.settings.steps:
-        first, count = job.stretch_at(step)
+        first, count = stretch_at(job, step)
         worker.train(first, count, log)
         step = first + count
     _write(run_dir, seat.device_id, worker.kept, ends, marks)

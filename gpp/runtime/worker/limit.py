@@ -35,6 +35,7 @@ from gpp.program.kinds import KINDS
 from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.status import EVALUATION, TRAINING, AbstractStatus
 from gpp.runtime.job import Job, restore
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.allocator import operator_at, raised_at
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class Limit(AbstractStatus):
         job, (phase, step, index) = self._job, self._at
         program = job.program if phase == TRAINING else job.evaluation if phase == EVALUATION else None
         if phase == TRAINING and job.streams:
-            actions = of_length(job.program, job.plan, self._device, job.stretch_at(step)[1])
+            actions = of_length(job.program, job.plan, self._device, stretch_at(job, step)[1])
         else:
             actions = iter(program.actions[self._device] if program else ())
         action = next(islice(actions, index, None), None)

@@ -16,6 +16,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from gpp.runtime.cards.card import CudaCard
 from gpp.runtime.hang_detection.status import CHECKPOINT
 from gpp.runtime.job import Job
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.clock import CardStatus
 from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.process import Lines, disconnect, enter, guarded, open_lines, write_line
@@ -55,7 +56,7 @@ def _steps(worker: Worker, lines: Lines, takeover: Takeover | None) -> tuple[Wor
     settings = worker.job.settings
     step = settings.first_step
     while step < settings.steps:
-        first, count = worker.job.stretch_at(step)
+        first, count = stretch_at(worker.job, step)
         worker.train(first, count, lines.step)
         step = done = first + count
         if worker.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):

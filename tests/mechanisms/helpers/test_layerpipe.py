@@ -13,8 +13,8 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.helpers.layerpipe import Layer, LayerPipe, Placed, dealt, layers_of, loads
 from gpp.mechanisms.helpers.stage import Helpers, helpers_of
-from gpp.runtime.engine import EngineTask
 from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.task import EngineTask
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds, strategy
 from tests.support import inprocess
 from tests.support.graphs import chain, cluster, diamond, with_weights
