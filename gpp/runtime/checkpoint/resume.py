@@ -23,7 +23,7 @@ from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.private import apart
-from gpp.runtime.checkpoint.final import drop_final
+from gpp.runtime.checkpoint.final import UNDER_WAY
 from gpp.runtime.checkpoint.manifest import MANIFEST, TENSORS, Manifest, Training, check_marks, read_manifest
 from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, RunIdentity, run_of, steps_in, under_way
@@ -306,7 +306,7 @@ def _last(target: str) -> str:
 
 def drop_halves(run_dir: Path) -> None:
     """Before workers start: remove checkpoints and final weights that an earlier run did not write to their end."""
-    drop_final(run_dir)
+    shutil.rmtree(run_dir / CHECKPOINTS / UNDER_WAY, ignore_errors=True)
     for half in (run_dir / CHECKPOINTS).glob(".step_*"):
         shutil.rmtree(half)
 

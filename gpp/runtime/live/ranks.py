@@ -95,7 +95,7 @@ class Ranks:
         Raises:
             InvalidConfig: names the ranks.
         """
-        found = self._guard(lambda: self._numbers([_digest(batch, constants)]))
+        found = self._guard(lambda: self._gathered([_digest(batch, constants)]))
         others = [rank for rank, number in enumerate(found) if number != found[0]]
         if others:
             rule = f"differs from that of rank 0 on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))}"
@@ -130,7 +130,7 @@ class Ranks:
             for name, text in json.loads(body).items():
                 write_bytes(own / Path(name).name, text.encode())
             write_bytes(file, weights)
-        self._numbers([0])
+        self._gathered([0])
         self._worker.add(folder)
         self._forms += 1
         return self._worker.job
@@ -172,7 +172,7 @@ class Ranks:
 
     def barrier(self) -> None:
         """Wait for all others."""
-        self._guard(lambda: self._numbers([0]))
+        self._guard(lambda: self._gathered([0]))
 
     def close(self, error: BaseException | None = None) -> None:
         """This rank leaves, and the others fail: no result is written."""
@@ -227,11 +227,7 @@ class Ranks:
             return WorkerFailed(silent[0], "is gone: it was killed, or its program has ended", gone=tuple(silent))
         return WorkerFailed(self.rank, "has lost its connection to another rank, whose own output says why")
 
-    def _numbers(self, own: list[int]) -> list[list[int]]:
-        """Some integers of every rank, by rank."""
-        return self._gathered(own, torch.int64)
-
-    def _gathered(self, own: list[Any], dtype: torch.dtype) -> list[list[Any]]:
+    def _gathered(self, own: list[Any], dtype: torch.dtype = torch.int64) -> list[list[Any]]:
         """Some numbers of every rank, by rank."""
         self._status.waiting(True)
         mine = torch.tensor(own, dtype=dtype, device=self._group)
@@ -242,11 +238,11 @@ class Ranks:
 
     def _from_first(self, body: bytes) -> bytes:
         """The value of rank 0, on all ranks."""
-        return self._from(0, body, self._numbers([len(body)])[0][0])
+        return self._from(0, body, self._gathered([len(body)])[0][0])
 
     def _from_all(self, body: bytes) -> list[bytes]:
         """The values of all ranks, by rank."""
-        sizes = self._numbers([len(body)])
+        sizes = self._gathered([len(body)])
         return [self._from(rank, body, size) for rank, (size,) in enumerate(sizes)]
 
     def _from(self, rank: int, body: bytes, size: int) -> bytes:

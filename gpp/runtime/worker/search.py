@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpp.errors import NonFinite
@@ -52,7 +51,7 @@ class Search:
         threading.Thread(target=self._answer, name="nonfinite", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
 
     def told(self, *, train: bool, late: bool) -> OnNonFinite:
