@@ -150,7 +150,7 @@ class StagedTransport(AbstractTransport):
         receive, buffer = self._inner.post(channel, Form(form.shape, form.dtype)), form.empty()
 
         def arrived() -> torch.Tensor:
-            self._upload(self._card.pinned(receive()), buffer)
+            self.upload(self._card.pinned(receive()), buffer)
             return buffer
 
         return arrived
@@ -168,7 +168,7 @@ class StagedTransport(AbstractTransport):
     def _sum(self, begin: Callable[[torch.Tensor], Handle], tensor: torch.Tensor) -> Handle:
         host = tensor.cpu()
         begin(host).wait()
-        self._upload(host, tensor)
+        self.upload(host, tensor)
         self._mark()
         return DONE
 
@@ -178,7 +178,7 @@ class StagedTransport(AbstractTransport):
     def flush(self, limit: int = 0) -> None:
         self._inner.flush(limit)
 
-    def _upload(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
+    def upload(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
         """Queue a copy to the card; `host` lives until it is over."""
         while self._copied and self._copied[0][0].query():
             self._copied.popleft()
