@@ -10,10 +10,10 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import data_parallel
+from gpp.runtime.devices import check_interface
 from gpp.runtime.engine import AbstractEngine, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.task import EngineTask
-from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 

@@ -13,10 +13,10 @@ from gpp.plan.chain import refuse_early_loss
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
+from gpp.runtime.devices import check_interface
 from gpp.runtime.engine import AbstractEngine, Progress, crowded, task_of
 from gpp.runtime.job import Job
 from gpp.runtime.task import EngineTask
-from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
 from gpp.timeline import Outcome
 

@@ -20,7 +20,7 @@ core that it adds something to, and each such file has one name that the room as
     mode.py        MODE       a mode of runs that train nothing (`gpp.runtime.mode.AbstractMode`)
     exporter.py    EXPORTER   an engine that runs plans of its mode (`gpp.export.base.AbstractExporter`)
     export.py      EXPORT     what engines of others are told of it (`gpp.export.base.AbstractExportPart`)
-    course.py      COURSE     what they do, for planners and workers alike (`gpp.runtime.job_course.AbstractJobCourse`)
+    course.py      COURSE     what they do, for planners and workers alike (`gpp.runtime.job_asked.AbstractJobCourse`)
     run.py         RUN        their workers, and the results of these (`gpp.runtime.mode.AbstractCourseRun`)
     worker.py      WORKER     stages on shards, weights of several versions, hooks around passes and messages
                               (`gpp.runtime.worker.hooks.AbstractWorkerPart`)

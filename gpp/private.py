@@ -111,31 +111,26 @@ def masked_json(text: str) -> str:
     """
     if masked(text) == text:
         return text
-    if "\n" in text.rstrip("\n"):
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return "".join(map(masked_json, text.splitlines(keepends=True)))
-        return json.dumps(masked_value(value), indent=1) + text[len(text.rstrip("\n")) :]
+    body = text.rstrip("\n")
     try:
         value = json.loads(text)
     except ValueError:
-        return masked(text)
-    return json.dumps(masked_value(value)) + text[len(text.rstrip("\n")) :]
+        return "".join(map(masked_json, text.splitlines(keepends=True))) if "\n" in body else masked(text)
+    return json.dumps(masked_value(value), indent=1 if "\n" in body else None) + text[len(body) :]
 
 
-def masked_value(value: Any) -> Any:
-    """The same nested mappings and lists with *** in their texts, and in place of settings that are secrets by their names."""
-    return _masked_value(value, "")
+def masked_value(value: Any, name: str = "") -> Any:
+    """The same nested mappings and lists with *** in their texts, and in place of settings that are secrets by their names.
 
-
-def _masked_value(value: Any, name: str) -> Any:
+    Args:
+        name: of the setting; empty where it has none.
+    """
     if isinstance(value, str):
         return MASK if value and is_secret_setting(name) else masked(value)
     if isinstance(value, Mapping):
-        return {masked(key) if isinstance(key, str) else key: _masked_value(item, str(key)) for key, item in value.items()}
+        return {masked(key) if isinstance(key, str) else key: masked_value(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_masked_value(item, name) for item in value]
+        return [masked_value(item, name) for item in value]
     return value
 
 
@@ -155,16 +150,10 @@ def _needles() -> tuple[str, ...]:
         _seen = dict(now)
         variables = [value for name, value in os.environ.items() if is_secret_variable(name) and name != SECRETS]
         known = [value for value in variables if len(value) >= LEAST and not os.path.exists(value)]
-        known += [value for value in _cores(_kept()) if len(value) >= LEAST_SETTING]
+        cores = [url[1] if (url := _WHOLE_URL.fullmatch(text)) else text for text in _kept()]  # of a URL its password
+        known += [core for core in cores if len(core) >= LEAST_SETTING]
         _found = tuple(sorted({form for value in known for form in _written(value)}, key=lambda form: (-len(form), form)))
     return _found
-
-
-def _cores(texts: Iterable[str]) -> Iterator[str]:
-    """What is secret of settings that are: of a URL its password."""
-    for text in texts:
-        url = _WHOLE_URL.fullmatch(text)
-        yield url[1] if url else text
 
 
 def _written(value: str) -> Iterator[str]:

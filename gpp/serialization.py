@@ -175,11 +175,8 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a
 def _reason(error: OSError | ValueError) -> str:
     if not isinstance(error, OSError):
         return "no file has such a name"
-    return (
-        f"{error.strerror[:1].lower()}{error.strerror[1:]}"
-        if error.strerror
-        else errno.errorcode.get(error.errno or 0, "unreadable")
-    )
+    words = error.strerror or errno.errorcode.get(error.errno or 0, "unreadable")
+    return words[:1].lower() + words[1:] if error.strerror else words
 
 
 def _unreadable(path: object, reason: str, setting: str) -> InvalidFile:

@@ -79,7 +79,6 @@ WINGS: dict[str, list[set[str]]] = {
             "job_asked",
             "job_fit",
             "job",
-            "job_course",
             "engine",
             "stretches",
             "task",

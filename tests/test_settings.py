@@ -18,6 +18,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pydantic import Field
 
@@ -192,7 +193,7 @@ def _two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     """For `local_gpus`, which asks for this machine's."""
     found = Speeds(flop_per_s={"float32": 1e13}, memory_bytes_per_s=1e12, kernel_latency_s=1e-6)
     monkeypatch.setattr(cards, "cuda_devices", lambda: 2)
-    monkeypatch.setattr(cards, "_properties", lambda card: SimpleNamespace(name="card", total_memory=8e9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda card: SimpleNamespace(name="card", total_memory=8e9))
     monkeypatch.setattr(cards, "speeds", lambda identity, cache_dir: found)
 
 

@@ -1,9 +1,15 @@
-"""The accelerators of this machine, counted before anything starts."""
+"""The accelerators of this machine, counted before anything starts, and its network interfaces."""
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
+
 from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, counted
+
+_SIOCGIFADDR = 0x8915
 
 
 def cuda_devices() -> int:
@@ -42,3 +48,31 @@ def check_measurable(cluster: Cluster) -> None:
     if cluster.devices[0].kind == "cuda" and not cuda_devices():
         rule = f"measures on a device of cluster={cluster.name}, and this machine has no CUDA device"
         raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
+
+
+def check_interface(name: str) -> None:
+    """Refuse an interface that this machine lacks.
+
+    Raises:
+        InvalidConfig: names those that there are.
+    """
+    known = [known for _, known in socket.if_nameindex()]
+    if name not in known:
+        rule = f"{socket.gethostname()} has no such network interface; there are {', '.join(known)}"
+        raise InvalidConfig("engine.interface", name, rule, "name one of them, or set GLOO_SOCKET_IFNAME on this machine alone")
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface.
+
+    Raises:
+        InvalidConfig: it has none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError as error:
+            raise InvalidConfig(
+                "engine.interface", interface, f"has no IPv4 address on {socket.gethostname()}", "name one that has"
+            ) from error
+    return socket.inet_ntoa(found[20:24])

@@ -38,8 +38,7 @@ from gpp.plan.plan import Plan
 from gpp.private import keep, shown
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.runtime.job_asked import asked, asked_model, with_asked
-from gpp.runtime.job_course import Course, with_earlier
+from gpp.runtime.job_asked import Course, asked, asked_model, with_asked, with_earlier
 from gpp.runtime.job_fit import AGAIN, check_clipping, check_nodes, check_ops, check_work
 from gpp.runtime.task import EngineTask
 from gpp.serialization import from_json, read_json, read_text, write_value
@@ -87,14 +86,9 @@ class Settings:
         train_samples, evaluation_samples: sizes of the training set and of the held-out one; 0 of these for no evaluation.
         threads: CPU threads of a worker.
         launch: who starts the workers: `local` for the controller; all others may be on several machines.
-        interface: network interface to bind; the loopback one unless the user names another.
-        autocast: floating-point type of forwards; None for the captured ones.
-        shared_memory: whether workers of one machine exchange messages in shared memory.
-        workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
-        paced: whether workers on slower devices (`Device.speed_factor`) take longer by so much.
-        enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
+        interface, timeout_s, startup_timeout_s, autocast, compile, shared_memory, workers_per_card, paced, enforce_memory: as
+            `gpp.runtime.engines.distributed.Distributed` has them.
         whole_ops: operators whose gradients of weights are never left for later: both passes take too long, as measured.
-        compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on;
@@ -106,7 +100,6 @@ class Settings:
         kept: numbers by name that mechanisms keep to (`AbstractJobPart.kept`).
         uneven: where the work differs from sample to sample.
         mechanisms: packages of the user's own mechanisms, which workers import.
-        timeout_s, startup_timeout_s: when a run that stands still has failed; the limit for loading, connecting and checkpoints.
     """
 
     steps: Count

@@ -165,7 +165,8 @@ class RunDir:
             return
         try:
             str(self.path).encode()
-            self._make()
+            self._made = [folder for folder in (self.path, *self.path.parents) if not os.path.lexists(folder)]
+            folder(self.path)
             self._handle = self._lock()
         except (OSError, ValueError) as error:
             self._remove()
@@ -183,7 +184,7 @@ class RunDir:
         )
         try:
             self._left = os.pread(self._handle, 1 << 16, 0)
-            self._write(masked_json(to_json(run)).encode())
+            _write(self._handle, masked_json(to_json(run)).encode())
         except OSError as error:
             self.release()
             raise self._unwritable(error) from error
@@ -218,7 +219,7 @@ class RunDir:
             if self.begun or not self._left:
                 (self.path / LOCK).unlink()
             else:
-                self._write(self._left, handle)
+                _write(handle, self._left)
         os.close(handle)
         if not self.begun:
             self._remove()
@@ -228,12 +229,6 @@ class RunDir:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _make(self) -> None:
-        path = self.path
-        missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-        self._made = missing
-        folder(path)
 
     def _remove(self) -> None:
         """Remove the folders that this run made, as far as they are empty."""
@@ -263,12 +258,6 @@ class RunDir:
                 if os.stat(file).st_ino == os.fstat(handle).st_ino:
                     return handle
             os.close(handle)
-
-    def _write(self, content: bytes, handle: int | None = None) -> None:
-        handle = self._handle if handle is None else handle
-        assert handle is not None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, content, 0)
 
     def _unwritable(self, error: Exception) -> InvalidConfig:
         if isinstance(error, InvalidConfig):
@@ -306,6 +295,11 @@ class RunDir:
             target = earlier / str(number) / name
             folder(target.parent)
             (self.path / name).rename(target)
+
+
+def _write(handle: int, content: bytes) -> None:
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, content, 0)
 
 
 def _read(path: Path) -> RunIdentity | None:

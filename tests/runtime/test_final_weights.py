@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gpp.errors import InvalidConfig, InvalidFile
-from gpp.runtime.checkpoint.final import INDEX, drop_final, finish_final, load_final, save_final
+from gpp.runtime.checkpoint.final import INDEX, finish_final, load_final, save_final
+from gpp.runtime.checkpoint.resume import drop_halves
 from gpp.runtime.checkpoint.stored import read_weights
 from tests.runtime.test_damaged_checkpoints import flipped
 
@@ -80,7 +81,7 @@ def test_what_is_missing_or_strange_is_named(run_dir: Path) -> None:
 
 def test_another_run_takes_the_place_of_weights_only_when_it_is_whole(run_dir: Path) -> None:
     save_final(run_dir, 0, {"a.weight": torch.ones(7, 5)})
-    drop_final(run_dir)  # it was killed
+    drop_halves(run_dir)  # it was killed
     assert not torch.equal(load_final(run_dir)["a.weight"], torch.ones(7, 5))
     for stage, state in enumerate(STATES):
         save_final(run_dir, stage, {name: torch.ones_like(tensor) for name, tensor in state.items()})

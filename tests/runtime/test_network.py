@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from gpp.errors import InvalidConfig, WorkerFailed
-from gpp.runtime.transport.interfaces import address_of, check_interface
+from gpp.runtime.devices import address_of, check_interface
 from gpp.runtime.transport.network import clock_offset_s, interface_of, meet, open_store
 from tests.support.inprocess import in_threads
 

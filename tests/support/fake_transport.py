@@ -47,7 +47,8 @@ class FakeTransport(AbstractTransport):
         return None
 
     def post(self, channel: Channel, form: Form) -> Receive:
-        return _FakeReceive(self._queue(channel), form.empty(), self._network.timeout_s)
+        source, buffer = self._queue(channel), form.empty()
+        return lambda: buffer.copy_(source.get(timeout=self._network.timeout_s).view_as(buffer))
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._queue(channel).put(tensor.detach().clone())
@@ -74,11 +75,3 @@ class FakeTransport(AbstractTransport):
 
     def flush(self, limit: int = 0) -> None:
         return None
-
-
-class _FakeReceive:
-    def __init__(self, source: queue.Queue[torch.Tensor], buffer: torch.Tensor, timeout_s: float) -> None:
-        self._source, self._buffer, self._timeout_s = source, buffer, timeout_s
-
-    def wait(self) -> torch.Tensor:
-        return self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))

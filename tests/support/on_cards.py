@@ -140,7 +140,13 @@ class TransportOfBefore(AbstractTransport):
     def post(self, channel: Channel, form: Form) -> Receive:
         line, peer = self._lines[channel]
         buffer = form.empty()
-        return _Received(line.receive(buffer, peer), buffer)
+        work = line.receive(buffer, peer)
+
+        def arrived() -> torch.Tensor:  # without a side stream
+            work.wait()
+            return buffer
+
+        return arrived
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer = self._lines[channel]
@@ -166,17 +172,6 @@ class TransportOfBefore(AbstractTransport):
         event.record()
         event.synchronize()
         self._sent.clear()
-
-
-class _Received:
-    """A receive of a communicator, without a side stream."""
-
-    def __init__(self, work: CardWork, buffer: torch.Tensor) -> None:
-        self._work, self._buffer = work, buffer
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return self._buffer
 
 
 def wait_for_the_device(worker: Worker) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 
 from gpp.cost.regime import AbstractCourse
-from gpp.runtime.job_course import AbstractJobCourse
+from gpp.runtime.job_asked import AbstractJobCourse
 from gpp.settings import Count, Natural
 
 

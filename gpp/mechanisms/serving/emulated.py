@@ -137,7 +137,7 @@ class ServedMailbox(EmulatedMailbox):
         """Wait until the reader has said of so many passes when they began."""
         heard = self._heard.setdefault(channel, [])
         while len(heard) < count:
-            heard.append(float(self.transport.post(_back(channel), CLOCKS).wait()[0]))
+            heard.append(float(self.transport.post(_back(channel), CLOCKS)()[0]))
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         found = super()._message(channel, microbatch, lo, hi, last)

@@ -104,7 +104,7 @@ class Server:
             slower=slower(job, device_id),
         )
         self.rings = bounded_rings(
-            ring_sizes(self.actions, device_id, {s: runner.mailbox.boundary for s, runner in self.runners.items()}),
+            ring_sizes(self.actions, device_id, lambda action: self.runners[action.stage].mailbox.boundary.most_bytes(action)),
             self.serving.buffers,
         )
         self.memory = MemoryEvents(transport.lend)

@@ -41,18 +41,20 @@ def main(folder: Path, rank: int) -> None:
         dist.init_process_group(task["backend"], store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
         for number, pair in enumerate(task["pairs"]):
             # One pair at a time: they share what is between them.
-            store.add(f"at/{number}", 1)
-            while store.add(f"at/{number}", 0) < world:
-                time.sleep(0.001)
+            _meet(store, f"at/{number}", world)
             if rank in pair:
                 times = {n: message_s(pair, rank, n, device, staged=cuda and task["backend"] == "gloo") for n in task["sizes"]}
                 found["links"] += [[*pair, times]] if rank == pair[0] else []
-            store.add(f"done/{number}", 1)
-            while store.add(f"done/{number}", 0) < world:
-                time.sleep(0.001)
+            _meet(store, f"done/{number}", world)
     write_text(folder / f"rank_{rank}.json", json.dumps(found), exact=True)
     if world > 1:
         dist.destroy_process_group()
+
+
+def _meet(store: FileStore, key: str, world: int) -> None:
+    store.add(key, 1)
+    while store.add(key, 0) < world:
+        time.sleep(0.001)
 
 
 def message_s(pair: tuple[int, int], rank: int, num_bytes: int, device: torch.device, *, staged: bool) -> float:

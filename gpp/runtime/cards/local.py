@@ -1,6 +1,4 @@
-"""The cards of this machine as a cluster.
-
-Speeds of this machine's cards and of the links between them: measured once, kept by the cards' identity.
+"""The cards of this machine as a cluster, with their speeds: measured once, kept by the cards' identity.
 
 `gpp.runtime.cards.link_worker` is one process of the measurement.
 """
@@ -226,8 +224,9 @@ def local_gpus(
             "which shares a card between workers (their messages then go by gloo over main memory)"
         )
         raise InvalidConfig("cluster.num_devices", wanted, f"this machine has {have}", fix)
-    used = -(-wanted // workers_per_card)
-    seen = [_properties(card) for card in range(used)]
+    import torch
+
+    seen = [torch.cuda.get_device_properties(card) for card in range(-(-wanted // workers_per_card))]
     if device is None and len({card.name for card in seen}) > 1:
         rule = f"has cards that differ ({', '.join(dict.fromkeys(card.name for card in seen))}), and operators are measured on one"
         raise InvalidConfig(
@@ -247,12 +246,6 @@ def local_gpus(
         inter_node=between,
         collective_efficiency=GLOO_COLLECTIVE_EFFICIENCY if workers_per_card > 1 else 1.0,
     )
-
-
-def _properties(card: int) -> Any:
-    import torch
-
-    return torch.cuda.get_device_properties(card)
 
 
 def _build() -> str:

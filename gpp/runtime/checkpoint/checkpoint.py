@@ -6,10 +6,9 @@
     history.KEY.NAME          weights that a micro-batch in flight has used, or a version that one will use; see
                               `gpp.runtime.worker.around`
 
-The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads: safetensors files, whole
-tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing
-needs none of DCP's planning: a plan is static, so every rank knows what it saves, no message is exchanged, and the
-training's process groups are left alone. DCP's own safetensors writer serialises under the interpreter's lock, which
+The folder has safetensors files with whole tensors, as `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads
+them, so any rank of any plan reads just the tensors that it holds. None of DCP's planning is needed: a plan is static, so every
+rank knows what it saves, and no message is exchanged. DCP's own safetensors writer serialises under the interpreter's lock, which
 holds the training up; `save_file` of safetensors does not.
 
 How a checkpoint comes about (`gpp.runtime.checkpoint.resume` says how it lies on disk):
@@ -25,12 +24,10 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,7 +37,7 @@ from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.files import complete, write_tensors, write_text
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, PipelineState, read_manifest, sealed
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
-from gpp.runtime.checkpoint.state import SplitWeights
+from gpp.runtime.checkpoint.state import Slices, SplitWeights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.runtime.run_dir import run_of
@@ -100,55 +97,29 @@ class Checkpointer:
 
         Args:
             state: as `held` gives it; tensors that this rank does not hold are ignored.
-        """
-        if state is not None:
-            self._go_on(state, lambda wanted: [tensor.copy_(state[name]) for name, tensor in wanted.items()], "memory")
-        elif self._settings.resume is not None:
-            self.load(Path(self._settings.resume))
-
-    def load(self, folder: Path) -> None:
-        """Fill the rank's weights and the state of its optimizer from a checkpoint; no other tensor is read.
 
         Raises:
             InvalidConfig: a parameter is not in the checkpoint; a file cannot be read.
         """
-        # Their import takes a second, which only a resumed run pays.
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-        from torch.distributed.checkpoint.state_dict_loader import load
+        if state is not None:
+            self._go_on(state, "memory")
+        elif self._settings.resume is not None:
+            with _opened(Path(self._settings.resume)) as stored:
+                self._go_on(stored, self._settings.resume)
 
-        reader = HuggingFaceStorageReader(str(folder))
-        with _readable(folder):
-            found: Any = reader.read_metadata().state_dict_metadata
-        stored = {n: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta") for n, entry in found.items()}
-
-        def read(wanted: dict[str, torch.Tensor]) -> None:
-            with warnings.catch_warnings(), _readable(folder):
-                # Every rank reads on its own, on purpose.
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                load(wanted, storage_reader=reader, no_dist=True)
-
-        self._go_on(stored, read, folder)
-
-    def _go_on(self, stored: Mapping[str, torch.Tensor], read: Callable[[dict[str, torch.Tensor]], object], source: object) -> None:
-        """Fill the rank's weights and the state of its optimizer.
+    def _go_on(self, stored: Mapping[str, torch.Tensor], source: str) -> None:
+        """Fill the rank's weights and the state of its optimizers; no other tensor is read.
 
         Args:
-            stored: what there is, by the names of a checkpoint; sizes and types count.
-            read: fills tensors by these names.
+            stored: what there is, by the names of a checkpoint.
             source: where it is, for errors.
         """
-        wanted: dict[str, torch.Tensor] = {}
         for name, tensor in self._weights.items():
-            if WEIGHTS + name in stored:
-                whole = tensor.new_empty(self._split.whole_shape(name)) if self._split.split(name) else tensor
-                wanted[WEIGHTS + name] = whole.detach()
+            if (value := stored.get(WEIGHTS + name)) is not None:
+                tensor.detach().copy_(self._own(name, value))
             elif name in self._job.captured.graph.param_of:
                 raise InvalidConfig("resume", source, f"has no tensor {name}", "name a run of the same model")
-        slots = self._empty_state(stored)
-        wanted |= {f"{OPTIMIZER}{name}.{slot}": tensor for name, state in slots.items() for slot, tensor in state.items()}
-        if wanted:
-            read(wanted)
-        self._take_shares(wanted, slots)
+        slots = self._stored_state(stored)
         for optimizer in self._optimizers:
             number = {id(param): i for i, param in enumerate(_params(optimizer))}
             mine = {name: state for name, state in slots.items() if id(self._weights[name]) in number}
@@ -159,29 +130,22 @@ class Checkpointer:
                 own = optimizer.state[param] if values else {}
                 own.update({s: value.to(own[s].device) for s, value in values.items() if own[s].dtype != value.dtype})
 
-    def _take_shares(self, wanted: Mapping[str, torch.Tensor], slots: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Keep this rank's shares of what was read whole."""
-        with torch.no_grad():
-            for name in filter(self._split.split, self._weights):
-                if WEIGHTS + name in wanted:
-                    self._weights[name].copy_(self._split.share(name, wanted[WEIGHTS + name]))
-                for slot, value in slots.get(name, {}).items():
-                    if value.shape == self._split.whole_shape(name):
-                        own = torch.empty_like(self._weights[name], dtype=value.dtype)
-                        slots[name][slot] = own.copy_(self._split.share(name, value)).detach()
+    def _own(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of a weight, or of a tensor of its state, that is stored whole."""
+        split = self._split.split(name) and value.shape == self._split.whole_shape(name)
+        return self._split.share(name, value) if split else value
 
-    def _empty_state(self, stored: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-        """Empty tensors (name -> slot -> tensor) for the stored optimizer state of the rank's own parameters."""
+    def _stored_state(self, stored: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+        """The stored optimizer state of the rank's own parameters: name -> slot -> tensor."""
         trained = self._trained()
         slots: dict[str, dict[str, torch.Tensor]] = {}
-        for key, entry in stored.items():
+        for key in stored:
             name, _, slot = key.removeprefix(OPTIMIZER).rpartition(".")
             if key.startswith(OPTIMIZER) and name in trained:
-                param, dtype = trained[name], entry.dtype
+                value, param = self._own(name, stored[key]), trained[name].detach()
                 # In the parameter's own memory layout: a fused optimizer walks both by address.
-                alike = entry.shape == param.shape
-                empty = torch.empty_like(param, dtype=dtype) if alike else torch.empty(entry.shape, dtype=dtype)
-                slots.setdefault(name, {})[slot] = empty.detach()
+                like = torch.empty_like(param, dtype=value.dtype) if value.shape == param.shape else torch.empty_like(value)
+                slots.setdefault(name, {})[slot] = like.copy_(value)
         return slots
 
     def _trained(self) -> dict[str, torch.Tensor]:
@@ -244,12 +208,11 @@ class Checkpointer:
         if stream is None or stream.plan != stream_digest(self._job.plan, self._settings.weights):
             return None
         wanted, found = set(names), dict[str, dict[str, torch.Tensor]]()
-        for file in sorted(manifest.files):
-            with _readable(folder), safe_open(folder / file, framework="pt") as stored:
-                for full in stored.keys():  # noqa: SIM118 (it is no mapping)
-                    key, _, name = full.removeprefix(HISTORY).partition(".")
-                    if full.startswith(HISTORY) and name in wanted:
-                        found.setdefault(key, {})[name] = stored.get_tensor(full)
+        with _opened(folder) as stored:
+            for full in stored:
+                key, _, name = full.removeprefix(HISTORY).partition(".")
+                if full.startswith(HISTORY) and name in wanted:
+                    found.setdefault(key, {})[name] = stored[full]
         return stream.start, found
 
     def wait(self) -> None:
@@ -360,10 +323,15 @@ class Checkpointer:
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Turn what reading a checkpoint's files may raise into one error: they were whole when the run was prepared."""
+def _opened(folder: Path) -> Iterator[Slices]:
+    """The tensors of a checkpoint, whose files were whole when the run was prepared.
+
+    Raises:
+        InvalidConfig: a file cannot be read any more.
+    """
     try:
-        yield
+        with ExitStack() as stack:
+            yield Slices(*(stack.enter_context(safe_open(path, framework="pt")) for path in folder.glob("*.safetensors")))
     except (OSError, SafetensorError) as error:
         raise InvalidConfig("resume", folder, f"a file of it cannot be read any more ({error})", AGAIN) from error
 

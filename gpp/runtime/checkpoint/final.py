@@ -10,7 +10,6 @@ RUN_DIR/checkpoints/.final/  being written: each worker leaves the tensors of it
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +74,6 @@ def finish_final(job: Job, run_dir: Path) -> bool:
         note.unlink()
     complete(folder, folder.with_name(FINAL))
     return True
-
-
-def drop_final(run_dir: Path) -> None:
-    """Remove what an earlier run did not write to its end. Workers must not have started."""
-    shutil.rmtree(run_dir / CHECKPOINTS / UNDER_WAY, ignore_errors=True)
 
 
 def load_final(run_dir: Path) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.private import apart
-from gpp.runtime.checkpoint.final import drop_final
+from gpp.runtime.checkpoint.final import UNDER_WAY
 from gpp.runtime.checkpoint.manifest import MANIFEST, TENSORS, Manifest, Training, check_marks, read_manifest
 from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, RunIdentity, run_of, steps_in, under_way
@@ -74,23 +74,12 @@ def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A checkpoint from which no run goes on, and why: which file, and what is wrong with it."""
-
-    folder: Path
-    what: str
-
-    def __str__(self) -> str:
-        return f"the checkpoint {self.folder} is damaged: {self.what}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCheckpoint:
     """A checkpoint to go on from.
 
     Args:
         run: the run that wrote it, if its directory says so.
-        damaged: later checkpoints that were passed over.
+        damaged: of later checkpoints that were passed over: which, and what is wrong with it.
         others: checkpoints of other runs in the directory, passed over likewise.
         ended: a later checkpoint that leaves nothing to do.
     """
@@ -98,7 +87,7 @@ class FoundCheckpoint:
     folder: Path
     manifest: Manifest
     run: RunIdentity | None = None
-    damaged: tuple[Damage, ...] = ()
+    damaged: tuple[str, ...] = ()
     others: tuple[Path, ...] = ()
     ended: Path | None = None
 
@@ -139,18 +128,15 @@ class FoundCheckpoint:
             if setting.name == "model":
                 _refuse_model(mine, theirs, where)
                 continue  # names and metrics may differ
+            same, last = f"its parameters must have the names and shapes that they have in {self.folder}", _last(str(theirs))
             known = {
-                "weights": ("model", mine, f"its parameters must have the names and shapes that they have in {self.folder}"),
-                "train_samples": ("data", f"{mine} training samples", f"must have {theirs}, {where}"),
-                "optimizer": ("optimizer", _last(str(mine)), f"must be {_last(str(theirs))}, {where}"),
+                "weights": ("model", mine, same, "use that model"),
+                "train_samples": ("data", f"{mine} training samples", f"must have {theirs}, {where}", "use the same data"),
+                "optimizer": ("optimizer", _last(str(mine)), f"must be {last}, {where}", f"set optimizer={last.lower()}"),
             }
-            fixes = {
-                "weights": "use that model",
-                "train_samples": "use the same data",
-                "optimizer": f"set optimizer={_last(str(theirs)).lower()}",
-            }
-            field, value, rule = known.get(setting.name, (setting.name, mine, f"must be {theirs}, {where}"))
-            raise InvalidConfig(field, value, rule, f"{fixes.get(setting.name, f'set {setting.name}={theirs}')}, or {ANEW}")
+            usual = setting.name, mine, f"must be {theirs}, {where}", f"set {setting.name}={theirs}"
+            field, value, rule, fix = known.get(setting.name, usual)
+            raise InvalidConfig(field, value, rule, f"{fix}, or {ANEW}")
 
 
 def training_of(settings: Settings, captured: Captured) -> Training:
@@ -203,7 +189,7 @@ def find(resume: str | Path, steps: int) -> FoundCheckpoint:
     path = source = _folder(resume)
     if path is None:
         raise InvalidConfig("resume", resume, "must be a run directory", "correct the path, or leave resume out")
-    damaged: list[Damage] = []
+    damaged: list[str] = []
     others: list[Path] = []
     seen: set[Path] = set()
     ended: tuple[int, Path] | None = None
@@ -214,7 +200,7 @@ def find(resume: str | Path, steps: int) -> FoundCheckpoint:
         for folder in folders:
             manifest = _whole(folder, steps)
             if isinstance(manifest, str):
-                damaged.append(Damage(folder=folder, what=manifest))
+                damaged.append(f"the checkpoint {folder} is damaged: {manifest}")
             elif folder != source and owner is not None and manifest.run != owner.id:
                 others.append(folder)
             elif manifest.step >= steps:
@@ -232,7 +218,7 @@ def find(resume: str | Path, steps: int) -> FoundCheckpoint:
         source = None if ended and not damaged else before
     if ended is not None:
         rule = f"counts all steps of the training, of which {ended[1]} has done {ended[0]}"
-        raise InvalidConfig("steps", steps, "; ".join([rule, *map(str, damaged)]), f"set steps={ended[0] + 100}")
+        raise InvalidConfig("steps", steps, "; ".join([rule, *damaged]), f"set steps={ended[0] + 100}")
     raise _nothing(resume, path, damaged, others)
 
 
@@ -267,9 +253,9 @@ def _contents(path: Path, others: list[Path]) -> tuple[RunIdentity | None, list[
     return owner, folders, _folder(before) or _folder(Path(before).parent.parent)
 
 
-def _nothing(resume: str | Path, path: Path, damaged: list[Damage], others: list[Path]) -> InvalidConfig:
+def _nothing(resume: str | Path, path: Path, damaged: list[str], others: list[Path]) -> InvalidConfig:
     """The error for a directory without a checkpoint to go on from; it names those that lie nearby."""
-    rule = "; ".join(["has no whole checkpoint", *map(str, damaged)])
+    rule = "; ".join(["has no whole checkpoint", *damaged])
     aside = [folder.parent.parent for folder in sorted(path.glob(f"{EARLIER}/*/{CHECKPOINTS}/step_*"))]
     if others:
         rule += f"; {', '.join(folder.name for folder in others)}: another run's"
@@ -320,7 +306,7 @@ def _last(target: str) -> str:
 
 def drop_halves(run_dir: Path) -> None:
     """Before workers start: remove checkpoints and final weights that an earlier run did not write to their end."""
-    drop_final(run_dir)
+    shutil.rmtree(run_dir / CHECKPOINTS / UNDER_WAY, ignore_errors=True)
     for half in (run_dir / CHECKPOINTS).glob(".step_*"):
         shutil.rmtree(half)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -61,28 +61,32 @@ def _passing(module: torch.nn.Module) -> set[int]:
 
 
 class Slices(Mapping[str, torch.Tensor]):
-    """A safetensors file as a mapping: only the tensors that are asked for are read."""
+    """Safetensors files as a mapping: only the tensors that are asked for are read.
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._names = frozenset(file.keys())
+    Args:
+        shards: of a device of a replica; of the tensors that it splits, the device's share alone is there.
+    """
+
+    def __init__(self, *files: Any, shards: AbstractShards | None = None) -> None:
+        self._files, self._split = files, shards.split if shards else {}
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118  # a file is no mapping
+
+    def of(self, shards: AbstractShards) -> Slices:
+        """The same for a device of a replica."""
+        return Slices(*self._files, shards=shards)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def part(self, name: str, dim: int, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
-        """Ranges [lo, hi) of one dimension of a tensor, one behind the other; nothing else is read."""
-        file = self._file.get_slice(name)
-        before = (slice(None),) * dim
-        return torch.cat([file[(*before, slice(lo, hi))] for lo, hi in ranges], dim=dim)
+        if (part := self._split.get(name)) is None:
+            return self._file_of[name].get_tensor(name)
+        # Ranges [lo, hi) of one dimension, one behind the other; nothing else is read.
+        slices, before = self._file_of[name].get_slice(name), (slice(None),) * part.dim
+        return torch.cat([slices[(*before, slice(lo, hi))] for lo, hi in part.ranges], dim=part.dim)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._names))
+        return iter(sorted(self._file_of))
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._file_of)
 
 
 @contextmanager
@@ -138,21 +142,3 @@ class SplitWeights:
     def share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """The worker's share of a weight, or of a tensor that lies like it."""
         return self._of_team[name][0].share(name, whole)
-
-
-@final
-class ShareOf(Mapping[str, torch.Tensor]):
-    """The initial weights as one device of a replica holds them: of split ones, its share alone is read."""
-
-    def __init__(self, weights: Slices, shards: AbstractShards) -> None:
-        self._weights, self._shards = weights, shards
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        part = self._shards.split.get(name)
-        return self._weights[name] if part is None else self._weights.part(name, part.dim, part.ranges)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)

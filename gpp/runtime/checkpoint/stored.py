@@ -206,11 +206,7 @@ def _places(source: str, files: Mapping[Path, Collection[str] | None]) -> dict[s
 
 
 def _check_form(source: str, name: str, stored: TensorForm, own: TensorForm) -> None:
-    """Refuse a tensor that is not the model's.
-
-    Raises:
-        InvalidConfig
-    """
+    """Refuse a tensor that is not the model's, by an `InvalidConfig`."""
     if ("F" in stored.dtype) != ("float" in own.dtype):
         raise InvalidConfig(FIELD, source, f"has {name} of {stored.dtype}, and the model's is of {own.dtype}", OTHER)
     if stored.shape != own.shape:
@@ -218,11 +214,7 @@ def _check_form(source: str, name: str, stored: TensorForm, own: TensorForm) -> 
 
 
 def _check_equal(source: str, names: tuple[str, str], places: Mapping[str, StoredPlace]) -> None:
-    """Refuse two stored tensors that are one in the model, and differ. They are mapped from their files, and take no memory.
-
-    Raises:
-        InvalidConfig
-    """
+    """Refuse two stored tensors that are one in the model, and differ, by an `InvalidConfig`; mapped, they take no memory."""
     import torch
     from safetensors import safe_open
 
@@ -254,11 +246,7 @@ def _files(path: Path) -> Mapping[Path, Collection[str] | None]:
 
 
 def _indexed(path: Path) -> dict[Path, set[str]]:
-    """The files that an index names, and the tensors that it places there.
-
-    Raises:
-        InvalidFile
-    """
+    """The files that an index names, and the tensors that it places there; an `InvalidFile` where one is not."""
     index = read_json(ShardIndex, path, setting=FIELD, fix=AGAIN)
     found: dict[Path, set[str]] = defaultdict(set)
     for name, shard in index.weight_map.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gpp.errors import InvalidConfig
-from gpp.runtime.transport.interfaces import address_of
+from gpp.runtime.devices import address_of
 
 TORCHRUN = "torchrun --nproc-per-node 4 run.py ... engine.launch=env"
 SRUN = "srun --ntasks 4 python run.py ... engine.launch=env"

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections import Counter
-from collections.abc import Iterable
 from typing import Generic, TypeVar, final
 
 import torch
@@ -22,12 +20,11 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.added import CopyCosts
 from gpp.program.held import Meter
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, TRANSFERS, Action, Resource, pass_seconds
-from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, Resource, pass_seconds
+from gpp.program.program import NORM_BYTES, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
-from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
 
@@ -46,15 +43,6 @@ def sleep_until(when_s: float) -> None:
     """Return at `when_s` on the monotonic clock, or at once if that has passed."""
     while (left := when_s - time.perf_counter()) > 0:
         time.sleep(left)
-
-
-def ring_sizes(actions: Iterable[Action], device: int) -> dict[Channel, RingSize]:
-    """The room that each channel of `device` needs: all messages of a step, as they are small."""
-    count: Counter[Channel] = Counter()
-    for action in actions:
-        if action.kind in TRANSFERS and action.peer_device != device:
-            count[channel_of(action, device)] += 1
-    return {channel: RingSize(CLOCKS.num_bytes, messages) for channel, messages in count.items()}
 
 
 class Clock:

@@ -24,12 +24,12 @@ from gpp.program.added import copy_costs
 from gpp.program.held import Meter
 from gpp.program.kinds import COMPUTE, COPIES, KINDS, OWNERS, Resource
 from gpp.runtime.emulator.emulated import (
+    CLOCKS,
     Clock,
     EmulatedHost,
     EmulatedMailbox,
     EmulatedRunner,
     EmulatedSums,
-    ring_sizes,
     sharpen_timer,
     sleep_until,
 )
@@ -40,6 +40,7 @@ from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.transport.form import MAIN_MEMORY
 from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import BesidePasses, Interpreter
+from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, open_lines, write_line
 from gpp.runtime.worker.seat import Seat
 from gpp.runtime.worker.stage import Span
@@ -105,7 +106,7 @@ class EmulatedWorker:
                 | {kind: partial(self._copy, KINDS[kind].occupies) for kind in COPIES},
             ),
         )
-        transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
+        transport.prepare(ring_sizes(job.program.actions[device_id], device_id, lambda action: CLOCKS.num_bytes))
 
     def _run(self, kind: str, stage: int, microbatch: int) -> Span:
         return self.runners[stage].run(kind, microbatch)

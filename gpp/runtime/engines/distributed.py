@@ -13,11 +13,11 @@ from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.private import secret_settings
 from gpp.runtime.controller.slurm import Slurm
+from gpp.runtime.devices import check_interface
 from gpp.runtime.engine import AbstractServer, Progress, crowded
 from gpp.runtime.job import Job, job_parts
 from gpp.runtime.mode import course_run
 from gpp.runtime.task import EngineTask
-from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 from gpp.timeline import Outcome
 
@@ -87,9 +87,14 @@ class Distributed(AbstractServer):
             _check_backend(self.compile)
         if self.launch == "slurm":
             self.slurm.check()
-        warnings = self._shared(plan)
+        warnings = list[str]()
+        if (count := min(self.workers_per_card, plan.num_devices)) > 1:
+            warnings.append(
+                f"{count} workers share a card: their messages go by gloo over pinned main memory, because NCCL refuses two ranks "
+                "on one card; measured times are not those of a card for each worker"
+            )
         if self.launch != "local":
-            return warnings
+            return tuple(warnings)
         check_interface(self.interface)
         return (*warnings, *crowded(plan))
 
@@ -105,16 +110,6 @@ class Distributed(AbstractServer):
     @property
     def joins(self) -> bool:
         return self.launch == "collect"
-
-    def _shared(self, plan: Plan) -> tuple[str, ...]:
-        """Warning for workers that share a card, if they do."""
-        count = min(self.workers_per_card, plan.num_devices)
-        if count == 1:
-            return ()
-        return (
-            f"{count} workers share a card: their messages go by gloo over pinned main memory, because NCCL refuses two ranks on "
-            "one card; measured times are not those of a card for each worker",
-        )
 
     def refuse(self, job: Job) -> None:
         for part in job_parts(job.mechanisms):

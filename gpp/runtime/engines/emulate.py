@@ -45,15 +45,12 @@ class Emulate(AbstractServer):
     time_scale: Positive | None = None
 
     @property
-    def _pace(self) -> Pace:
-        return Pace(budget_s=self.budget_s, overhead=self.overhead, time_scale=self.time_scale)
-
-    @property
     def worker_settings(self) -> dict[str, Any]:
+        pace = Pace(budget_s=self.budget_s, overhead=self.overhead, time_scale=self.time_scale)
         # The devices described may be GPUs; the workers are processes of this machine in any case.
         # A time scale of the user has no budget: nobody gives up before a day.
         timeout_s = 300.0 + self.budget_s if self.time_scale is None else 86400.0
-        return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(self._pace)}
+        return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(pace)}
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.collected import devices_of, timeline

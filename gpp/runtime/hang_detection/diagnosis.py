@@ -17,7 +17,7 @@ from gpp.program.kinds import COMPUTE, SENDS, Action
 from gpp.program.program import Program
 from gpp.program.waits import Waits
 from gpp.runtime.hang_detection.status import COURSE, ENDED, EVALUATION, FINISHING, MEETING, PHASES, SILENT, TRAINING, RankState
-from gpp.runtime.job_course import AbstractJobCourse
+from gpp.runtime.job_asked import AbstractJobCourse
 
 
 class Want(NamedTuple):

@@ -26,12 +26,11 @@ from gpp.graph.captured import is_loss
 from gpp.runtime.controller.attendant import Attendant
 from gpp.runtime.controller.leader import Leader
 from gpp.runtime.controller.place import LaunchPlace
-from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.status import RESTING, SILENT, RankState, Status, read_state, status_path
 from gpp.runtime.job import Job
 from gpp.runtime.live.worker import Do, LiveWorker
 from gpp.runtime.worker.main import working
-from gpp.runtime.worker.process import BEAT_S, kind_of, open_lines, report
+from gpp.runtime.worker.process import BEAT_S, clear_rank, device_of, kind_of, open_lines, report
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -68,20 +67,12 @@ class Ranks:
         place, self._run_dir = meeting.place, run_dir
         self.rank, self._world = place.rank, place.world
         if dist.is_initialized():
-            rule, fix = (
-                "is initialised already, and the pipeline makes a group of its own",
-                "call gpp.parallelize before, or leave it out",
-            )
-            raise InvalidConfig("torch.distributed", "init_process_group", rule, fix)
-        kind = job.settings.device_kind
-        self._device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device("cpu")
-        if kind == "cuda":
-            check_devices(job.cluster, place.local_rank + 1, "distributed")
-            torch.cuda.set_device(self._device)
+            rule = "is initialised already, and the pipeline makes a group of its own"
+            raise InvalidConfig("torch.distributed", "init_process_group", rule, "call gpp.parallelize before, or leave it out")
+        self._device = device_of(job, place.local_rank)
         self._group = torch.device(self._device if job.settings.backend == "nccl" else "cpu")
         self._stack, self._forms, self._over = ExitStack(), 1, threading.Event()
-        for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
-            (run_dir / "ranks" / f"rank_{self.rank}.{name}").unlink(missing_ok=True)
+        clear_rank(run_dir / "ranks", self.rank)
         self._status = Status(status_path(run_dir / "ranks", self.rank))
         threading.Thread(target=self._beat, daemon=True).start()
         self._guard(lambda: self._enter(meeting, job))
@@ -104,7 +95,7 @@ class Ranks:
         Raises:
             InvalidConfig: names the ranks.
         """
-        found = self._guard(lambda: self._numbers([_digest(batch, constants)]))
+        found = self._guard(lambda: self._gathered([_digest(batch, constants)]))
         others = [rank for rank, number in enumerate(found) if number != found[0]]
         if others:
             rule = f"differs from that of rank 0 on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))}"
@@ -127,21 +118,19 @@ class Ranks:
         return self._guard(lambda: self._add(folder, job, error))
 
     def _add(self, folder: Path, job: Job | None, error: InvalidConfig | None) -> Job:
-        why = json.loads(
-            self._from_first(json.dumps([error.field, str(error.value), error.rule, error.fix] if error else []).encode())
-        )
-        if why:
+        said = [error.field, str(error.value), error.rule, error.fix] if error else []
+        if why := json.loads(self._from_first(json.dumps(said).encode())):
             raise error or InvalidConfig(*why)
-        names = {"text": "", "weights": "weights.safetensors"}
-        own = folder / "job"
-        texts = {p.name: p.read_text() for p in own.iterdir() if p.name != names["weights"]} if job else {}
+        own, file = folder / "job", folder / "job" / "weights.safetensors"
+        texts = {path.name: path.read_text() for path in own.iterdir() if path != file} if job else {}
         body = self._from_first(json.dumps(texts).encode())
-        weights = self._from_first((own / names["weights"]).read_bytes() if job else b"")
+        weights = self._from_first(file.read_bytes() if job else b"")
         # Ranks of one machine write the same; each of them whole, and none reads before all have written.
-        if not own.exists() or not (own / names["weights"]).exists():
-            for name, content in {**{n: t.encode() for n, t in json.loads(body).items()}, names["weights"]: weights}.items():
-                write_bytes(own / Path(name).name, content)
-        self._numbers([0])
+        if not file.exists():
+            for name, text in json.loads(body).items():
+                write_bytes(own / Path(name).name, text.encode())
+            write_bytes(file, weights)
+        self._gathered([0])
         self._worker.add(folder)
         self._forms += 1
         return self._worker.job
@@ -183,7 +172,7 @@ class Ranks:
 
     def barrier(self) -> None:
         """Wait for all others."""
-        self._guard(lambda: self._numbers([0]))
+        self._guard(lambda: self._gathered([0]))
 
     def close(self, error: BaseException | None = None) -> None:
         """This rank leaves, and the others fail: no result is written."""
@@ -238,11 +227,7 @@ class Ranks:
             return WorkerFailed(silent[0], "is gone: it was killed, or its program has ended", gone=tuple(silent))
         return WorkerFailed(self.rank, "has lost its connection to another rank, whose own output says why")
 
-    def _numbers(self, own: list[int]) -> list[list[int]]:
-        """Some integers of every rank, by rank."""
-        return self._gathered(own, torch.int64)
-
-    def _gathered(self, own: list[Any], dtype: torch.dtype) -> list[list[Any]]:
+    def _gathered(self, own: list[Any], dtype: torch.dtype = torch.int64) -> list[list[Any]]:
         """Some numbers of every rank, by rank."""
         self._status.waiting(True)
         mine = torch.tensor(own, dtype=dtype, device=self._group)
@@ -253,11 +238,11 @@ class Ranks:
 
     def _from_first(self, body: bytes) -> bytes:
         """The value of rank 0, on all ranks."""
-        return self._from(0, body, self._numbers([len(body)])[0][0])
+        return self._from(0, body, self._gathered([len(body)])[0][0])
 
     def _from_all(self, body: bytes) -> list[bytes]:
         """The values of all ranks, by rank."""
-        sizes = self._numbers([len(body)])
+        sizes = self._gathered([len(body)])
         return [self._from(rank, body, size) for rank, (size,) in enumerate(sizes)]
 
     def _from(self, rank: int, body: bytes, size: int) -> bytes:

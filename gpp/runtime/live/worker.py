@@ -128,15 +128,14 @@ class LiveWorker(Worker):
         with self.opened(out):
             tell(feed, {"reads": self.reads, "notes": self.notes})
             while (order := hear(feed))[0]["do"] != "end":
-                does, batch = order
+                (does, batch), answer = order, ({}, {})
                 if does["do"] == "form":
                     self.add(Path(does["folder"]))
-                    tell(feed, {})
                 elif does["do"] == "follow":
                     self.follow(does["values"])
-                    tell(feed, {})
                 else:
-                    tell(feed, *self.do(does["do"], batch, does["form"]))
+                    answer = self.do(does["do"], batch, does["form"])
+                tell(feed, *answer)
                 self.status.enter(SILENT)
             self.end()
 

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self, final
 
 from gpp.child import same_modules
@@ -126,7 +125,7 @@ class Rehearsals:
         weakref.finalize(self, self._stack.close)
         self._ready = False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class CardTransport(AbstractTransport):
             line.receive(buffer, peer).wait()
             arrived = self._card.event()
             arrived.record()
-        return _CardArrival(self._card, arrived, buffer)
+        return _CardArrival(self._card, arrived, buffer).wait
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer, side = self._route[channel[3], channel[4]]
@@ -147,11 +147,13 @@ class StagedTransport(AbstractTransport):
         self._inner.prepare(sizes)
 
     def post(self, channel: Channel, form: Form) -> Receive:
-        return _Upload(self, self._inner.post(channel, Form(form.shape, form.dtype)), form.empty())
+        receive, buffer = self._inner.post(channel, Form(form.shape, form.dtype)), form.empty()
 
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy of a message, from which the card reads while the host goes on."""
-        return self._card.pinned(host)
+        def arrived() -> torch.Tensor:
+            self.upload(self._card.pinned(receive()), buffer)
+            return buffer
+
+        return arrived
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._inner.send(channel, tensor.cpu())
@@ -188,15 +190,3 @@ class StagedTransport(AbstractTransport):
     def _mark(self) -> None:
         self._finished = self._card.event(timed=True)
         self._finished.record()
-
-
-@final
-class _Upload:
-    """A receive whose message goes on to the card when it has come."""
-
-    def __init__(self, transport: StagedTransport, receive: Receive, buffer: torch.Tensor) -> None:
-        self._transport, self._receive, self._buffer = transport, receive, buffer
-
-    def wait(self) -> torch.Tensor:
-        self._transport.upload(self._transport.pinned(self._receive.wait()), self._buffer)
-        return self._buffer

@@ -99,12 +99,8 @@ class Handle(Protocol):
         """Let what is computed from now on find its result."""
 
 
-class Receive(Protocol):
-    """A receive under way."""
-
-    def wait(self) -> torch.Tensor:
-        """Let what is computed from now on find the message; returns it."""
-        ...
+Receive = Callable[[], torch.Tensor]
+"""A receive under way: lets what is computed from now on find the message, and returns it."""
 
 
 class Done:
@@ -288,10 +284,16 @@ class TorchTransport(AbstractTransport):
 
     def post(self, channel: Channel, form: Form) -> Receive:
         if (number := self._incoming.get(channel)) is not None and self._memory:
-            return self._memory.post(number, form)
+            return self._memory.post(number, form).wait
         group, peer = self._route[channel]
         buffer = form.empty()
-        return _Into(group.recv([buffer], peer, self._tag[channel]), buffer)
+        work = group.recv([buffer], peer, self._tag[channel])
+
+        def arrived() -> torch.Tensor:
+            work.wait()
+            return buffer
+
+        return arrived
 
     def lend(self, allowed: bool) -> None:
         if self._memory:
@@ -360,19 +362,6 @@ class TorchTransport(AbstractTransport):
                 dist.destroy_process_group(group)
         if self._memory:
             self._memory.close()
-
-
-class _Into:
-    """A receive into a buffer."""
-
-    __slots__ = ("_buffer", "_work")
-
-    def __init__(self, work: dist.Work, buffer: torch.Tensor) -> None:
-        self._work, self._buffer = work, buffer
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return self._buffer
 
 
 def _gather(values: list[int]) -> list[list[int]]:

@@ -31,8 +31,8 @@ from torch.distributed import (
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.files import descriptor, write_text
 from gpp.runtime.cards.card import FAR_S
+from gpp.runtime.devices import address_of, check_interface
 from gpp.runtime.job import Job
-from gpp.runtime.transport.interfaces import address_of, check_interface
 
 
 def interface_of(setting: str) -> str:

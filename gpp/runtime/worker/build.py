@@ -18,7 +18,7 @@ from gpp.runtime.checkpoint.checkpoint import WEIGHTS, Checkpointer
 from gpp.runtime.checkpoint.final import save_final
 from gpp.runtime.checkpoint.moves import owned_names
 from gpp.runtime.checkpoint.origin import fill, origin_of
-from gpp.runtime.checkpoint.state import ShareOf, SplitWeights, job_weights
+from gpp.runtime.checkpoint.state import SplitWeights, job_weights
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -105,7 +105,7 @@ def build_modules(
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
             if origin is None:
-                module.load(ShareOf(weights, shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
+                module.load(weights.of(shards) if shards else ChainMap(known, weights))  # type: ignore[arg-type]
         if origin is not None:
             fill(modules, teams.shards, origin, weights, known)
     tie(modules.values())
@@ -219,6 +219,7 @@ def all_ring_sizes(
     for program, interpreter in ((job.program, training), (job.evaluation, evaluation)):
         if program and interpreter:
             boundaries = {s: mailbox.boundary for s, mailbox in interpreter.mailboxes.items() if isinstance(mailbox, Mailbox)}
-            for channel, size in ring_sizes(program.actions[device_id], device_id, boundaries).items():
+            sizes = ring_sizes(program.actions[device_id], device_id, lambda a, of=boundaries: of[a.stage].most_bytes(a))
+            for channel, size in sizes.items():
                 out[channel] = size.merged(out.get(channel, size))
     return out

@@ -7,11 +7,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from gpp.errors import WorkerFailed
 from gpp.runtime.worker.parent import PARENT, Family, end_with_parent, identity
 from gpp.runtime.worker.process import report
+
+_FORK = get_context("fork")
 
 POLL_S = 0.05
 GRACE_S = 2.0
@@ -39,50 +43,35 @@ def run_forked(worker: Callable[[int], None], world: int, ranks: Path, family: F
         family: the processes without which the workers end, too.
     """
     mine = identity()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    running: dict[int, int] = {}
-    for rank in range(world):
-        pid = os.fork()
-        if pid == 0:
-            os.environ[PARENT] = mine
-            try:
-                worker(rank)
-            finally:
-                os._exit(1)
-        running[pid] = rank
-    try:
-        return _watch(running, ranks, family)
-    finally:
-        _stop(running)
 
+    def child(rank: int) -> None:
+        os.environ[PARENT] = mine
+        try:
+            worker(rank)
+        finally:
+            os._exit(1)
 
-def _watch(running: dict[int, int], ranks: Path, family: Family) -> int:
-    """Wait until all have ended, one has failed, or whoever started this process is gone; returns the exit code."""
+    running = {rank: _FORK.Process(target=child, args=(rank,)) for rank in range(world)}
+    for process in running.values():
+        process.start()
     code = 0
-    while running and not code and family.alive():
-        time.sleep(POLL_S)
-        # All that have ended by now: whoever was killed counts, not those who have lost the connection to it.
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            rank = running.pop(pid)
-            if status:
-                code = 1
-                signalled = -os.waitstatus_to_exitcode(status)
-                if signalled > 0:
-                    report(ranks, rank, WorkerFailed(rank, f"killed by {signal.Signals(signalled).name}"), "error")
-    return code
-
-
-def _stop(running: dict[int, int]) -> None:
-    """End the workers that still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in running:
-            os.kill(pid, number)
+    try:
+        while running and not code and family.alive():
+            wait([process.sentinel for process in running.values()], POLL_S)
+            # All that have ended by now: whoever was killed counts, not those who have lost the connection to it.
+            for rank, ended in [(rank, process.exitcode) for rank, process in running.items()]:
+                if ended is not None:
+                    running.pop(rank)
+                    code = code or int(ended != 0)
+                    if ended < 0:
+                        report(ranks, rank, WorkerFailed(rank, f"killed by {signal.Signals(-ended).name}"), "error")
+        return code
+    finally:
         until = time.monotonic() + GRACE_S
-        while running and time.monotonic() < until:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                running.pop(pid, None)
-            else:
-                time.sleep(POLL_S)
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join(max(0.0, until - time.monotonic()))
+        for process in running.values():
+            process.kill()
+            process.join(GRACE_S)

@@ -211,25 +211,17 @@ class Interpreter(Generic[R]):
         self.clock.settle()
 
     def _run(self, direction: str, run: Callable[[int, int], Span | None], action: Action, last: bool) -> Span | None:
-        if direction:
-            self._arrive(direction, action)
-        else:
-            self._prepare(action)
-        return run(action[1], action[2])
-
-    def _arrive(self, direction: str, action: Action) -> None:
-        """Wait for the messages of a pass."""
-        self._prepare(action)
-        mailbox, microbatch = self.mailboxes[action[1]], action[2]
-        if mailbox.expects(direction, microbatch):
-            self._wait(mailbox.arrive, direction, microbatch)
-        else:
-            mailbox.arrive(direction, microbatch)
-
-    def _prepare(self, action: Action) -> None:
-        """Let sums begin within a pass that completes gradients."""
+        """Run a pass when its messages are there."""
+        _, stage, microbatch, *_ = action
         if self.beside.arm and action in self._summed:
             self.beside.arm(self._summed[action])
+        if direction:
+            mailbox = self.mailboxes[stage]
+            if mailbox.expects(direction, microbatch):
+                self._wait(mailbox.arrive, direction, microbatch)
+            else:
+                mailbox.arrive(direction, microbatch)
+        return run(stage, microbatch)
 
     def _receive(self, direction: str, action: Action, last: bool) -> None:
         _, stage, microbatch, peer_stage, peer_device, lo, hi = action

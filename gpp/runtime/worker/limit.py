@@ -164,23 +164,19 @@ class Limit(AbstractStatus):
             raise OutOfMemory(self._reason("before its first action it", held))
         self._bound()
 
-    def _bound(self) -> None:
+    def _bound(self, *, lifted: bool = False) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (self._base + self.num_bytes + self._noted, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (hard if lifted else self._base + self.num_bytes + self._noted, hard))
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
         """Context in which what is made does not count: the data set, which is not on the device."""
         before = data_bytes()
-        self._lift()
+        self._bound(lifted=True)
         yield
         self._base += data_bytes() - before
         if self._bounds:
             self._bound()
-
-    def _lift(self) -> None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def at(self, index: int) -> None:
         super().at(index)
@@ -221,7 +217,7 @@ class Limit(AbstractStatus):
         try:
             yield
         except Exception as error:
-            self._lift()
+            self._bound(lifted=True)
             if isinstance(error, OutOfMemory) or Exhausted.of(error) is None:
                 raise
             raise OutOfMemory(self._said(error)) from error

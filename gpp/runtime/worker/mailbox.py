@@ -73,7 +73,7 @@ class AbstractMailbox(ABC):
         messages = self._posted.pop((direction, microbatch), [])
         for message in messages:
             if message.receive is not None:
-                message.buffer = message.receive.wait()
+                message.buffer = message.receive()
         self._accept(direction, microbatch, messages)
 
     @final

@@ -5,9 +5,10 @@ Shapes: a tensor travels with the batch dimension first (`BoundaryTensor.batch_d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,10 +117,7 @@ class AbstractCoding(ABC):
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    return size
+    return math.prod(shape) * dtype.itemsize
 
 
 def layout(specs: list[tuple[str, BoundaryTensor]], *, gradients: bool) -> Layout:
@@ -159,6 +157,14 @@ class Boundary:
         """The layouts of the messages that the stage sends, by direction and neighbour."""
         return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.added}
 
+    def most_bytes(self, action: Action) -> int:
+        """Bytes of the largest message that an action may send or receive."""
+        ways = self.sent if action.kind in SENDS else self.received
+        way, samples = KINDS[action.kind].direction, action.hi - action.lo
+        lay = self.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
+        coding = self.coded.get(action.peer_stage) if way == FORWARD else None
+        return coding.most_bytes(samples) if coding else lay.num_bytes(samples)
+
     def specs(self) -> dict[str, BoundaryTensor]:
         """Every tensor that the stage receives or sends forward, by name."""
         lays = [*self.incoming.values(), *self.outgoing.values()]
@@ -177,24 +183,19 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Bou
     return out
 
 
-def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
+def ring_sizes(actions: Iterable[Action], device: int, num_bytes: Callable[[Action], int]) -> dict[Channel, RingSize]:
     """The room that each channel of `device` needs for one run through its actions.
 
     Args:
-        boundaries: stage -> its boundary, for the device's stages.
+        num_bytes: bytes of the largest message that an action may send or receive.
     """
     largest: dict[Channel, int] = {}
     count: Counter[Channel] = Counter()
     for action in actions:
-        if action.peer_device in (-1, device):
-            continue
-        lays, channel = boundaries[action.stage], channel_of(action, device)
-        ways = lays.sent if action.kind in SENDS else lays.received
-        way, samples = KINDS[action.kind].direction, action.hi - action.lo
-        lay = lays.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
-        coding = lays.coded.get(action.peer_stage) if way == FORWARD else None
-        largest[channel] = max(largest.get(channel, 1), coding.most_bytes(samples) if coding else lay.num_bytes(samples))
-        count[channel] += 1
+        if action.peer_device not in (-1, device):
+            channel = channel_of(action, device)
+            largest[channel] = max(largest.get(channel, 1), num_bytes(action))
+            count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
 
 

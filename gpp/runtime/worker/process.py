@@ -64,7 +64,6 @@ def open_lines(run_dir: Path, rank: int) -> TextIO:
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
     """One JSON line, visible to the controller at once."""
     out.write(json.dumps(record) + "\n")
-    out.flush()
 
 
 class Lines:
@@ -238,18 +237,6 @@ def _place() -> tuple[int, int]:
         )
 
 
-def check_world(job: Job, world: int) -> None:
-    """Refuse another number of workers than the plan has devices.
-
-    Raises:
-        InvalidConfig: says how many there must be.
-    """
-    devices = len(job.program.actions)
-    if world != devices:
-        rule = f"the plan has {devices} devices, and every one is a worker"
-        raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
-
-
 def enter(
     job: Job,
     run_dir: Path,
@@ -269,20 +256,20 @@ def enter(
         InvalidConfig: not as many workers as the plan has devices.
     """
     devices = job.plan.devices
-    check_world(job, world)
+    if world != len(devices):
+        rule = f"the plan has {len(devices)} devices, and every one is a worker"
+        fix = f"start {len(devices)} workers in all (torchrun: --nnodes, --nproc-per-node)"
+        raise InvalidConfig("WORLD_SIZE", world, rule, fix)
     status = connect(job, run_dir, rank, world, store)
     status.enter(STARTING)
-    transport = transport_of(job, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, card=card)
+    transport = transport_of(job, devices[rank], card)
     clock = CardClock(card) if card else HostClock()
     return Seat(device_id=devices[rank], device=device, transport=transport, status=status, clock=clock, card=card)
 
 
-def transport_of(job: Job, *, device: int, rank_of: dict[int, int], card: AbstractCard | None) -> AbstractTransport:
-    """The transport of a device of the plan; all workers make theirs together.
-
-    Args:
-        rank_of: device -> rank of its worker.
-    """
+def transport_of(job: Job, device: int, card: AbstractCard | None) -> AbstractTransport:
+    """The transport of a device of the plan; all workers make theirs together."""
+    rank_of = {other: rank for rank, other in enumerate(job.plan.devices)}
     if card and job.settings.backend == "nccl":
         programs = [job.program, *([job.evaluation] if job.evaluation else [])]
         made = communicators(reduce_groups(job.plan, job.graph), *programs, replicas=teams(job.plan))
@@ -292,6 +279,30 @@ def transport_of(job: Job, *, device: int, rank_of: dict[int, int], card: Abstra
         job.plan, job.graph, device=device, rank_of=rank_of, shared_memory=settings.shared_memory, timeout_s=FAR_S
     )
     return StagedTransport(card, gloo) if card else gloo
+
+
+def device_of(job: Job, local_rank: int) -> torch.device:
+    """The device of a worker by its number on its machine; a card is the process's current one from now on.
+
+    Raises:
+        InvalidConfig: there is no such card.
+    """
+    if job.settings.device_kind != "cuda":
+        return torch.device("cpu")
+    shared = job.settings.workers_per_card
+    device = torch.device("cuda", local_rank // shared)
+    check_devices(job.cluster, local_rank // shared + 1, "distributed")
+    torch.cuda.set_device(device)
+    if shared > 1:
+        # None takes what the plan has given to another.
+        torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
+    return device
+
+
+def clear_rank(ranks: Path, rank: int) -> None:
+    """Remove what an earlier worker of this rank has said of itself."""
+    for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
+        (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:
@@ -305,8 +316,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
     ranks = run_dir / "ranks"
     folder(ranks)
-    for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
-        (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
+    clear_rank(ranks, rank)
     # What the user's code prints goes into the ranks' logs.
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)  # type: ignore[assignment]
     code = 0
@@ -315,16 +325,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         job = job or Job.load(run_dir)
         torch.set_num_threads(job.settings.threads)
         torch.autograd.set_detect_anomaly(job.settings.on_nonfinite == "trace")
-        device = torch.device("cpu")
-        if job.settings.device_kind == "cuda":
-            shared = job.settings.workers_per_card
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) // shared)
-            check_devices(job.cluster, (device.index or 0) + 1, "distributed")
-            torch.cuda.set_device(device)
-            if shared > 1:
-                # None takes what the plan has given to another.
-                torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
-        run(job, run_dir, rank, world, device)
+        run(job, run_dir, rank, world, device_of(job, int(os.environ.get("LOCAL_RANK", rank))))
         left = (*ranks.glob(f"rank_{rank}.*json*"), *ranks.glob("device_*.json"))
         files = {path.name: path.stat().st_size for path in left}
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname(), "files": files}

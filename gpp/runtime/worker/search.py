@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpp.errors import NonFinite
@@ -32,7 +31,7 @@ PATIENCE_S = 3.0
 class Search:
     """One worker's part; answers as long as its context lasts.
 
-    Its methods `training`, `held_out` and `weights` raise `NonFinite` with `on_nonfinite=stop`, and warn once otherwise.
+    What `told` gives, and `weights`, raise `NonFinite` with `on_nonfinite=stop`, and warn once otherwise.
 
     Args:
         ranks: folder of the run that all workers share.
@@ -52,7 +51,7 @@ class Search:
         threading.Thread(target=self._answer, name="nonfinite", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
 
     def told(self, *, train: bool, late: bool) -> OnNonFinite:
@@ -61,7 +60,13 @@ class Search:
         Args:
             late: the losses of a step are read at its end, when the update is over and nothing of the passes is left.
         """
-        return (self.late if late else self.training) if train else self.held_out
+
+        def where_unknown(seen: Seen, lo: int, hi: int) -> None:
+            if not self._told:
+                on_card = f"{seen}; where it began is not known on a card. Fix: engine=reference finds it"
+                self._end(on_card if train else seen.held_out())
+
+        return self.training if train and not late else where_unknown
 
     def training(self, seen: Seen, lo: int, hi: int) -> None:
         """Answer to a training loss that is not finite: that of the samples [lo, hi) of the pass."""
@@ -69,16 +74,6 @@ class Search:
             answer = self.ask(lo, hi)
             findings, silent = answer or (self._look(lo, hi), ())
             self._end(told(seen, findings, silent=silent, first_step=self._settings.first_step), answer is not None)
-
-    def late(self, seen: Seen, lo: int, hi: int) -> None:
-        """Answer to a training loss that was not finite, after its step is over."""
-        if not self._told:
-            self._end(f"{seen}; where it began is not known on a card. Fix: engine=reference finds it")
-
-    def held_out(self, seen: Seen, lo: int, hi: int) -> None:
-        """Answer to a loss of an evaluation that is not finite."""
-        if not self._told:
-            self._end(seen.held_out())
 
     def weights(self, step: int) -> None:
         """Look at the weights after the last step, which no loss has seen."""

@@ -74,7 +74,7 @@ class TorchExchange(AbstractExchange):
         return message
 
     def transport(self, job: Job, device: int) -> AbstractTransport:
-        return transport_of(job, device=device, rank_of=self._rank_of, card=None)
+        return transport_of(job, device, None)
 
 
 @final

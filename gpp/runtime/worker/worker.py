@@ -337,19 +337,16 @@ class Worker:
 
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
-        with self.memory.apart():
-            return self._evaluate()
-
-    def _evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None and self.job.evaluation is not None
-        self.status.enter(STARTING)
         size = self.job.evaluation.num_samples
-        self._begin(self.evaluation, "test", size, lambda _: torch.arange(size), self._stop)
-        self.status.begin(EVALUATION, self.step)
-        with torch.no_grad():
-            self.evaluation.run()
-        self._settle(self.evaluation)
-        return self._results(self.evaluation, 0)
+        with self.memory.apart():
+            self.status.enter(STARTING)
+            self._begin(self.evaluation, "test", size, lambda _: torch.arange(size), self._stop)
+            self.status.begin(EVALUATION, self.step)
+            with torch.no_grad():
+                self.evaluation.run()
+            self._settle(self.evaluation)
+            return self._results(self.evaluation, 0)
 
     def listen(self, out: TextIO) -> Lines:
         """Take the place for the worker's lines, one JSON object each, before the first step."""

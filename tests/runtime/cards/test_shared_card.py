@@ -39,7 +39,14 @@ class MainMemory(AbstractTransport):
         return None
 
     def post(self, channel: Channel, form: Form) -> Receive:
-        return _Receive(self._card, self._queues[channel], form.empty())
+        source, buffer = self._queues[channel], form.empty()
+
+        def arrived() -> torch.Tensor:
+            while not source:
+                self._card.host.pause()
+            return buffer.copy_(source.popleft().view_as(buffer))
+
+        return arrived
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._queues[channel].append(tensor.clone())
@@ -61,16 +68,6 @@ class MainMemory(AbstractTransport):
 
     def flush(self, limit: int = 0) -> None:
         return None
-
-
-class _Receive:
-    def __init__(self, card: ModelCard, queue: deque[torch.Tensor], buffer: torch.Tensor) -> None:
-        self._card, self._queue, self._buffer = card, queue, buffer
-
-    def wait(self) -> torch.Tensor:
-        while not self._queue:
-            self._card.host.pause()
-        return self._buffer.copy_(self._queue.popleft().view_as(self._buffer))
 
 
 def job_of() -> tuple[Job, dict[str, torch.Tensor]]:
