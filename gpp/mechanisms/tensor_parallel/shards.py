@@ -61,12 +61,6 @@ def part_of(shape: Sequence[int], shard: Shard, degree: int, member: int) -> Hel
     return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, degree, member)))
 
 
-def placed(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
-    """A whole tensor, of zeros but for a member's share."""
-    shape = [extent * degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
-    return part_of(shape, shard, degree, member).placed(share)
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shards(AbstractShards):
@@ -103,6 +97,19 @@ class Shards(AbstractShards):
         return code.call, code.outputs
 
 
+class _Conversion(torch.autograd.Function):
+    """One function of a tensor forwards, and its adjoint backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
+
+
 class _Conversions:
     """The functions that a stage's code calls."""
 
@@ -110,21 +117,37 @@ class _Conversions:
         self.team, self.degree = shards.team, shards.sharding.degree
 
     def enter(self, x: Tensor) -> Tensor:
-        return _Enter.apply(x, self.team)
+        return _Conversion.apply(x, lambda whole: whole.view_as(whole), self._sum)
 
-    def leave(self, x: Tensor) -> Tensor:
-        return _LeaveTeam.apply(x, self.team)
-
-    def leave_and_add(self, x: Tensor, bias: Tensor) -> Tensor:
+    def leave(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        whole: Tensor = _Conversion.apply(x, self._sum, lambda whole: whole)
         # Under autocast the product is of another type.
-        whole = _LeaveTeam.apply(x, self.team)
-        return whole + bias.to(whole.dtype)
+        return whole if bias is None else whole + bias.to(whole.dtype)
 
     def take(self, x: Tensor, dim: int, blocks: int) -> Tensor:
-        return _Take.apply(x, Shard(dim, blocks), self.degree, self.team)
+        shard = Shard(dim, blocks)
+        return _Conversion.apply(x, lambda whole: self._cut(whole, shard).clone(), lambda share: self._join(share, shard))
 
     def give(self, x: Tensor, dim: int, blocks: int) -> Tensor:
-        return _Give.apply(x, Shard(dim, blocks), self.degree, self.team)
+        shard = Shard(dim, blocks)
+        return _Conversion.apply(x, lambda share: self._join(share, shard), lambda whole: self._cut(whole, shard))
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """The members' parts, added up in memory of its own: others may hold the gradient that autograd hands over."""
+        total = part.clone(memory_format=torch.contiguous_format)
+        self.team.sum(total)
+        return total
+
+    def _cut(self, whole: Tensor, shard: Shard) -> Tensor:
+        """The member's share of a whole tensor."""
+        return part_of(whole.shape, shard, self.degree, self.team.member).cut(whole)
+
+    def _join(self, share: Tensor, shard: Shard) -> Tensor:
+        """The members' shares, put together."""
+        shape = [extent * self.degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
+        whole = part_of(shape, shard, self.degree, self.team.member).placed(share)
+        self.team.sum(whole)
+        return whole
 
     def lookup(self, weight: Tensor, ids: Tensor, padding: int, lo: int) -> Tensor:
         """Rows [lo, lo + len(weight)) of a table, and zeros for ids of other rows."""
@@ -145,58 +168,6 @@ class _Conversions:
                 return target(*args, **kwargs)
 
         return draw
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
-        ctx.team = team
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # Others may hold the gradient that autograd hands over.
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        ctx.team.sum(total)
-        return total, None
-
-
-class _LeaveTeam(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        team.sum(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
-        ctx.shard, ctx.degree, ctx.team = shard, degree, team
-        return part_of(x.shape, shard, degree, team.member).cut(x).clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        whole = placed(grads[0], ctx.shard, ctx.degree, ctx.team.member)
-        ctx.team.sum(whole)
-        return whole, None, None, None
-
-
-class _Give(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
-        ctx.shard, ctx.degree, ctx.member = shard, degree, team.member
-        whole = placed(x, shard, degree, team.member)
-        team.sum(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return part_of(grads[0].shape, ctx.shard, ctx.degree, ctx.member).cut(grads[0]), None, None, None
 
 
 class ShardedCode:
@@ -230,7 +201,7 @@ class ShardedCode:
         draws = self.emitter.training and is_random(target, changed.args, changed.kwargs)
         self.emitter.call(changed, through=self._function(f"draw_{node.target}", self._own.drawing(target)) if draws else None)
         if applied.summed:
-            self._leave(node.name, bias)
+            self.emitter.values[node.name] = self._call("leave", self._own.leave, node.name, *([bias] if bias else []))
 
     def outputs(self, names: Sequence[str]) -> None:
         """Put together the tensors that leave the stage."""
@@ -289,13 +260,6 @@ class ShardedCode:
                 args[1] = [size // degree for size in args[1]] if isinstance(args[1], list) else args[1] // degree
         return args
 
-    def _leave(self, name: str, bias: str | None) -> None:
-        values = self.emitter.values
-        if bias is None:
-            values[name] = self._call("leave", self._own.leave, name)
-        else:
-            values[name] = self._call("leave_and_add", self._own.leave_and_add, name, bias)
-
     def _lookup(self, node: Node, names: dict[str, str]) -> None:
         weight, ids = ref(node.args[0]), ref(node.args[1])
         assert weight is not None and ids is not None
@@ -305,7 +269,7 @@ class ShardedCode:
         # A negative padding index means none.
         padding = int(padding) if int(padding) >= 0 else -extent - 1
         self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
-        self._leave(node.name, None)
+        self.emitter.values[node.name] = self._call("leave", self._own.leave, node.name)
 
 
 def _divided(sizes: list[Any], at: int, degree: int) -> list[Any]:
