@@ -158,7 +158,7 @@ class ChainProgram:
                 judged = self.choices.judge(
                     Marking(*(tuple(op for op in ops if op in (a if op in inside else b)) for a, b in pairs))
                 )
-                if judged.peak <= self.limit * (1 + HAIR) and any(judged.marking):
+                if judged.fits(self.limit) and any(judged.marking):
                     found.append((judged.added_s, judged.marking))
                     high = asked
                 else:
