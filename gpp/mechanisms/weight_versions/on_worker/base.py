@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.on_worker.corrections import Corrections
-from gpp.mechanisms.weight_versions.on_worker.prediction import along_the_drift, direction_kept, drift_kept, foreach, predictor
+from gpp.mechanisms.weight_versions.on_worker.prediction import (
+    DRIFT,
+    along_the_drift,
+    changes_kept,
+    direction_kept,
+    foreach,
+    predictor,
+)
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.around import AbstractStageWeights, SavedHooks
@@ -147,7 +154,8 @@ class AbstractVersions(AbstractStageWeights):
     def update(self) -> None:
         self.make_room()
         corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
-        drifting = drift_kept(self.optimizer, self.masters, self._drift_memory) if self._drift_memory else nullcontext()
+        memory = self._drift_memory
+        drifting = changes_kept(self.optimizer, DRIFT, self.masters, memory) if memory else nullcontext()
         keeping = direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext()
         with drifting, corrected, keeping:
             self.optimizer.step()
