@@ -22,7 +22,7 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients, several
-from gpp.mechanisms.split_backward.operators import halves_of
+from gpp.mechanisms.split_backward.operators import halves
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.plan.plan import Plan
 from gpp.runtime.job import Job
@@ -86,7 +86,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
     (name,) = readers
     given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
     (weight,), read = references(given["weight"]), list(references(given["input"]))
-    if read != [data] or name not in halves_of(cut, whole=whole, elsewhere=True).split:
+    if read != [data] or name not in halves(node_of, cut.calls, cut.outputs, whole=whole, elsewhere=True).split:
         return f"the gradients of {name} are not made in two halves"
     if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
         return f"the samples of {data} are not its first dimension"
@@ -96,7 +96,7 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
 def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
     """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
     cut, node_of = Cut(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), torch.device("meta"), {}), job.captured.node_of
-    names = halves_of(cut, whole=slow_nodes(job, s), elsewhere=True).split
+    names = halves(node_of, cut.calls, cut.outputs, whole=slow_nodes(job, s), elsewhere=True).split
     return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
 
