@@ -13,13 +13,10 @@ from dataclasses import replace
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Node, closure, evaluate, node_references
 from gpp.graph.forward_only import forward_only
-from gpp.graph.op_graph import Op, OpGraph
+from gpp.graph.op_graph import Op, OpGraph, dtype_bytes
 
 ANSWER = "answer:"
 """Prefix of a result that is an answer of the model: [samples, ...]."""
-
-ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
-"""Bytes of an element, by type; 8 for all others."""
 
 _OF_LOSS = "loss"
 """Module of the nodes that make up the loss and the metrics (`gpp.graph.captured.Node`)."""
@@ -108,4 +105,4 @@ def _answering(op: Op, graph: OpGraph, answers: Mapping[str, Node]) -> Op:
 
 def _bytes_per_sample(node: Node) -> float:
     sizes = [evaluate(extent, 1) for extent in node.shape or ()]
-    return math.prod(sizes) * ITEM_BYTES.get(node.dtype or "", 8)
+    return math.prod(sizes) * dtype_bytes(node.dtype or "float64")
