@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.mechanisms.marks.fitted import FittedStages, Stretch, depths, fitted, one_minibatch
+from gpp.mechanisms.marks.fitted import FittedStages, depths, fitted, one_minibatch
 from gpp.mechanisms.marks.furthest import FurthestEnds
 from gpp.mechanisms.marks.halving import Halving
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
@@ -134,7 +134,7 @@ class DawnPiper(AbstractPlanner):
             found = search.solve(min(below_s, best.seconds if best else below_s))
             plan = None if found is None else stages.plan("dawnpiper", found[1], stages.within if first else 0.0)
             if found is not None and plan is not None and (best is None or found[0] < best.seconds * MARGIN):
-                best = Chain(found[0], tuple(found[1]), plan, search.proven)
+                best = Chain(found[0], plan, search.proven)
                 if first:
                     break
         return best
@@ -176,9 +176,8 @@ CLOSE = 0.02
 
 
 class Chain(NamedTuple):
-    """A chain: seconds of its slowest stage, its stages, its plan, and whether nothing is faster in its order."""
+    """A chain: seconds of its slowest stage, its plan, and whether nothing is faster in its order."""
 
     seconds: float
-    stretches: tuple[Stretch, ...]
     plan: Plan
     proven: bool

@@ -41,7 +41,7 @@ class Sharding:
     degree: int
     layouts: dict[str, Shard] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
-    tables: frozenset[str] = frozenset()
+    tables: set[str] = field(default_factory=set)
 
     def entered(self, node: Node) -> Iterator[str]:
         """Whole operands of an operator on shards of whose gradient each member makes a part.
@@ -56,7 +56,6 @@ class Sharding:
 def shard(captured: Captured, degree: int) -> Sharding:
     """Regions of a model, in the order of its nodes; a tensor is in one of them at most."""
     nodes, out = Nodes(captured), Sharding(degree=degree)
-    tables: set[str] = set()
     for node in captured.nodes:
         if node.kind != "call" or node.free or node.name in out.applied:
             continue
@@ -65,7 +64,7 @@ def shard(captured: Captured, degree: int) -> Sharding:
             weight = ref(node.args[0])
             if weight is None or not _worth_splitting(node, weight, nodes, degree) or not region.grow(weight, Shard(0)):
                 continue
-            tables.add(weight)
+            out.tables.add(weight)
         elif node.target in _ENDS:
             x = _input(node)
             if x is None or not region.grow(x, Shard(len(nodes.shape(x)) - 1)):
@@ -74,7 +73,7 @@ def shard(captured: Captured, degree: int) -> Sharding:
             continue
         out.layouts.update(region.layouts)
         out.applied.update(region.applied)
-    return Sharding(degree=degree, layouts=out.layouts, applied=out.applied, tables=frozenset(tables))
+    return out
 
 
 def _input(node: Node) -> str | None:

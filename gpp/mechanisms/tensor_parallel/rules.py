@@ -222,7 +222,7 @@ def linear(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | Non
     if x is None or weight is None:
         return None
     last = len(nodes.shape(node.name)) - 1
-    return _product(node, known, nodes, x=x, weight=weight, bias=bias, last=last, transposed=True)
+    return _product(node, known, x=x, weight=weight, bias=bias, last=last, transposed=True)
 
 
 def addmm(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
@@ -231,12 +231,10 @@ def addmm(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None
     plain = node.kwargs.get("beta", 1) == 1 and node.kwargs.get("alpha", 1) == 1
     if x is None or weight is None or bias is None or not plain or len(nodes.shape(bias)) != 1:
         return None
-    return _product(node, known, nodes, x=x, weight=weight, bias=bias, last=1, transposed=False)
+    return _product(node, known, x=x, weight=weight, bias=bias, last=1, transposed=False)
 
 
-def _product(
-    node: Node, known: Known, nodes: Nodes, *, x: str, weight: str, bias: str | None, last: int, transposed: bool
-) -> Applied | None:
+def _product(node: Node, known: Known, *, x: str, weight: str, bias: str | None, last: int, transposed: bool) -> Applied | None:
     rest: dict[str, Shard | None] = {} if bias is None else {bias: None}
     out, given, split = known(node.name), known(x), known(weight)
     rows, columns = (1, 0) if transposed else (0, 1)
@@ -262,7 +260,7 @@ def matmul(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | Non
         return None
     shape_a, shape_b, shape = nodes.shape(a), nodes.shape(b), nodes.shape(node.name)
     if len(shape_b) == 2 and nodes.node_of[b].kind == "param":
-        return _product(node, known, nodes, x=a, weight=b, bias=None, last=len(shape) - 1, transposed=False)
+        return _product(node, known, x=a, weight=b, bias=None, last=len(shape) - 1, transposed=False)
     rank = len(shape)
     if len(shape_a) != rank or len(shape_b) != rank or rank < 3:
         return None
