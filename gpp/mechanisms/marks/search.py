@@ -51,55 +51,45 @@ def _ways_of(choices: Choices, i: int) -> list[int]:
 
 
 def branch_and_bound(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
-    """The best of all markings, not worse than `start`."""
-    return _Tree(choices, limit, start).solve()
+    """The best of all markings, not worse than `start`: one operator is decided after the other, those that hold most first."""
+    graph, keeping = choices.problem.graph, choices.keeping
+    held = np.array([graph.ops[op].saved_bytes for op in choices.stage.ops])
+    order = np.argsort(-held, kind="stable").tolist()
+    saved, handed = held.tolist(), choices.tensors.handed.tolist()
+    certain_s = (choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))).tolist()
+    room = limit * (1 + HAIR) - keeping.static - keeping.versions
+    ways, best, tried = [KEEP] * len(held), start, 0
 
-
-class _Tree:
-    """Decides one operator after the other, those that hold most first."""
-
-    def __init__(self, choices: Choices, limit: float, start: Judged | None) -> None:
-        self.choices, self.limit, self.best = choices, limit * (1 + HAIR), start
-        self.tried = 0
-        held = np.array([choices.problem.graph.ops[op].saved_bytes for op in choices.stage.ops])
-        self.order = np.argsort(-held, kind="stable").tolist()
-        self.saved = held.tolist()
-        self.handed = choices.tensors.handed.tolist()
-        certain = choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))
-        self.seconds = certain.tolist()
-        self.ways = [KEEP] * len(held)
-        self.room = self.limit - choices.keeping.static - choices.keeping.versions
-
-    def solve(self) -> Judged | None:
-        self._decide(0, 0.0, 0.0, 0.0)
-        return self.best
-
-    def _decide(self, k: int, seconds: float, held: float, moved: float) -> None:
-        choices = self.choices
-        if self.tried >= TRIED:
+    def decide(k: int, seconds: float, held: float, moved: float) -> None:
+        """Decide the operators from number k of the order on, with what is certain of those before it."""
+        nonlocal best, tried
+        if tried >= TRIED:
             return
-        self.tried += 1
+        tried += 1
         residue = float(choices.residue_s(moved)) if moved else 0.0
-        if self.best is not None and seconds + residue >= self.best.added_s * (1 - HAIR):
+        if best is not None and seconds + residue >= best.added_s * (1 - HAIR):
             return
-        if choices.in_runs and held * choices.samples > self.room:
+        if choices.in_runs and held * choices.samples > room:
             return
-        if k == len(self.order):
-            judged = _judged(choices, self.ways)
-            if judged.peak <= self.limit and (self.best is None or judged.added_s < self.best.added_s):
-                self.best = judged
+        if k == len(order):
+            judged = _judged(choices, ways)
+            if judged.fits(limit) and (best is None or judged.added_s < best.added_s):
+                best = judged
             return
-        i = self.order[k]
+        i = order[k]
         for way in _ways_of(choices, i):
-            self.ways[i] = way
+            ways[i] = way
             if way == KEEP:
-                self._decide(k + 1, seconds, held + self.saved[i] * choices.held, moved)
+                decide(k + 1, seconds, held + saved[i] * choices.held, moved)
             elif way in COMPUTED:
-                there = self.handed[i] * choices.held if way == END else 0.0
-                self._decide(k + 1, seconds + self.seconds[i], held + there, moved)
+                there = handed[i] * choices.held if way == END else 0.0
+                decide(k + 1, seconds + certain_s[i], held + there, moved)
             else:
-                self._decide(k + 1, seconds, held + 2 * self.saved[i], moved + self.saved[i])
-        self.ways[i] = KEEP
+                decide(k + 1, seconds, held + 2 * saved[i], moved + saved[i])
+        ways[i] = KEEP
+
+    decide(0, 0.0, 0.0, 0.0)
+    return best
 
 
 def exchanged(choices: Choices, limit: float, *starts: Judged | None) -> Judged | None:
