@@ -189,7 +189,7 @@ class ShardedCode:
             self.emitter.call(node)
             return
         self.emitter.begin(node)
-        names = {name: self._operand(node, applied, name, need) for name, need in applied.needs.items()}
+        names = {name: self._operand(node, name, need) for name, need in applied.needs.items()}
         if node.target == "aten.embedding.default":
             self._lookup(node, names)
             return
@@ -210,7 +210,7 @@ class ShardedCode:
             if shard is not None and name not in self.whole:
                 self.emitter.values[name] = self._call("give", self._own.give, name, shard.dim, shard.blocks)
 
-    def _operand(self, node: Node, applied: Applied, name: str, need: Shard | None) -> str:
+    def _operand(self, node: Node, name: str, need: Shard | None) -> str:
         """The name under which an operand is as the node needs it."""
         split = name in self.shards.sharding.layouts and name not in self.whole
         if need is not None and not split:

@@ -153,7 +153,7 @@ class AbstractVersions(AbstractStageWeights):
 
     def update(self) -> None:
         self.make_room()
-        corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
+        corrected = self._corrections.around(self.masters, self.rate(self.version))
         memory = self._drift_memory
         drifting = changes_kept(self.optimizer, DRIFT, self.masters, memory) if memory else nullcontext()
         keeping = direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext()

@@ -39,12 +39,8 @@ class Corrections:
         """The factor on the learning rate of an update."""
         return self._correction.rate(self._delay, update) if self._correction else 1.0
 
-    def around(self, params: Sequence[Tensor], updates: int, rate: float) -> AbstractContextManager[None]:
-        """The context of the optimizer's step.
-
-        Args:
-            updates: made before it.
-        """
+    def around(self, params: Sequence[Tensor], rate: float) -> AbstractContextManager[None]:
+        """The context of the optimizer's step."""
         moved = [param for param in params if param.grad is not None]
         if moved and self._direction:
             return self._turned(moved, self._direction, rate)
