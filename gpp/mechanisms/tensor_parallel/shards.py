@@ -29,46 +29,22 @@ from gpp.graph.captured import Captured, Node, ref, renamed
 from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
 from gpp.mechanisms.tensor_parallel.regions import Sharding
 from gpp.mechanisms.tensor_parallel.rules import Applied
-from gpp.runtime.hang_detection.status import AbstractStatus
-from gpp.runtime.transport.channels import AbstractTransport
-from gpp.stage import Stage
-
-
-class ReplicaTeam:
-    """One device among those of its replica; it adds up tensors with the others.
-
-    Args:
-        device_id: one of the stage's devices.
-        status: is told when the device waits for the others.
-
-    `member` is the number of this device among them, from 0.
-    """
-
-    def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport, status: AbstractStatus) -> None:
-        self._transport, self._status = transport, status
-        self._devices = stage.replica_of(device_id)
-        self.member = self._devices.index(device_id)
-
-    def sum(self, tensor: Tensor) -> None:
-        """Add up a contiguous tensor over the members, in place; all of them call it, in one order."""
-        self._status.waiting(True)
-        self._transport.sum_members(self._devices, tensor).wait()
-        self._status.waiting(False)
-
-
-def part_of(shape: Sequence[int], shard: Shard, degree: int, member: int) -> HeldPart:
-    """A member's part of a whole tensor: 1 / degree of it along the shard's dimension."""
-    return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, degree, member)))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shards(AbstractShards):
-    """The part of a model's sharding that one device runs."""
+    """The part of a model's sharding that one device runs.
+
+    Args:
+        number: of the device among those of its replica, from 0.
+        add_up: `sum`.
+    """
 
     sharding: Sharding
-    team: ReplicaTeam
     captured: Captured
+    number: int
+    add_up: Callable[[Tensor], None]
 
     @property
     def split(self) -> Mapping[str, HeldPart]:
@@ -82,15 +58,19 @@ class Shards(AbstractShards):
     def _part(self, node: Node) -> HeldPart:
         shape, shard, degree = tuple(map(int, node.shape or ())), self.sharding.layouts[node.name], self.sharding.degree
         if node.name in self.sharding.tables:
-            return HeldPart(shape, shard.dim, [rows(shape[shard.dim], degree, self.team.member)])
-        return part_of(shape, shard, degree, self.team.member)
+            return HeldPart(shape, shard.dim, [rows(shape[shard.dim], degree, self.member)])
+        return self.part_of(shape, shard)
+
+    def part_of(self, shape: Sequence[int], shard: Shard) -> HeldPart:
+        """The device's part of a whole tensor: 1 / degree of it along the shard's dimension."""
+        return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, self.sharding.degree, self.member)))
 
     @property
     def member(self) -> int:
-        return self.team.member
+        return self.number
 
     def sum(self, tensor: Tensor) -> None:
-        self.team.sum(tensor)
+        self.add_up(tensor)
 
     def code(self, emitter: Emitter, whole: frozenset[str]) -> tuple[Callable[[Node], None], Callable[[Sequence[str]], None]]:
         code = ShardedCode(emitter, self, whole)
@@ -114,7 +94,7 @@ class _Conversions:
     """The functions that a stage's code calls."""
 
     def __init__(self, shards: Shards) -> None:
-        self.team, self.degree = shards.team, shards.sharding.degree
+        self.shards = shards
 
     def enter(self, x: Tensor) -> Tensor:
         return _Conversion.apply(x, lambda whole: whole.view_as(whole), self._sum)
@@ -135,18 +115,19 @@ class _Conversions:
     def _sum(self, part: Tensor) -> Tensor:
         """The members' parts, added up in memory of its own: others may hold the gradient that autograd hands over."""
         total = part.clone(memory_format=torch.contiguous_format)
-        self.team.sum(total)
+        self.shards.sum(total)
         return total
 
     def _cut(self, whole: Tensor, shard: Shard) -> Tensor:
         """The member's share of a whole tensor."""
-        return part_of(whole.shape, shard, self.degree, self.team.member).cut(whole)
+        return self.shards.part_of(whole.shape, shard).cut(whole)
 
     def _join(self, share: Tensor, shard: Shard) -> Tensor:
         """The members' shares, put together."""
-        shape = [extent * self.degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
-        whole = part_of(shape, shard, self.degree, self.team.member).placed(share)
-        self.team.sum(whole)
+        degree = self.shards.sharding.degree
+        shape = [extent * degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
+        whole = self.shards.part_of(shape, shard).placed(share)
+        self.shards.sum(whole)
         return whole
 
     def lookup(self, weight: Tensor, ids: Tensor, padding: int, lo: int) -> Tensor:
@@ -162,7 +143,7 @@ class _Conversions:
 
         def draw(*args: Any, **kwargs: Any) -> Any:
             x = next(arg for arg in args if isinstance(arg, Tensor))
-            seed = int(torch.randint(1 << 62, (), device="cpu")) + self.team.member
+            seed = int(torch.randint(1 << 62, (), device="cpu")) + self.shards.member
             with torch.random.fork_rng([x.device] if x.is_cuda else []):
                 torch.manual_seed(seed)
                 return target(*args, **kwargs)
@@ -264,7 +245,7 @@ class ShardedCode:
         weight, ids = ref(node.args[0]), ref(node.args[1])
         assert weight is not None and ids is not None
         extent = int(next(iter(self.shards.captured.node_of[weight].shape or ())))
-        lo = rows(extent, self.shards.sharding.degree, self.shards.team.member)[0]
+        lo = rows(extent, self.shards.sharding.degree, self.shards.member)[0]
         padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx", -1)
         # A negative padding index means none.
         padding = int(padding) if int(padding) >= 0 else -extent - 1
