@@ -4,13 +4,16 @@ Objective (reported in the plan's explanation): seconds of the slowest processor
 
     max over processors of the sum of F, W and parts of I that it has,
 
-with F, I and W of each layer as the bill of a stage of that layer alone has them. A layer is an operator that trains weights,
-together with those behind it that do not, in the graph's depth-first order. They are dealt out by intervals of the line of work
-below, or anywhere; for intervals the result is the least there is.
+with F a forward, I the gradients of a layer's inputs and W those of its weights, as the bill of a stage of that layer alone has
+them. A layer is an operator that trains weights, together with those behind it that do not, in the graph's depth-first order. They
+are dealt out anywhere, or by intervals of the line of work, for which the result is the least there is:
+
+    F1 W1 | I2 | F2 W2 | I3 | F3 W3 | ...        nobody needs I1
 
 Constraints:
-1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`
-   and where the workers that are to run the plan cannot divide it.
+1. Processors hold intervals of the line (`intra: neighbour`), so a neighbour helps with an I, or takes the W of the layer on the
+   border. F and W are whole; an I may be cut anywhere, but is whole, beside its F, with `divide: false` and where the workers that
+   are to run the plan cannot divide it.
 2. Memory: as the plan's bills have it; micro-batch sizes whose plan does not fit are left out.
 3. No replicas. All stages use the same b; b is swept, and the best prediction wins.
 4. The pipeline does not drain: a helper has its half a period later.
@@ -20,21 +23,9 @@ prediction (`gpp.mechanisms.helpers.prediction`).
 
 Complexity: O(layers) for each of 100 halvings and each b.
 
-Departures: the paper's body is not public. A heterogeneous cluster is searched as if all devices were its first.
-
-LayerPipe's line of work: forwards and weight gradients whole, input gradients divisible, dealt out over processors.
-
-By layers from the first to the last the line is
-
-    F1 W1 | I2 | F2 W2 | I3 | F3 W3 | ...
-
-with F a forward, W the gradients of the weights and I those of the inputs, of one micro-batch; nobody needs I1. Every processor
-takes an interval of the line. F and W are whole; an I may be cut anywhere. So a neighbour helps with an I, or takes
-the W of the layer on the border.
-
-The paper (LayerPipe, arXiv 2108.06629) says that the two gradients of a layer are made side by side (intra-layer), and that the
-gradients of the inputs are divided between two layers that follow each other (inter-layer). Its body is not public, so line,
-bisection and both forms of `intra` are ours.
+Departures: the paper (LayerPipe, arXiv 2108.06629) says that the two gradients of a layer are made side by side (intra-layer), and
+that the gradients of the inputs are divided between two layers that follow each other (inter-layer). Its body is not public, so
+line, bisection and both forms of `intra` are ours. A heterogeneous cluster is searched as if all devices were its first.
 """
 
 from __future__ import annotations

@@ -24,17 +24,7 @@ from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.plan.plan import Plan
 from gpp.program.added import WHOLE, AbstractLowering, ActionShare, AddedMessage, Rates, Return
 from gpp.program.channels import Channel
-from gpp.program.kinds import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    PASS,
-    RECEIVE,
-    REDUCE,
-    SEND,
-    UPDATE,
-    Action,
-)
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS, RECEIVE, REDUCE, SEND, UPDATE, Action
 from gpp.program.program import Program, Task, summed_stages
 from gpp.weights.base import AbstractWeights
 

@@ -8,10 +8,10 @@ and of which sizes; a helper needs no weights, only their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from torch import Tensor
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
 from gpp.capture.cut import Cut
 from gpp.errors import UnsupportedPlan
-from gpp.graph.captured import Captured, Node, evaluate, node_references, references
+from gpp.graph.captured import Node, evaluate, node_references, references
 from gpp.mechanisms.helpers.stage import columns, helpers_of
 from gpp.mechanisms.split_backward.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients, several
-from gpp.mechanisms.split_backward.operators import halves_of
+from gpp.mechanisms.split_backward.operators import halves
 from gpp.mechanisms.split_backward.worker import slow_nodes
 from gpp.plan.plan import Plan
 from gpp.runtime.job import Job
@@ -69,37 +69,6 @@ class Head:
         return ((math.prod(batch), wide), dtype), _form(node_of[self.data], samples)
 
 
-def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) -> Head | str:
-    """The head of the stage of `nodes`; or why its input gradients cannot be divided by columns.
-
-    Args:
-        whole: nodes whose gradients are to stay whole.
-    """
-    cut, node_of = Cut(captured, nodes, torch.device("meta"), {}), captured.node_of
-    received = [name for name in cut.receives if node_of[name].requires_grad]
-    if len(received) != 1:
-        return f"it has {len(received)} inputs with gradients"
-    (data,) = received
-    readers = [name for name in cut.calls if data in node_references(node_of[name])]
-    if len(readers) != 1 or node_of[readers[0]].target != "aten.linear.default":
-        return f"{data} is read by {', '.join(node_of[name].target for name in readers)}"
-    (name,) = readers
-    given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
-    (weight,), read = references(given["weight"]), list(references(given["input"]))
-    if read != [data] or name not in halves_of(cut, whole=whole, elsewhere=True).split:
-        return f"the gradients of {name} are not made in two halves"
-    if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
-        return f"the samples of {data} are not its first dimension"
-    return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
-
-
-def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
-    """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
-    cut, node_of = Cut(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), torch.device("meta"), {}), job.captured.node_of
-    names = halves_of(cut, whole=slow_nodes(job, s), elsewhere=True).split
-    return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
-
-
 def head_of_stage(plan: Plan, s: int, task: EngineTask) -> Head:
     """The operator of a stage whose product several devices make, by columns.
 
@@ -108,15 +77,38 @@ def head_of_stage(plan: Plan, s: int, task: EngineTask) -> Head:
     """
     stage, graph = plan.stages[s], task.graph
     assert task.captured, "a job has a captured model"
-    whole = frozenset(graph.nodes_of({*stage.ops} & {*task.whole_ops}))
-    found = head_of(task.captured, graph.nodes_of(stage.ops), whole=whole)
-    if isinstance(found, str):
+
+    def refuse(why: str) -> NoReturn:
         raise UnsupportedPlan(
             f"stage {s}: input_share={[list(pair) for pair in helpers_of(stage).input_share]} divides gradients of "
-            f"inputs that are not one product of a linear layer: {found}. Fix: plan with strategy.planner.divide=false, or leave "
+            f"inputs that are not one product of a linear layer: {why}. Fix: plan with strategy.planner.divide=false, or leave "
             "it out of the plan; mode=plan predicts a given plan as it is"
         )
-    return found
+
+    whole = frozenset(graph.nodes_of({*stage.ops} & {*task.whole_ops}))
+    cut, node_of = Cut(task.captured, graph.nodes_of(stage.ops), torch.device("meta"), {}), task.captured.node_of
+    received = [name for name in cut.receives if node_of[name].requires_grad]
+    if len(received) != 1:
+        refuse(f"it has {len(received)} inputs with gradients")
+    (data,) = received
+    readers = [name for name in cut.calls if data in node_references(node_of[name])]
+    if len(readers) != 1 or node_of[readers[0]].target != "aten.linear.default":
+        refuse(f"{data} is read by {', '.join(node_of[name].target for name in readers)}")
+    (name,) = readers
+    given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
+    (weight,), read = references(given["weight"]), list(references(given["input"]))
+    if read != [data] or name not in halves(node_of, cut.calls, cut.outputs, whole=whole, elsewhere=True).split:
+        refuse(f"the gradients of {name} are not made in two halves")
+    if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
+        refuse(f"the samples of {data} are not its first dimension")
+    return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
+
+
+def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
+    """The operands that a stage's own device sends its helper of a micro-batch, as both of them know them."""
+    cut, node_of = Cut(job.captured, job.graph.nodes_of(job.plan.stages[s].ops), torch.device("meta"), {}), job.captured.node_of
+    names = halves(node_of, cut.calls, cut.outputs, whole=slow_nodes(job, s), elsewhere=True).split
+    return tuple(_operands(node_of[name], node_of, job.plan.stages[s].microbatch_size) for name in names)
 
 
 def check_divided(plan: Plan, task: EngineTask) -> None:

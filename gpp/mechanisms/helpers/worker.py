@@ -86,6 +86,7 @@ NOTHING = Layout((), ())
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Helper:
     """Makes parts of one stage's backwards.
 
@@ -98,38 +99,33 @@ class Helper:
         now: gives the marks at which a pass begins and ends.
     """
 
-    def __init__(
-        self,
-        given: Given,
-        made: tuple[int, ...] | None,
-        samples: int,
-        params: Mapping[str, nn.Parameter],
-        mailbox: Mailbox,
-        now: Callable[[], Mark],
-    ) -> None:
-        self._given, self._made, self._samples = given, made, samples
-        self.params, self.mailbox, self._now = params, mailbox, now
+    given: Given
+    made: tuple[int, ...] | None
+    samples: int
+    params: Mapping[str, nn.Parameter]
+    mailbox: Mailbox
+    now: Callable[[], Mark]
 
     def weight_gradients(self, microbatch: int) -> Span:
         """Add to the gradients of the weights what a micro-batch gives."""
         tensors = iter(self.mailbox.take(HELPING, microbatch))
-        found = [(each, [next(tensors)[1] for _ in each.forms]) for each in self._given.operands or ()]
-        start, late = self._now(), LateGradients()
+        found = [(each, [next(tensors)[1] for _ in each.forms]) for each in self.given.operands or ()]
+        start, late = self.now(), LateGradients()
         # As a backward comes by: the last operator of the forward first.
         for each, own in reversed(found):
             params = [self.params[name] for name in each.params]
             late.add(params, lambda make=each.make, own=own, params=params: make(own, params), fresh=True)
         late.deliver()
-        return start, self._now()
+        return start, self.now()
 
     def input_gradients(self, microbatch: int) -> Span:
         """Make columns of a micro-batch's input gradients, for the stages before."""
-        assert self._given.head is not None and self._made is not None
+        assert self.given.head is not None and self.made is not None
         (_, gradient), (_, weight) = self.mailbox.take(HELPING_INPUTS, microbatch)
-        start = self._now()
-        part = in_columns(gradient, weight).view(self._made)
-        end = self._now()
-        self.mailbox.put(BACKWARD, microbatch, microbatch * self._samples, {self._given.head.data: part})
+        start = self.now()
+        part = in_columns(gradient, weight).view(self.made)
+        end = self.now()
+        self.mailbox.put(BACKWARD, microbatch, microbatch * self.samples, {self.given.head.data: part})
         return start, end
 
 
@@ -244,7 +240,7 @@ def _helpers(own: OwnDevice) -> dict[int, Helper]:
             sends=(BACKWARD,),
         )
         params = _placeholders(job, s, own.device) if own.device_id in stage.adding else {}
-        out[s] = Helper(given, made, stage.microbatch_size, params, mailbox, own.clock.now)
+        out[s] = Helper(given=given, made=made, samples=stage.microbatch_size, params=params, mailbox=mailbox, now=own.clock.now)
     return out
 
 

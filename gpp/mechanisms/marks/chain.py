@@ -117,10 +117,8 @@ class ChainProgram:
         start = self._first_fit()
         if start is not None and (np.isinf(within) or start[0] <= least * (1 + max(within, HAIR))):
             return start[1]
-        found = self._search(np.inf if start is None else start[0])
-        if found is not None:
-            return found[1]
-        return None if start is None else start[1]
+        found = self._search(np.inf if start is None else start[0]) or start
+        return None if found is None else found[1]
 
     def first_fit(self) -> Judged | None:
         """A good choice that fits by the bill, whatever the form of the stage; None if prices find none."""
@@ -158,7 +156,7 @@ class ChainProgram:
                 judged = self.choices.judge(
                     Marking(*(tuple(op for op in ops if op in (a if op in inside else b)) for a, b in pairs))
                 )
-                if judged.peak <= self.limit * (1 + HAIR) and any(judged.marking):
+                if judged.fits(self.limit) and any(judged.marking):
                     found.append((judged.added_s, judged.marking))
                     high = asked
                 else:

@@ -50,6 +50,10 @@ class Judged(NamedTuple):
     peak: float
     marking: Marking
 
+    def fits(self, limit: float) -> bool:
+        """Whether a device with so many bytes can hold the stage."""
+        return self.peak <= limit * (1 + HAIR)
+
 
 class Choices:
     """One question: a stage, its micro-batches in flight, and the ways that its operators may be treated.

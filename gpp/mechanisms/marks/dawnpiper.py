@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.mechanisms.marks.fitted import FittedStages, Stretch, depths, fitted, one_minibatch
+from gpp.mechanisms.marks.fitted import FittedStages, depths, fitted, one_minibatch
 from gpp.mechanisms.marks.furthest import FurthestEnds
 from gpp.mechanisms.marks.halving import Halving
 from gpp.mechanisms.marks.policies import Auto, Offload, Recompute
@@ -80,13 +80,12 @@ class DawnPiper(AbstractPlanner):
         return replace(self, search="first")
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        run, memory = one_minibatch(problem), self.fits_by
-        best, best_s = None, float("inf")
+        run, best, best_s = one_minibatch(problem), None, float("inf")
         # Where a search for the best ends without a chain, that for any chain may still find one.
         for searching, b in product((self, self.fitting), run.microbatch_sizes()):
             if searching is not self and (best is not None or searching == self):
                 break
-            found = searching._chain(run, b, memory, best_s / (problem.minibatch_size // b))
+            found = searching._chain(run, b, best_s / (problem.minibatch_size // b))
             if found is None:
                 continue
             seconds = predict(found.plan).metrics.iteration_s
@@ -99,7 +98,7 @@ class DawnPiper(AbstractPlanner):
                 f"no chain of up to {devices} stages fits, whatever operators are {done}",
                 "devices with more memory or links to their hosts, more devices, or a smaller micro-batch",
             )
-        climbed = self._climbed(run, best.plan, best_s, memory, predict)
+        climbed = self._climbed(run, best.plan, best_s, predict)
         plan = climbed or best.plan
         objective = Objective(value_s=best.seconds, scope="a micro-batch for the slowest stage")
         marked = sum(stage.spares for stage in plan.stages)
@@ -110,7 +109,7 @@ class DawnPiper(AbstractPlanner):
         )
         return replace(plan, objective=None if climbed else objective, explanation=lines)
 
-    def _chain(self, run: Problem, microbatch_size: int, memory: AbstractMemory, below_s: float) -> Chain | None:
+    def _chain(self, run: Problem, microbatch_size: int, below_s: float) -> Chain | None:
         """The best chain at a micro-batch size over the orders, if its slowest stage is below `below_s`."""
         best: Chain | None = None
         for order in dict.fromkeys((depth_first_order(run.graph), branch_first_order(run.graph))):
@@ -134,12 +133,12 @@ class DawnPiper(AbstractPlanner):
             found = search.solve(min(below_s, best.seconds if best else below_s))
             plan = None if found is None else stages.plan("dawnpiper", found[1], stages.within if first else 0.0)
             if found is not None and plan is not None and (best is None or found[0] < best.seconds * MARGIN):
-                best = Chain(found[0], tuple(found[1]), plan, search.proven)
+                best = Chain(found[0], plan, search.proven)
                 if first:
                     break
         return best
 
-    def _climbed(self, run: Problem, start: Plan, seconds: float, memory: AbstractMemory, predict: Predict) -> Plan | None:
+    def _climbed(self, run: Problem, start: Plan, seconds: float, predict: Predict) -> Plan | None:
         """A better plan than the chain, its stages of any shape; None if none is found, or the graph is a chain or too large."""
         graph = run.graph
         if (
@@ -151,7 +150,7 @@ class DawnPiper(AbstractPlanner):
         plans: dict[Plan, Plan] = {}
 
         def judged(candidate: Plan) -> Timeline:
-            marked = fitted(candidate, run, memory, CLOSE)
+            marked = fitted(candidate, run, self.fits_by, CLOSE)
             if marked is None:
                 return Timeline(source="predicted", metrics=ENDLESS)
             plans[candidate] = marked
@@ -164,7 +163,7 @@ class DawnPiper(AbstractPlanner):
         climb(hill, [(hill.start(start), seconds)], patience=self.patience, least_gain=ENOUGH)
         if incumbent.best is None:
             return None
-        exact = fitted(incumbent.best, run, memory)
+        exact = fitted(incumbent.best, run, self.fits_by)
         return plans[incumbent.best] if exact is None else exact
 
 
@@ -176,9 +175,8 @@ CLOSE = 0.02
 
 
 class Chain(NamedTuple):
-    """A chain: seconds of its slowest stage, its stages, its plan, and whether nothing is faster in its order."""
+    """A chain: seconds of its slowest stage, its plan, and whether nothing is faster in its order."""
 
     seconds: float
-    stretches: tuple[Stretch, ...]
     plan: Plan
     proven: bool

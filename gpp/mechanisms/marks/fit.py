@@ -92,7 +92,7 @@ _ALIKE = Remembered[tuple[object, ...], Judged | None]()
 
 def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Judged | None:
     as_it_is = choices.judge(Marking())
-    if as_it_is.peak <= limit * (1 + HAIR):
+    if as_it_is.fits(limit):
         return as_it_is
     if not choices.recomputes and not choices.offloads:
         return None
@@ -110,7 +110,7 @@ def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:
     # A boundary that is not computed again holds what it handed on; without its mark it would hold all.
     marking = found.marking._replace(recompute=again, boundaries=tuple(op for op in found.marking.boundaries if op in again))
     tidy = choices.judge(marking)
-    return tidy if tidy.peak <= limit * (1 + HAIR) and tidy.added_s <= found.added_s else found
+    return tidy if tidy.fits(limit) and tidy.added_s <= found.added_s else found
 
 
 def _least(choices: Choices, limit: float, within: float) -> Judged | None:
@@ -139,7 +139,7 @@ def _as_chain(choices: Choices, limit: float) -> Judged | None:
         if marking is None:
             break
         judged = choices.judge(marking)
-        if judged.peak <= limit * (1 + HAIR):
+        if judged.fits(limit):
             return judged
         room -= (judged.peak - limit) * OVER
     return None

@@ -1,4 +1,4 @@
-"""What a micro-batch has on the host, on its way there and back.
+"""Copies of what a micro-batch has on the host, on its way there and back.
 
 On a card two streams make the copies, from and to pinned memory, and the host waits for none. On a processor the host's
 memory is the device's own, so a copy saves nothing but what the allocator counts: it shows on one machine what offload
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -22,15 +22,30 @@ from gpp.runtime.worker.clock import CopyMark
 from gpp.runtime.worker.stage import Span
 
 
+class Copying(NamedTuple):
+    """A copy that was begun.
+
+    Args:
+        span: when it begins and ends.
+        gone: tells whether it has ended.
+        wait: lets the device go on only when it has.
+    """
+
+    span: Span
+    gone: Callable[[], bool]
+    wait: Callable[[], object]
+
+
 class AbstractCopies(ABC):
     """The copies of a device, one after the other in each direction; memory of the host is used again for the same size."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     @abstractmethod
-    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
-        """Begin to copy flat tensors to the host; they must stay as they are until the parcel has left."""
+    def copy(self, into: Sequence[Tensor], of: Sequence[Tensor], *, out: bool) -> Copying:
+        """Begin to copy flat tensors to the host, or back (`out` false); they must stay as they are until that has ended."""
 
     @abstractmethod
     def make(self, like: Tensor) -> Tensor:
@@ -50,42 +65,6 @@ class AbstractCopies(ABC):
             self._free[buffer.nbytes].append(buffer)
 
 
-class AbstractParcel(ABC):
-    """The tensors of one micro-batch; `span` is that of the copy that was begun last."""
-
-    span: Span
-
-    def __init__(self, copies: AbstractCopies, tensors: Sequence[Tensor]) -> None:
-        self._source, self._tensors, self._buffers = copies, list(tensors), list[Tensor]()
-
-    @property
-    @abstractmethod
-    def gone(self) -> bool:
-        """Whether the copy that was begun last has ended."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Let the device go on only when it has."""
-
-    @abstractmethod
-    def back(self) -> None:
-        """Begin to copy them to the device, into new tensors, once they have left."""
-
-    @final
-    def leave(self) -> None:
-        """Let the device go on only when all are on the host, and let go of them."""
-        self.wait()
-        self._tensors = []
-
-    @final
-    def arrive(self) -> list[Tensor]:
-        """Let the device go on only when they are back; the new tensors in the same order."""
-        self.wait()
-        self._source.give(self._buffers)
-        found, self._tensors, self._buffers = self._tensors, [], []
-        return found
-
-
 @final
 class HostCopies(AbstractCopies):
     """Copies by threads, between PyTorch's memory and other memory of the same machine.
@@ -97,41 +76,18 @@ class HostCopies(AbstractCopies):
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self.now = now
         self.away = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
         self.home = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
 
-    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
-        return _HostParcel(self, tensors)
+    def copy(self, into: Sequence[Tensor], of: Sequence[Tensor], *, out: bool) -> Copying:
+        # Lists of their own, which the thread empties.
+        found = (self.away if out else self.home).submit(_copy, self.now, [*into], [*of])
+        return Copying((CopyMark(found, 0), CopyMark(found, 1)), found.done, found.result)
 
     def make(self, like: Tensor) -> Tensor:
         return torch.from_numpy(np.empty(like.nbytes, np.uint8)).view(like.dtype)
-
-
-@final
-class _HostParcel(AbstractParcel):
-    def __init__(self, copies: HostCopies, tensors: Sequence[Tensor]) -> None:
-        super().__init__(copies, tensors)
-        self._copies, self._buffers = copies, [copies.take(tensor) for tensor in tensors]
-        self._begin(copies.away, self._buffers, self._tensors)
-
-    def _begin(self, thread: ThreadPoolExecutor, into: Sequence[Tensor], of: Sequence[Tensor]) -> None:
-        # Lists of their own, which the thread empties.
-        self._way = thread.submit(_copy, self._copies.now, [*into], [*of])
-        self.span = CopyMark(self._way, 0), CopyMark(self._way, 1)
-
-    @property
-    def gone(self) -> bool:
-        return self._way.done()
-
-    def wait(self) -> None:
-        self._way.result()
-
-    def back(self) -> None:
-        # Made here: the allocator's account of a worker is that of its own thread.
-        self._tensors = [torch.empty_like(buffer) for buffer in self._buffers]
-        self._begin(self._copies.home, self._tensors, self._buffers)
 
 
 def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
@@ -151,51 +107,23 @@ class CardCopies(AbstractCopies):
     """Copies by two streams of a card, from and to pinned memory."""
 
     def __init__(self, card: AbstractCard) -> None:
-        super().__init__()
+        super().__init__(card.device)
         self.card, self.away, self.home = card, card.stream(), card.stream()
 
-    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
-        return _CardParcel(self, tensors)
+    def copy(self, into: Sequence[Tensor], of: Sequence[Tensor], *, out: bool) -> Copying:
+        ready = self._mark()
+        with self.card.use(self.away if out else self.home):
+            ready.wait()
+            start = self._mark()
+            for there, here in zip(into, of, strict=True):
+                there.copy_(here, non_blocking=True)
+            done = self._mark()
+        return Copying((start, done), done.query, done.wait)
 
     def make(self, like: Tensor) -> Tensor:
         return self.card.pinned(torch.empty(like.shape, dtype=like.dtype, device="cpu"))
 
-
-@final
-class _CardParcel(AbstractParcel):
-    def __init__(self, copies: CardCopies, tensors: Sequence[Tensor]) -> None:
-        super().__init__(copies, tensors)
-        self._copies = copies
-        made = self._mark()
-        with copies.card.use(copies.away):
-            made.wait()
-            start = self._mark()
-            self._buffers = [copies.take(tensor) for tensor in self._tensors]
-            for buffer, tensor in zip(self._buffers, self._tensors, strict=True):
-                buffer.copy_(tensor, non_blocking=True)
-            self._done = self._mark()
-        self.span = start, self._done
-
     def _mark(self) -> CardEvent:
-        event = self._copies.card.event(timed=True)
+        event = self.card.event(timed=True)
         event.record()
         return event
-
-    @property
-    def gone(self) -> bool:
-        return self._done.query()
-
-    def wait(self) -> None:
-        self._done.wait()
-
-    def back(self) -> None:
-        # Made on the stream that uses them, and written when that has come here: their memory may have been another's.
-        self._tensors = [torch.empty(b.shape, dtype=b.dtype, device=self._copies.card.device) for b in self._buffers]
-        ready = self._mark()
-        with self._copies.card.use(self._copies.home):
-            ready.wait()
-            start = self._mark()
-            for tensor, buffer in zip(self._tensors, self._buffers, strict=True):
-                tensor.copy_(buffer, non_blocking=True)
-            self._done = self._mark()
-        self.span = start, self._done

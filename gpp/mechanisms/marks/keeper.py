@@ -277,7 +277,7 @@ class Keeper(AbstractAround):
             return None
         assert self._copies is not None
         moving = self._under_way[microbatch] = _Moving(slots, self._copies)
-        return moving.span
+        return moving.copying.span
 
     def fetch(self, microbatch: int) -> Span | None:
         """Begin to bring it back.
@@ -306,21 +306,18 @@ class Keeper(AbstractAround):
 
 
 class _Moving:
-    """What a micro-batch has on the host."""
+    """What a micro-batch has on the host; `copying` is the copy that was begun last."""
 
     def __init__(self, slots: Sequence[Slot], copies: AbstractCopies) -> None:
-        self._slots = [weakref.ref(slot) for slot in slots]
-        self._parcel = copies.out([flat(slot.base) for slot in slots if slot.base is not None])
+        self._slots, self._copies = [weakref.ref(slot) for slot in slots], copies
+        self._tensors = [flat(slot.base) for slot in slots if slot.base is not None]
+        self._buffers = [copies.take(tensor) for tensor in self._tensors]
+        self.copying = copies.copy(self._buffers, self._tensors, out=True)
         self.turned = self._left = False
-
-    @property
-    def span(self) -> Span:
-        """Of the copy that was begun last."""
-        return self._parcel.span
 
     def look(self) -> None:
         """Let go of the device's storages if they have been copied."""
-        if not self._left and self._parcel.gone:
+        if not self._left and self.copying.gone():
             self.leave()
 
     def leave(self) -> None:
@@ -328,22 +325,30 @@ class _Moving:
         if self._left:
             return
         self._left = True
-        self._parcel.leave()
-        for reference in self._slots:
-            if (slot := reference()) is not None:
-                slot.base = None
+        self.copying.wait()
+        self._tensors = []
+        self._fill([None] * len(self._slots))
 
     def turn(self) -> Span:
-        """Begin to bring them back, once."""
+        """Begin to bring them back, once; when that begins and ends."""
         if not self.turned:
             self.leave()
             self.turned = True
-            self._parcel.back()
-        return self.span
+            # Made by the worker's own thread, whose allocator's account they are in, and on the stream that uses them. They are
+            # written when that has come here: their memory may have been another's.
+            self._tensors = [torch.empty(b.shape, dtype=b.dtype, device=self._copies.device) for b in self._buffers]
+            self.copying = self._copies.copy(self._tensors, self._buffers, out=False)
+        return self.copying.span
 
     def arrive(self) -> None:
         """Wait until they are back."""
         self.turn()
-        for reference, tensor in zip(self._slots, self._parcel.arrive(), strict=True):
+        self.copying.wait()
+        self._copies.give(self._buffers)
+        self._fill(self._tensors)
+
+    def _fill(self, tensors: Sequence[Tensor | None]) -> None:
+        """Let those slots have tensors that somebody still wants."""
+        for reference, tensor in zip(self._slots, tensors, strict=True):
             if (slot := reference()) is not None:
                 slot.base = tensor

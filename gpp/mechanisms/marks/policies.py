@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
@@ -21,9 +20,18 @@ if TYPE_CHECKING:
 class AbstractMarking(AbstractMemory):
     """A policy whose ways are marks."""
 
-    @abstractmethod
+    selection: Any
+    """How marks are chosen: a `Selection`, or `all` operators of the stage."""
+
     def marks(self, asked: Question) -> Judged | None:
         """The marks with which a stage fits; None if it does with none."""
+        from gpp.mechanisms.marks.fit import fit
+
+        if self.selection == "all":
+            return _all(asked)
+        problem, stage, held, limit, depth, _, within = asked
+        again = repeatable(asked)
+        return fit(problem, stage, held, limit, ways=self.ways, selection=self.selection, depth=depth, again=again, within=within)
 
     @final
     def fit(self, asked: Question) -> Spared | None:
@@ -49,9 +57,6 @@ class Recompute(AbstractMarking):
     ways: ClassVar[Collection[str]] = ("recompute",)
     selection: Selection | Literal["all"] = "least"
 
-    def marks(self, asked: Question) -> Judged | None:
-        return _all(asked) if self.selection == "all" else _chosen(asked, self.ways, self.selection)
-
 
 @final
 @settings("strategy.memory")
@@ -61,9 +66,6 @@ class Offload(AbstractMarking):
     name: ClassVar[str] = "offload"
     ways: ClassVar[Collection[str]] = ("offload",)
     selection: Selection = "least"
-
-    def marks(self, asked: Question) -> Judged | None:
-        return _chosen(asked, self.ways, self.selection)
 
 
 @final
@@ -75,17 +77,6 @@ class Auto(AbstractMarking):
     ways: ClassVar[Collection[str]] = ("recompute", "offload")
     holds_fewer: ClassVar[bool] = True
     selection: Selection = "least"
-
-    def marks(self, asked: Question) -> Judged | None:
-        return _chosen(asked, self.ways, self.selection)
-
-
-def _chosen(asked: Question, ways: Collection[str], selection: Selection) -> Judged | None:
-    from gpp.mechanisms.marks.fit import fit
-
-    problem, stage, held, limit, depth, _, within = asked
-    again = repeatable(asked)
-    return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
 
 
 def _all(asked: Question) -> Judged | None:

@@ -34,9 +34,14 @@ ASKED = 100
 """Exchanges whose bill is asked before the search ends."""
 
 
-def _marking(ops: tuple[int, ...], ways: list[int]) -> Marking:
-    named = [tuple(op for op, way in zip(ops, ways, strict=True) if way in asked) for asked in (COMPUTED, (HOST,), (END,))]
-    return Marking(*named)
+def _judged(choices: Choices, ways: list[int]) -> Judged:
+    """What a way for each operator of the stage costs."""
+    pairs = list(zip(choices.stage.ops, ways, strict=True))
+    return choices.judge(Marking(*(tuple(op for op, way in pairs if way in asked) for asked in (COMPUTED, (HOST,), (END,)))))
+
+
+def _changed(ways: list[int], i: int, way: int) -> list[int]:
+    return [*ways[:i], way, *ways[i + 1 :]]
 
 
 def _ways_of(choices: Choices, i: int) -> list[int]:
@@ -46,63 +51,51 @@ def _ways_of(choices: Choices, i: int) -> list[int]:
 
 
 def branch_and_bound(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
-    """The best of all markings, not worse than `start`."""
-    return _Tree(choices, limit, start).solve()
+    """The best of all markings, not worse than `start`: one operator is decided after the other, those that hold most first."""
+    graph, keeping = choices.problem.graph, choices.keeping
+    held = np.array([graph.ops[op].saved_bytes for op in choices.stage.ops])
+    order = np.argsort(-held, kind="stable").tolist()
+    saved, handed = held.tolist(), choices.tensors.handed.tolist()
+    certain_s = (choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))).tolist()
+    room = limit * (1 + HAIR) - keeping.static - keeping.versions
+    ways, best, tried = [KEEP] * len(held), start, 0
 
-
-class _Tree:
-    """Decides one operator after the other, those that hold most first."""
-
-    def __init__(self, choices: Choices, limit: float, start: Judged | None) -> None:
-        self.choices, self.limit, self.best = choices, limit * (1 + HAIR), start
-        self.ops, self.tried = choices.stage.ops, 0
-        graph = choices.problem.graph
-        held = np.array([graph.ops[op].saved_bytes for op in self.ops])
-        self.order = np.argsort(-held, kind="stable").tolist()
-        self.saved = held.tolist()
-        self.handed = choices.tensors.handed.tolist()
-        certain = choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))
-        self.seconds = certain.tolist()
-        self.ways = [KEEP] * len(self.ops)
-        keeping = choices.keeping
-        self.room = self.limit - keeping.static - keeping.versions
-
-    def solve(self) -> Judged | None:
-        self._decide(0, 0.0, 0.0, 0.0)
-        return self.best
-
-    def _decide(self, k: int, seconds: float, held: float, moved: float) -> None:
-        choices = self.choices
-        if self.tried >= TRIED:
+    def decide(k: int, seconds: float, held: float, moved: float) -> None:
+        """Decide the operators from number k of the order on, with what is certain of those before it."""
+        nonlocal best, tried
+        if tried >= TRIED:
             return
-        self.tried += 1
+        tried += 1
         residue = float(choices.residue_s(moved)) if moved else 0.0
-        if self.best is not None and seconds + residue >= self.best.added_s * (1 - HAIR):
+        if best is not None and seconds + residue >= best.added_s * (1 - HAIR):
             return
-        if choices.in_runs and held * choices.samples > self.room:
+        if choices.in_runs and held * choices.samples > room:
             return
-        if k == len(self.order):
-            judged = choices.judge(_marking(self.ops, self.ways))
-            if judged.peak <= self.limit and (self.best is None or judged.added_s < self.best.added_s):
-                self.best = judged
+        if k == len(order):
+            judged = _judged(choices, ways)
+            if judged.fits(limit) and (best is None or judged.added_s < best.added_s):
+                best = judged
             return
-        i = self.order[k]
+        i = order[k]
         for way in _ways_of(choices, i):
-            self.ways[i] = way
+            ways[i] = way
             if way == KEEP:
-                self._decide(k + 1, seconds, held + self.saved[i] * choices.held, moved)
+                decide(k + 1, seconds, held + saved[i] * choices.held, moved)
             elif way in COMPUTED:
-                there = self.handed[i] * choices.held if way == END else 0.0
-                self._decide(k + 1, seconds + self.seconds[i], held + there, moved)
+                there = handed[i] * choices.held if way == END else 0.0
+                decide(k + 1, seconds + certain_s[i], held + there, moved)
             else:
-                self._decide(k + 1, seconds, held + 2 * self.saved[i], moved + self.saved[i])
-        self.ways[i] = KEEP
+                decide(k + 1, seconds, held + 2 * saved[i], moved + saved[i])
+        ways[i] = KEEP
+
+    decide(0, 0.0, 0.0, 0.0)
+    return best
 
 
 def exchanged(choices: Choices, limit: float, *starts: Judged | None) -> Judged | None:
     """The best of some choices, or of everything treated alike, without the marks that are not needed, after exchanges of one
     operator's way, or of two operators' ways with each other, while the seconds fall."""
-    fitting = {one.marking: one for one in (*starts, *_everything(choices)) if one and one.peak <= limit * (1 + HAIR)}
+    fitting = {one.marking: one for one in (*starts, *_everything(choices)) if one and one.fits(limit)}
     best = min((_thinned(choices, limit, one) for one in fitting.values()), default=None)
     if best is None:
         return None
@@ -116,13 +109,12 @@ def exchanged(choices: Choices, limit: float, *starts: Judged | None) -> Judged 
 
 def _thinned(choices: Choices, limit: float, start: Judged) -> Judged:
     """A marking without those marks that it fits without, the dearest first."""
-    ops, seconds, best = choices.stage.ops, choices.slowest_s.tolist(), start
-    ways = _of(start.marking, ops)
+    seconds, best, ways = choices.slowest_s.tolist(), start, _of(start.marking, choices.stage.ops)
     marked = [i for i, way in enumerate(ways) if way != KEEP]
     for i in sorted(marked, key=lambda i: (-seconds[i] if ways[i] in COMPUTED else 0.0, i)):
         way, ways[i] = ways[i], KEEP
-        judged = choices.judge(_marking(ops, ways))
-        if judged.peak <= limit * (1 + HAIR) and judged.added_s <= best.added_s and any(judged.marking):
+        judged = _judged(choices, ways)
+        if judged.fits(limit) and judged.added_s <= best.added_s and any(judged.marking):
             best = judged
         else:
             ways[i] = way
@@ -131,12 +123,12 @@ def _thinned(choices: Choices, limit: float, start: Judged) -> Judged:
 
 def _better(choices: Choices, limit: float, best: Judged) -> Judged | None:
     """The first exchange that fits in fewer seconds, those that promise most first."""
-    ops, seconds = choices.stage.ops, choices.slowest_s.tolist()
-    ways, able = _of(best.marking, ops), [_ways_of(choices, i) for i in range(len(ops))]
+    seconds, ways = choices.slowest_s.tolist(), _of(best.marking, choices.stage.ops)
+    able = [_ways_of(choices, i) for i in range(len(ways))]
     for tried in (_neighbours(ways, able, seconds), _parted(ways, able, seconds)):
         for _, other in sorted(tried, key=lambda one: one[0])[:ASKED]:
-            judged = choices.judge(_marking(ops, other))
-            if judged.peak <= limit * (1 + HAIR) and judged.added_s < best.added_s * (1 - HAIR):
+            judged = _judged(choices, other)
+            if judged.fits(limit) and judged.added_s < best.added_s * (1 - HAIR):
                 return judged
     return None
 
@@ -155,7 +147,7 @@ def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) ->
     out = []
     for i, way in enumerate(ways):
         out += [
-            (cost(i, other) - cost(i, way), [*ways[:i], other, *ways[i + 1 :]])
+            (cost(i, other) - cost(i, way), _changed(ways, i, other))
             for other in able[i]
             if other != way and way != KEEP and other not in COMPUTED
         ]
@@ -189,46 +181,31 @@ def _everything(choices: Choices) -> list[Judged]:
     wished = [[way if way in ways else KEEP for ways in able] for way in (AGAIN, HOST)]
     wished.append([END if END in ways else AGAIN if AGAIN in ways else KEEP for ways in able])
     wished.append([HOST if HOST in ways else max(ways) for ways in able])
-    return [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]
+    return [_judged(choices, ways) for ways in wished]
 
 
 def capuchin(choices: Choices, limit: float) -> Judged | None:
     """The greedy choice; None if it ends without a fit."""
-    now = choices.judge(Marking())
-    sizes = dict(zip(choices.stage.ops, choices.problem.graph.amounts.saved_bytes[list(choices.stage.ops)].tolist(), strict=True))
-    if choices.offloads:
-        for op in sorted(sizes, key=lambda op: (-sizes[op], op)):
-            if now.peak <= limit * (1 + HAIR):
-                return now
-            tried = choices.judge(_with(now.marking, op, host=True))
-            if tried.added_s <= now.added_s and tried.peak < now.peak:
-                now = tried
-    while now.peak > limit * (1 + HAIR):
-        taken = {*now.marking.recompute, *now.marking.offload}
-        steps = []
-        for op in choices.stage.ops:
-            if op in taken:
-                continue
-            tried = [choices.judge(_with(now.marking, op, host=host)) for host in _ways(choices, op)]
-            # A byte less is what counts; where the largest run hides it, the bytes that are held.
-            steps += [(_per_second(now, one, sizes[op]), -op, one) for one in tried if np.isfinite(one.peak)]
-        if not steps:
+    ops = choices.stage.ops
+    sizes = choices.problem.graph.amounts.saved_bytes[list(ops)].tolist()
+    ways, now = [KEEP] * len(ops), choices.judge(Marking())
+    for i in sorted(range(len(ops)), key=lambda i: -sizes[i]) if choices.offloads else ():
+        if now.fits(limit):
+            return now
+        tried = _judged(choices, _changed(ways, i, HOST))
+        if tried.added_s <= now.added_s and tried.peak < now.peak:
+            ways[i], now = HOST, tried
+    while not now.fits(limit):
+        free = [(i, way) for i in range(len(ops)) if ways[i] == KEEP for way in _ways_of(choices, i) if way in (AGAIN, HOST)]
+        tried = [(i, _judged(choices, _changed(ways, i, way))) for i, way in free]
+        # A byte less is what counts; where the largest run hides it, the bytes that are held.
+        steps = [(_per_second(now, one, sizes[i]), -i, -one.peak, one) for i, one in tried if np.isfinite(one.peak)]
+        best = max(steps, key=lambda step: step[:3], default=None)
+        if best is None or best[0] <= 0:
             return None
-        best = max(steps, key=lambda step: (step[0], step[1], -step[2].peak))
-        if best[0] <= 0:
-            return None
-        now = best[2]
+        now = best[-1]
+        ways = _of(now.marking, ops)
     return now
-
-
-def _ways(choices: Choices, op: int) -> list[bool]:
-    again = choices.recomputes and bool(choices.able[choices.at[op]])
-    return [host for host, able in ((False, again), (True, choices.offloads)) if able]
-
-
-def _with(marking: Marking, op: int, *, host: bool) -> Marking:
-    recompute, offload, _ = marking
-    return Marking(recompute, tuple(sorted((*offload, op)))) if host else Marking(tuple(sorted((*recompute, op))), offload)
 
 
 def _per_second(now: Judged, then: Judged, size: float) -> float:

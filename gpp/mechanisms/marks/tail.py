@@ -69,7 +69,7 @@ def _shortest(choices: Choices, limit: float) -> tuple[Judged | None, float]:
         for swapped in (True, False) if choices.offloads else (False,):
             judged = choices.judge(_marking(choices, length, swapped))
             least = min(least, judged.peak)
-            if judged.peak <= limit * (1 + HAIR):
+            if judged.fits(limit):
                 return judged
         return None
 

@@ -25,55 +25,39 @@ NAME = "(loss scale)"
 
 
 @final
-class LossScale:
-    """The scale, and how many updates have been done since it changed last."""
+class ScaledLosses(Hooks):
+    """The loss scale of a worker, which float16 needs. `state` is [scale, updates since it changed last], alike on all devices."""
 
     def __init__(self) -> None:
-        self.state = torch.tensor([INITIAL, 0.0], dtype=torch.float64)
+        self.state, self._runners = torch.tensor([INITIAL, 0.0], dtype=torch.float64), dict[int, StageRunner]()
 
     @property
-    def value(self) -> float:
+    def scale(self) -> float:
         return self.state[0].item()
-
-    def agree(self, finite: bool) -> None:
-        """Note whether all gradients of a step were finite. Every device notes the same."""
-        scale, done = self.state.tolist()
-        if not finite:
-            scale, done = scale * BACKOFF, 0.0
-        elif done + 1 == GROWTH_INTERVAL:
-            scale, done = scale * GROWTH, 0.0
-        else:
-            done += 1
-        self.state.copy_(torch.tensor([scale, done]))
-
-
-@final
-class ScaledLosses(Hooks):
-    """The loss scale of a worker, which float16 needs."""
-
-    def __init__(self) -> None:
-        self.scale, self._runners = LossScale(), dict[int, StageRunner]()
 
     def attach(self, runners: Mapping[int, StageRunner]) -> None:
         self._runners |= runners
         for runner in runners.values():
-            runner.loss_factor = lambda: self.scale.value
+            runner.loss_factor = lambda: self.scale
 
     def measured(self, norm: torch.Tensor, params: Collection[torch.Tensor]) -> torch.Tensor:
-        scale = self.scale.value
+        scale, done = self.state.tolist()
         self.omits = not math.isfinite(norm.item())
         if self.omits:
             for runner in self._runners.values():
                 if runner.probes:
                     runner.probes.forget()
-        self.scale.agree(not self.omits)
+            new = scale * BACKOFF, 0.0
+        else:
+            new = (scale * GROWTH, 0.0) if done + 1 == GROWTH_INTERVAL else (scale, done + 1)
+        self.state.copy_(torch.tensor(new))
         for param in params:
             if param.grad is not None:
                 param.grad.div_(scale)
         return norm / scale
 
     def kept(self) -> Mapping[str, torch.Tensor]:
-        return {NAME: self.scale.state}
+        return {NAME: self.state}
 
 
 class PrecisionWorkerPart(AbstractWorkerPart):

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,9 @@ _TYPES = {
 """torch's types by their names in the format."""
 
 _NAN = {
-    "F64": struct.pack("<d", math.nan),
-    "F32": struct.pack("<f", math.nan),
-    "F16": struct.pack("<e", math.nan),
-    "BF16": struct.pack("<f", math.nan)[2:],
+    name: torch.full((1,), math.nan, dtype=dtype).view(torch.uint8).numpy().tobytes()
+    for dtype, name in _TYPES.items()
+    if dtype.is_floating_point
 }
 """Bytes of a NaN."""
 

@@ -22,14 +22,7 @@ from gpp.mechanisms.serving.stream import StreamStatus, stream_of
 from gpp.program.held import Meter
 from gpp.program.kinds import BACKWARD, COMPUTE, TRANSFERS
 from gpp.program.program import channel_of
-from gpp.runtime.emulator.emulated import (
-    CLOCKS,
-    Clock,
-    EmulatedHost,
-    EmulatedMailbox,
-    EmulatedRunner,
-    sleep_until,
-)
+from gpp.runtime.emulator.emulated import CLOCKS, Clock, EmulatedHost, EmulatedMailbox, EmulatedRunner, sleep_until
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, run_emulated
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus

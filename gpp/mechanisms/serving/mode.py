@@ -27,11 +27,6 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
 
-def arrivals_of(e: RunSettings, engine: AbstractServer) -> Arrivals:
-    """The stream of requests: `steps` of them."""
-    return Arrivals(requests=e.num_steps, rate=engine.arrival_rate, spacing=engine.arrivals, seed=e.seed)
-
-
 def _refuses(engine: Callable[[Any], str | None]) -> Callable[[Plan], str | None]:
     def why_not(plan: Plan) -> str | None:
         try:
@@ -109,10 +104,11 @@ class Inference(AbstractMode):
 
     def posed(self, e: RunSettings, sizes: Mapping[str, int], problem: Problem) -> Problem:
         """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
-        engine, split = _server(e), "test" if sizes["test"] else "train"
+        engine, split = e.engine, "test" if sizes["test"] else "train"
+        assert isinstance(engine, AbstractServer), "any other is refused"
         course = Requests(
             buffers=engine.buffers,
-            arrivals=arrivals_of(e, engine),
+            arrivals=Arrivals(requests=e.num_steps, rate=engine.arrival_rate, spacing=engine.arrivals, seed=e.seed),
             split=split,
             samples=sizes[split],
             answers=engine.answers,
@@ -128,11 +124,6 @@ class Inference(AbstractMode):
         from gpp.mechanisms.serving.results import judged
 
         return judged(whole, job, run_dir, data, model)
-
-
-def _server(e: RunSettings) -> AbstractServer:
-    assert isinstance(e.engine, AbstractServer), "any other is refused"
-    return e.engine
 
 
 MODE = Inference()

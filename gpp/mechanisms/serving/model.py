@@ -13,13 +13,10 @@ from dataclasses import replace
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Node, closure, evaluate, node_references
 from gpp.graph.forward_only import forward_only
-from gpp.graph.op_graph import Op, OpGraph
+from gpp.graph.op_graph import Op, OpGraph, dtype_bytes
 
 ANSWER = "answer:"
 """Prefix of a result that is an answer of the model: [samples, ...]."""
-
-ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
-"""Bytes of an element, by type; 8 for all others."""
 
 _OF_LOSS = "loss"
 """Module of the nodes that make up the loss and the metrics (`gpp.graph.captured.Node`)."""
@@ -87,25 +84,25 @@ def _graph(graph: OpGraph, network: set[str], answers: Mapping[str, Node]) -> Op
     ]
     read = {name for op in kept for name in op.params}
     given = {name for op in kept for name in op.inputs}
-    ops = tuple(replace(op, nodes=tuple(n for n in op.nodes if n in network)) for op in kept)
+    inputs = tuple(own for own in graph.inputs if own.name in given and not own.name.startswith("target:"))
     whole = replace(
         graph,
-        ops=ops,
+        ops=tuple(_answering(op, network, {own.name for own in inputs}, answers) for op in kept),
         tensors=tuple(tensor for tensor in tensors if tensor.consumers),
         params=tuple(param for param in graph.params if param.name in read),
-        inputs=tuple(own for own in graph.inputs if own.name in given and not own.name.startswith("target:")),
+        inputs=inputs,
     )
-    return forward_only(replace(whole, ops=tuple(_answering(op, whole, answers) for op in ops)))
+    return forward_only(whole)
 
 
-def _answering(op: Op, graph: OpGraph, answers: Mapping[str, Node]) -> Op:
-    """An operator of the network, without targets; it holds the answers that it makes."""
-    own = sum(_bytes_per_sample(answers[name]) for name in op.nodes if name in answers)
-    known = {given.name for given in graph.inputs}
-    inputs = tuple(name for name in op.inputs if name in known)
-    return replace(op, inputs=inputs, transient_bytes=op.transient_bytes + own, answer_bytes=own)
-
-
-def _bytes_per_sample(node: Node) -> float:
-    sizes = [evaluate(extent, 1) for extent in node.shape or ()]
-    return math.prod(sizes) * ITEM_BYTES.get(node.dtype or "", 8)
+def _answering(op: Op, network: set[str], inputs: set[str], answers: Mapping[str, Node]) -> Op:
+    """The part of an operator that is the network's, without targets; it holds the answers that it makes."""
+    made = [answers[name] for name in op.nodes if name in answers]
+    own = sum(math.prod(evaluate(size, 1) for size in n.shape or ()) * dtype_bytes(n.dtype or "float64") for n in made)
+    return replace(
+        op,
+        nodes=tuple(name for name in op.nodes if name in network),
+        inputs=tuple(name for name in op.inputs if name in inputs),
+        transient_bytes=op.transient_bytes + own,
+        answer_bytes=own,
+    )

@@ -1,6 +1,4 @@
-"""Plans for streams of requests, as a strategy asks for them.
-
-Discrete-event run of a stream of requests on a cost model: throughput, latency, and events of the steady state.
+"""Discrete-event run of a stream of requests on a cost model: throughput, latency, and events of the steady state.
 
 The rules are those of `stream.py`. The order of the passes is static, so all times follow from those before: a request is
 one walk over its passes. At saturation requests follow each other until each repeats the one before, which is the period.

@@ -34,14 +34,6 @@ def share_out(sizes: Mapping[str, float], count: int) -> dict[str, int]:
     return out
 
 
-def largest_share(sizes: Mapping[str, float], count: int) -> float:
-    """Part of all bytes that the replica with most of them keeps: 1 / count where they can be dealt out evenly."""
-    total, held = sum(sizes.values()), [0.0] * count
-    for name, replica in share_out(sizes, count).items():
-        held[replica] += sizes[name]
-    return max(held) / total if total else 1.0
-
-
 REPLICAS = "replicas"
 
 
@@ -78,7 +70,11 @@ class SharedUpdates(AbstractUpdates):
     """Updates of whole parameters, dealt out to the replicas of a stage."""
 
     def largest(self, sizes: Mapping[str, float], replicas: int) -> float:
-        return largest_share(sizes, replicas)
+        """1 / replicas where the parameters can be dealt out evenly."""
+        total, held = sum(sizes.values()), [0.0] * replicas
+        for name, replica in share_out(sizes, replicas).items():
+            held[replica] += sizes[name]
+        return max(held) / total if total else 1.0
 
 
 class SharedStateAsked(AbstractAsked):

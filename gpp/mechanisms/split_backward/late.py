@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpp.capture.passes import narrowing
 
@@ -366,21 +367,22 @@ class _Apart(torch.autograd.Function):
         """The operator, whose backward queues the gradients of its weights."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            given: list[Tensor] = []
-            args, kwargs = _mapped(args, given.append), {name: _mapped(value, given.append) for name, value in kwargs.items()}
+            leaves, form = tree_flatten((args, kwargs))
+            given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             data = [t if t.requires_grad and not later else None for t, later in zip(given, which, strict=True)]
             anchor = None if any(t is not None for t in data) else late.anchor
-            return _Apart.apply(anchor, (late, operator, args, kwargs, given, which), *data)
+            return _Apart.apply(anchor, (late, operator, leaves, form, given, which), *data)
 
         return called
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor | None, call: tuple[Any, ...], *data: Tensor | None) -> Any:  # type: ignore[override]
-        late, operator, args, kwargs, given, which = call
+        late, operator, leaves, form, given, which = call
         own = [t.detach().requires_grad_(t.requires_grad) for t in given]
         found = iter(own)
         with torch.enable_grad():
-            made = operator(*_filled(args, found), **{name: _filled(value, found) for name, value in kwargs.items()})
+            args, kwargs = tree_unflatten([next(found) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+            made = operator(*args, **kwargs)
         outputs = made if isinstance(made, (tuple, list)) else (made,)
         ctx.set_materialize_grads(False)
         ctx.late, ctx.edges = late, [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
@@ -403,18 +405,3 @@ class _Apart(torch.autograd.Function):
                 out[i] = gradient
         ctx.late.queue.add(ctx.targets, lambda: torch.autograd.grad(roots, weights, seeds, allow_unused=True), fresh=False)
         return None, None, *out
-
-
-def _mapped(value: Any, note: Callable[[Tensor], None]) -> Any:
-    """The value with a class in place of each tensor. `note` gets the tensors."""
-    if isinstance(value, Tensor):
-        note(value)
-        return Tensor
-    return type(value)(_mapped(part, note) for part in value) if isinstance(value, (list, tuple)) else value
-
-
-def _filled(value: Any, tensors: Any) -> Any:
-    """The value with tensors again."""
-    if value is Tensor:
-        return next(tensors)
-    return type(value)(_filled(part, tensors) for part in value) if isinstance(value, (list, tuple)) else value

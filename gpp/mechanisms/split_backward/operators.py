@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
-from gpp.capture.cut import Cut
 from gpp.capture.stage import StageModule
 from gpp.graph.captured import Node, evaluate, node_references, references
 from gpp.mechanisms.split_backward.late import FORMULAS, Late
@@ -76,15 +75,11 @@ def halves(
     return _HalvesSearch(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
 
 
-def halves_of(cut: Cut, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
-    """The split of a stage's backward; arguments as `halves` has them."""
-    return halves(cut.node_of, cut.calls, cut.outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
-
-
 def split(module: StageModule, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
     """Let the backward of training passes leave the gradients of the weights in `late_of`; arguments as `halves` has them."""
     cut = module.cut
-    found, late = halves_of(cut, whole=whole, formulas=formulas, elsewhere=elsewhere), Late(cut.device)
+    found = halves(cut.node_of, cut.calls, cut.outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
+    late = Late(cut.device)
     targets = {name: cut.node_of[name].target for name in found.split}
     module.call_through({name: late.of(name, targets[name], own, operator_of(targets[name])) for name, own in found.split.items()})
     _LATE[module] = late

@@ -60,10 +60,10 @@ def reshaped(shard: Shard, before: Shape, after: Shape, degree: int) -> Shard | 
 
 
 class Nodes:
-    """The nodes of a captured model with their shapes and their readers."""
+    """The nodes of a captured model with their shapes and their readers, for `degree` devices that share a replica."""
 
-    def __init__(self, captured: Captured) -> None:
-        self.captured, self.node_of = captured, captured.node_of
+    def __init__(self, captured: Captured, degree: int) -> None:
+        self.captured, self.node_of, self.degree = captured, captured.node_of, degree
         self._batch = captured.batch or BATCH
         self._shapes: dict[str, Shape | None] = {}
         self.readers: dict[str, list[Node]] = {node.name: [] for node in captured.nodes}

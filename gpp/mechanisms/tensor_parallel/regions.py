@@ -41,7 +41,7 @@ class Sharding:
     degree: int
     layouts: dict[str, Shard] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
-    tables: frozenset[str] = frozenset()
+    tables: set[str] = field(default_factory=set)
 
     def entered(self, node: Node) -> Iterator[str]:
         """Whole operands of an operator on shards of whose gradient each member makes a part.
@@ -55,8 +55,7 @@ class Sharding:
 
 def shard(captured: Captured, degree: int) -> Sharding:
     """Regions of a model, in the order of its nodes; a tensor is in one of them at most."""
-    nodes, out = Nodes(captured), Sharding(degree=degree)
-    tables: set[str] = set()
+    nodes, out = Nodes(captured, degree), Sharding(degree=degree)
     for node in captured.nodes:
         if node.kind != "call" or node.free or node.name in out.applied:
             continue
@@ -65,7 +64,7 @@ def shard(captured: Captured, degree: int) -> Sharding:
             weight = ref(node.args[0])
             if weight is None or not _worth_splitting(node, weight, nodes, degree) or not region.grow(weight, Shard(0)):
                 continue
-            tables.add(weight)
+            out.tables.add(weight)
         elif node.target in _ENDS:
             x = _input(node)
             if x is None or not region.grow(x, Shard(len(nodes.shape(x)) - 1)):
@@ -74,7 +73,7 @@ def shard(captured: Captured, degree: int) -> Sharding:
             continue
         out.layouts.update(region.layouts)
         out.applied.update(region.applied)
-    return Sharding(degree=degree, layouts=out.layouts, applied=out.applied, tables=frozenset(tables))
+    return out
 
 
 def _input(node: Node) -> str | None:
@@ -99,7 +98,7 @@ class _Region:
     """One region, while it grows."""
 
     def __init__(self, nodes: Nodes, taken: Sharding) -> None:
-        self.nodes, self.taken, self.degree = nodes, taken, taken.degree
+        self.nodes, self.taken = nodes, taken
         self.layouts: dict[str, Shard] = {}
         self.applied: dict[str, Applied] = {}
         self._todo: list[str] = []
@@ -128,7 +127,7 @@ class _Region:
         rule = RULES.get(node.target)
         if node.kind != "call" or rule is None or node.name in self.taken.applied or node.after or node.mutates or node.free:
             raise _RegionRefused
-        found = rule(node, self.layouts.get, self.nodes, self.degree)
+        found = rule(node, self.layouts.get, self.nodes)
         if found is None:
             raise _RegionRefused
         self.applied[node.name] = found
@@ -145,7 +144,7 @@ class _Region:
                 raise _RegionRefused
             return
         by_rows = node.kind == "param" and layout == Shard(0) and all(n.target == _TABLE for n in self.nodes.readers[name])
-        split = node.shape is None or by_rows or fits(self.nodes.shape(name), layout, self.degree)
+        split = node.shape is None or by_rows or fits(self.nodes.shape(name), layout, self.nodes.degree)
         if not split or name in self.taken.layouts or name in self._results:
             raise _RegionRefused
         # Inputs, buffers and what follows from them alone are whole everywhere: each member takes its share where it reads them.
@@ -162,7 +161,7 @@ class _Region:
         begins = ends = False
         for name, applied in self.applied.items():
             node = self.nodes.node_of[name]
-            if RULES[node.target](node, self.layouts.get, self.nodes, self.degree) != applied:
+            if RULES[node.target](node, self.layouts.get, self.nodes) != applied:
                 raise _RegionRefused
             if any(need != self.layouts.get(x) and (need is None or x in self.layouts) for x, need in applied.needs.items()):
                 raise _RegionRefused

@@ -30,7 +30,7 @@ class Applied(NamedTuple):
     summed: bool = False
 
 
-Rule = Callable[[Node, Known, Nodes, int], "Applied | None"]
+Rule = Callable[[Node, Known, Nodes], "Applied | None"]
 
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
@@ -54,7 +54,7 @@ def _aligned(shard: Shard, shape: Shape, out: Shape) -> Shard | None:
     return Shard(dim, shard.blocks) if dim >= 0 and shape[dim] == out[shard.dim] else None
 
 
-def elementwise(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def elementwise(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Operators whose operands are broadcast to the result's shape."""
     out_shape, names = nodes.shape(node.name), operands(node)
 
@@ -68,7 +68,7 @@ def elementwise(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied 
     return None if out is None else Applied(out, {name: _aligned(out, nodes.shape(name), out_shape) for name in names})
 
 
-def view(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def view(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Operators that keep the order of the elements and change the shape."""
     name = ref(node.args[0])
     if name is None:
@@ -76,15 +76,15 @@ def view(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
     own, before = nodes.shape(node.name), nodes.shape(name)
     out, given = known(node.name), known(name)
     if out is None and given is not None:
-        out = reshaped(given, before, own, degree)
-    source = None if out is None else reshaped(out, own, before, degree)
+        out = reshaped(given, before, own, nodes.degree)
+    source = None if out is None else reshaped(out, own, before, nodes.degree)
     return None if out is None or source is None else Applied(out, {name: source})
 
 
 def _moved(order: Callable[[Node, int], list[int] | None]) -> Rule:
     """A rule for a permutation: `order` gives the operand's dimension for each of the result's."""
 
-    def rule(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    def rule(node: Node, known: Known, nodes: Nodes) -> Applied | None:
         name = ref(node.args[0])
         dims = None if name is None else order(node, len(nodes.shape(name)))
         if name is None or dims is None:
@@ -111,7 +111,7 @@ def _apart(*, dropped: bool) -> Rule:
         dropped: whether the result lacks the dimension.
     """
 
-    def rule(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    def rule(node: Node, known: Known, nodes: Nodes) -> Applied | None:
         name = ref(node.args[0])
         if name is None:
             return None
@@ -126,7 +126,7 @@ def _apart(*, dropped: bool) -> Rule:
     return rule
 
 
-def reduced(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def reduced(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Means and sums over dimensions that are not split."""
     name, dims = ref(node.args[0]), argument(node, 1, "dim")
     if name is None or not dims:
@@ -149,7 +149,7 @@ def _pieces(count: Callable[[Node, int], int | None]) -> Rule:
         count: pieces, from the node and the size of the dimension; None if they are not equal.
     """
 
-    def rule(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    def rule(node: Node, known: Known, nodes: Nodes) -> Applied | None:
         name = ref(node.args[0])
         if name is None:
             return None
@@ -178,14 +178,14 @@ def _splits(node: Node, extent: int) -> int | None:
     return None if not isinstance(size, int) or extent % size else extent // size
 
 
-def piece(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def piece(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """One piece of a tuple lies as the tuple says."""
     name = ref(node.args[0])
     found = known(node.name) or (known(name) if name else None)
     return None if found is None or name is None else Applied(found, {name: found})
 
 
-def joined(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def joined(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Concatenation along a dimension that is not split."""
     names = operands(node)
     dim = int(argument(node, 1, "dim", 0)) % len(nodes.shape(node.name))
@@ -193,7 +193,7 @@ def joined(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | Non
     return None if out is None or out.dim == dim else Applied(out, dict.fromkeys(names, out))
 
 
-def stacked(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def stacked(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Tensors that are split alike, along a new dimension."""
     names = operands(node)
     dim = int(argument(node, 1, "dim", 0)) % len(nodes.shape(node.name))
@@ -206,7 +206,7 @@ def stacked(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | No
     return Applied(Shard(given.dim + (given.dim >= dim), given.blocks), dict.fromkeys(names, given))
 
 
-def normalized(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def normalized(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Norms over the last dimensions, none of which is split."""
     names = operands(node)
     first = len(nodes.shape(node.name)) - len(node.args[1])
@@ -216,27 +216,25 @@ def normalized(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied |
     return Applied(out, {names[0]: out, **dict.fromkeys(names[1:])})
 
 
-def linear(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def linear(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """x [..., K], weight [N, K], bias [N] -> [..., N]: columns (the result is split) or rows (it is summed)."""
     x, weight, bias = (ref(argument(node, i, name)) for i, name in enumerate(("input", "weight", "bias")))
     if x is None or weight is None:
         return None
     last = len(nodes.shape(node.name)) - 1
-    return _product(node, known, nodes, x=x, weight=weight, bias=bias, last=last, transposed=True)
+    return _product(node, known, x=x, weight=weight, bias=bias, last=last, transposed=True)
 
 
-def addmm(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def addmm(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """bias [N], x [M, K], weight [K, N] -> [M, N]."""
     bias, x, weight = (ref(argument(node, i, name)) for i, name in enumerate(("self", "mat1", "mat2")))
     plain = node.kwargs.get("beta", 1) == 1 and node.kwargs.get("alpha", 1) == 1
     if x is None or weight is None or bias is None or not plain or len(nodes.shape(bias)) != 1:
         return None
-    return _product(node, known, nodes, x=x, weight=weight, bias=bias, last=1, transposed=False)
+    return _product(node, known, x=x, weight=weight, bias=bias, last=1, transposed=False)
 
 
-def _product(
-    node: Node, known: Known, nodes: Nodes, *, x: str, weight: str, bias: str | None, last: int, transposed: bool
-) -> Applied | None:
+def _product(node: Node, known: Known, *, x: str, weight: str, bias: str | None, last: int, transposed: bool) -> Applied | None:
     rest: dict[str, Shard | None] = {} if bias is None else {bias: None}
     out, given, split = known(node.name), known(x), known(weight)
     rows, columns = (1, 0) if transposed else (0, 1)
@@ -255,14 +253,14 @@ def _product(
     return Applied(Shard(last, found.blocks), {x: None, weight: Shard(columns, found.blocks), **own})
 
 
-def matmul(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def matmul(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """[..., M, K] x [..., K, N]: leading dimensions split alike, columns, or rows."""
     a, b = (ref(argument(node, i, name)) for i, name in enumerate(("self", "other")))
     if a is None or b is None:
         return None
     shape_a, shape_b, shape = nodes.shape(a), nodes.shape(b), nodes.shape(node.name)
     if len(shape_b) == 2 and nodes.node_of[b].kind == "param":
-        return _product(node, known, nodes, x=a, weight=b, bias=None, last=len(shape) - 1, transposed=False)
+        return _product(node, known, x=a, weight=b, bias=None, last=len(shape) - 1, transposed=False)
     rank = len(shape)
     if len(shape_a) != rank or len(shape_b) != rank or rank < 3:
         return None
@@ -272,7 +270,7 @@ def matmul(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | Non
     return Applied(out, {a: _aligned(out, shape_a, shape), b: _aligned(out, shape_b, shape)})
 
 
-def attention(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def attention(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """Queries, keys and values [..., H, L, E], split by heads; a mask is split with them where it tells heads apart."""
     q, k, v = (ref(argument(node, i, name)) for i, name in enumerate(("query", "key", "value")))
     mask = ref(argument(node, 3, "attn_mask"))
@@ -289,7 +287,7 @@ def attention(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | 
     return Applied(out, needs if mask is None else {**needs, mask: _aligned(out, nodes.shape(mask), nodes.shape(node.name))})
 
 
-def table(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+def table(node: Node, known: Known, nodes: Nodes) -> Applied | None:
     """An embedding by rows: a member looks up the ids whose rows it holds, and the rest adds zeros."""
     weight, ids = ref(argument(node, 0, "weight")), ref(argument(node, 1, "indices"))
     plain = not argument(node, 3, "scale_grad_by_freq", False) and not argument(node, 4, "sparse", False)

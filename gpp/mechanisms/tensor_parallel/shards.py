@@ -29,52 +29,22 @@ from gpp.graph.captured import Captured, Node, ref, renamed
 from gpp.mechanisms.tensor_parallel.layout import Shard, rows, slices
 from gpp.mechanisms.tensor_parallel.regions import Sharding
 from gpp.mechanisms.tensor_parallel.rules import Applied
-from gpp.runtime.hang_detection.status import AbstractStatus
-from gpp.runtime.transport.channels import AbstractTransport
-from gpp.stage import Stage
-
-
-class ReplicaTeam:
-    """One device among those of its replica; it adds up tensors with the others.
-
-    Args:
-        device_id: one of the stage's devices.
-        status: is told when the device waits for the others.
-
-    `member` is the number of this device among them, from 0.
-    """
-
-    def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport, status: AbstractStatus) -> None:
-        self._transport, self._status = transport, status
-        self._devices = stage.replica_of(device_id)
-        self.member = self._devices.index(device_id)
-
-    def sum(self, tensor: Tensor) -> None:
-        """Add up a contiguous tensor over the members, in place; all of them call it, in one order."""
-        self._status.waiting(True)
-        self._transport.sum_members(self._devices, tensor).wait()
-        self._status.waiting(False)
-
-
-def part_of(shape: Sequence[int], shard: Shard, degree: int, member: int) -> HeldPart:
-    """A member's part of a whole tensor: 1 / degree of it along the shard's dimension."""
-    return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, degree, member)))
-
-
-def placed(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
-    """A whole tensor, of zeros but for a member's share."""
-    shape = [extent * degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
-    return part_of(shape, shard, degree, member).placed(share)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shards(AbstractShards):
-    """The part of a model's sharding that one device runs."""
+    """The part of a model's sharding that one device runs.
+
+    Args:
+        number: of the device among those of its replica, from 0.
+        add_up: `sum`.
+    """
 
     sharding: Sharding
-    team: ReplicaTeam
     captured: Captured
+    number: int
+    add_up: Callable[[Tensor], None]
 
     @property
     def split(self) -> Mapping[str, HeldPart]:
@@ -88,43 +58,77 @@ class Shards(AbstractShards):
     def _part(self, node: Node) -> HeldPart:
         shape, shard, degree = tuple(map(int, node.shape or ())), self.sharding.layouts[node.name], self.sharding.degree
         if node.name in self.sharding.tables:
-            return HeldPart(shape, shard.dim, [rows(shape[shard.dim], degree, self.team.member)])
-        return part_of(shape, shard, degree, self.team.member)
+            return HeldPart(shape, shard.dim, [rows(shape[shard.dim], degree, self.member)])
+        return self.part_of(shape, shard)
+
+    def part_of(self, shape: Sequence[int], shard: Shard) -> HeldPart:
+        """The device's part of a whole tensor: 1 / degree of it along the shard's dimension."""
+        return HeldPart(tuple(shape), shard.dim, tuple(slices(shape[shard.dim], shard, self.sharding.degree, self.member)))
 
     @property
     def member(self) -> int:
-        return self.team.member
+        return self.number
 
     def sum(self, tensor: Tensor) -> None:
-        self.team.sum(tensor)
+        self.add_up(tensor)
 
     def code(self, emitter: Emitter, whole: frozenset[str]) -> tuple[Callable[[Node], None], Callable[[Sequence[str]], None]]:
         code = ShardedCode(emitter, self, whole)
         return code.call, code.outputs
 
 
+class _Conversion(torch.autograd.Function):
+    """One function of a tensor forwards, and its adjoint backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
+
+
 class _Conversions:
     """The functions that a stage's code calls."""
 
     def __init__(self, shards: Shards) -> None:
-        self.team, self.degree = shards.team, shards.sharding.degree
+        self.shards = shards
 
     def enter(self, x: Tensor) -> Tensor:
-        return _Enter.apply(x, self.team)
+        return _Conversion.apply(x, lambda whole: whole.view_as(whole), self._sum)
 
-    def leave(self, x: Tensor) -> Tensor:
-        return _LeaveTeam.apply(x, self.team)
-
-    def leave_and_add(self, x: Tensor, bias: Tensor) -> Tensor:
+    def leave(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        whole: Tensor = _Conversion.apply(x, self._sum, lambda whole: whole)
         # Under autocast the product is of another type.
-        whole = _LeaveTeam.apply(x, self.team)
-        return whole + bias.to(whole.dtype)
+        return whole if bias is None else whole + bias.to(whole.dtype)
 
     def take(self, x: Tensor, dim: int, blocks: int) -> Tensor:
-        return _Take.apply(x, Shard(dim, blocks), self.degree, self.team)
+        shard = Shard(dim, blocks)
+        return _Conversion.apply(x, lambda whole: self._cut(whole, shard).clone(), lambda share: self._join(share, shard))
 
     def give(self, x: Tensor, dim: int, blocks: int) -> Tensor:
-        return _Give.apply(x, Shard(dim, blocks), self.degree, self.team)
+        shard = Shard(dim, blocks)
+        return _Conversion.apply(x, lambda share: self._join(share, shard), lambda whole: self._cut(whole, shard))
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """The members' parts, added up in memory of its own: others may hold the gradient that autograd hands over."""
+        total = part.clone(memory_format=torch.contiguous_format)
+        self.shards.sum(total)
+        return total
+
+    def _cut(self, whole: Tensor, shard: Shard) -> Tensor:
+        """The member's share of a whole tensor."""
+        return self.shards.part_of(whole.shape, shard).cut(whole)
+
+    def _join(self, share: Tensor, shard: Shard) -> Tensor:
+        """The members' shares, put together."""
+        degree = self.shards.sharding.degree
+        shape = [extent * degree if dim == shard.dim else extent for dim, extent in enumerate(share.shape)]
+        whole = self.shards.part_of(shape, shard).placed(share)
+        self.shards.sum(whole)
+        return whole
 
     def lookup(self, weight: Tensor, ids: Tensor, padding: int, lo: int) -> Tensor:
         """Rows [lo, lo + len(weight)) of a table, and zeros for ids of other rows."""
@@ -139,64 +143,12 @@ class _Conversions:
 
         def draw(*args: Any, **kwargs: Any) -> Any:
             x = next(arg for arg in args if isinstance(arg, Tensor))
-            seed = int(torch.randint(1 << 62, (), device="cpu")) + self.team.member
+            seed = int(torch.randint(1 << 62, (), device="cpu")) + self.shards.member
             with torch.random.fork_rng([x.device] if x.is_cuda else []):
                 torch.manual_seed(seed)
                 return target(*args, **kwargs)
 
         return draw
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
-        ctx.team = team
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # Others may hold the gradient that autograd hands over.
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        ctx.team.sum(total)
-        return total, None
-
-
-class _LeaveTeam(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, team: ReplicaTeam) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        team.sum(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
-        ctx.shard, ctx.degree, ctx.team = shard, degree, team
-        return part_of(x.shape, shard, degree, team.member).cut(x).clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        whole = placed(grads[0], ctx.shard, ctx.degree, ctx.team.member)
-        ctx.team.sum(whole)
-        return whole, None, None, None
-
-
-class _Give(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: ReplicaTeam) -> Tensor:
-        ctx.shard, ctx.degree, ctx.member = shard, degree, team.member
-        whole = placed(x, shard, degree, team.member)
-        team.sum(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return part_of(grads[0].shape, ctx.shard, ctx.degree, ctx.member).cut(grads[0]), None, None, None
 
 
 class ShardedCode:
@@ -218,7 +170,7 @@ class ShardedCode:
             self.emitter.call(node)
             return
         self.emitter.begin(node)
-        names = {name: self._operand(node, applied, name, need) for name, need in applied.needs.items()}
+        names = {name: self._operand(node, name, need) for name, need in applied.needs.items()}
         if node.target == "aten.embedding.default":
             self._lookup(node, names)
             return
@@ -230,7 +182,7 @@ class ShardedCode:
         draws = self.emitter.training and is_random(target, changed.args, changed.kwargs)
         self.emitter.call(changed, through=self._function(f"draw_{node.target}", self._own.drawing(target)) if draws else None)
         if applied.summed:
-            self._leave(node.name, bias)
+            self.emitter.values[node.name] = self._call("leave", self._own.leave, node.name, *([bias] if bias else []))
 
     def outputs(self, names: Sequence[str]) -> None:
         """Put together the tensors that leave the stage."""
@@ -239,7 +191,7 @@ class ShardedCode:
             if shard is not None and name not in self.whole:
                 self.emitter.values[name] = self._call("give", self._own.give, name, shard.dim, shard.blocks)
 
-    def _operand(self, node: Node, applied: Applied, name: str, need: Shard | None) -> str:
+    def _operand(self, node: Node, name: str, need: Shard | None) -> str:
         """The name under which an operand is as the node needs it."""
         split = name in self.shards.sharding.layouts and name not in self.whole
         if need is not None and not split:
@@ -289,23 +241,16 @@ class ShardedCode:
                 args[1] = [size // degree for size in args[1]] if isinstance(args[1], list) else args[1] // degree
         return args
 
-    def _leave(self, name: str, bias: str | None) -> None:
-        values = self.emitter.values
-        if bias is None:
-            values[name] = self._call("leave", self._own.leave, name)
-        else:
-            values[name] = self._call("leave_and_add", self._own.leave_and_add, name, bias)
-
     def _lookup(self, node: Node, names: dict[str, str]) -> None:
         weight, ids = ref(node.args[0]), ref(node.args[1])
         assert weight is not None and ids is not None
         extent = int(next(iter(self.shards.captured.node_of[weight].shape or ())))
-        lo = rows(extent, self.shards.sharding.degree, self.shards.team.member)[0]
+        lo = rows(extent, self.shards.sharding.degree, self.shards.member)[0]
         padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx", -1)
         # A negative padding index means none.
         padding = int(padding) if int(padding) >= 0 else -extent - 1
         self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
-        self._leave(node.name, None)
+        self.emitter.values[node.name] = self._call("leave", self._own.leave, node.name)
 
 
 def _divided(sizes: list[Any], at: int, degree: int) -> list[Any]:

@@ -10,14 +10,11 @@ from typing import final
 
 from gpp.capture.added import AbstractVariants
 from gpp.graph.captured import Captured, evaluate
-from gpp.graph.op_graph import Op, ReplicaSums, Variant
+from gpp.graph.op_graph import Op, ReplicaSums, Variant, dtype_bytes
 from gpp.mechanisms.tensor_parallel.regions import Sharding, shard
 
 DEGREES = (2, 4)
 """Degrees that are tried: devices of one machine, joined by its fastest links."""
-
-_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number by its type."""
 
 
 @final
@@ -116,4 +113,4 @@ class _Variants:
         if node.kind == "param":
             return 0.0
         batch = self.captured.batch or 1
-        return math.prod(int(evaluate(extent, batch)) for extent in node.shape or ()) * _SIZES.get(node.dtype or "", 4) / batch
+        return math.prod(int(evaluate(extent, batch)) for extent in node.shape or ()) * dtype_bytes(node.dtype or "float32") / batch

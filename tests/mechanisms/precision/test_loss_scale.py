@@ -68,7 +68,7 @@ def scaled_by_torch(model: AbstractModel, weights: dict[str, torch.Tensor]) -> t
 
 
 def scale_of(worker: Worker) -> float:
-    return next(hooks.scale.value for hooks in worker._hooks if isinstance(hooks, ScaledLosses))
+    return next(hooks.scale for hooks in worker._hooks if isinstance(hooks, ScaledLosses))
 
 
 @pytest.mark.parametrize("size", [8, 4])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from gpp import OneFOneB, Stash
 from gpp.cost.stage import StageCost, stage_bytes
 from gpp.errors import InvalidConfig
-from gpp.mechanisms.shared_state.asked import SharedUpdates, largest_share, share_out
+from gpp.mechanisms.shared_state.asked import SharedUpdates, share_out
 from gpp.mechanisms.shared_state.job import JOB
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.models.base import describe
@@ -122,8 +122,8 @@ def test_checkpoints_are_those_of_a_run_without_and_go_on_under_other_replicas(t
 
 def test_the_bill_has_the_fullest_share() -> None:
     sizes = {"a": 8.0, "b": 4.0, "c": 3.0, "d": 1.0}
-    assert share_out(sizes, 2) == {"a": 0, "b": 1, "c": 1, "d": 1} and largest_share(sizes, 2) == 0.5
-    assert largest_share({"a": 90.0, "b": 5.0, "c": 5.0}, 2) == 0.9 and largest_share({}, 2) == 1.0
+    assert share_out(sizes, 2) == {"a": 0, "b": 1, "c": 1, "d": 1} and SharedUpdates().largest(sizes, 2) == 0.5
+    assert SharedUpdates().largest({"a": 90.0, "b": 5.0, "c": 5.0}, 2) == 0.9 and SharedUpdates().largest({}, 2) == 1.0
     _, found, _ = captured("Fork")
     problem = replace(problem_of(found, OneFOneB(), 3), optimizer_state_factor=2.0)
     sharing = replace(problem, updates=SharedUpdates())

@@ -233,7 +233,7 @@ def test_shards_compute_what_the_whole_computes(kind: Any, degree: int) -> None:
     meeting = Meeting(degree)
 
     def member(number: int) -> tuple[float, float]:
-        shards = Shards(sharding=sharding, team=Member(number, meeting), captured=captured)
+        shards = Shards(sharding=sharding, captured=captured, number=number, add_up=Member(number, meeting).sum)
         stage = build_stage(captured, nodes, device="cpu", shards=shards)
         stage.load({name: shards.share(name, value) for name, value in state.items()})
         found = stage(B, {"x": x, "target:target": y})["loss"]
@@ -257,7 +257,7 @@ def test_shards_compute_what_the_whole_computes(kind: Any, degree: int) -> None:
 def test_variants_declare_what_a_member_holds_and_survive_coarsening(kind: Any) -> None:
     module, captured, _, _ = captured_of(kind)
     sharding = shard(captured, 2)
-    shards = Shards(sharding=sharding, team=Member(0, Meeting(2)), captured=captured)
+    shards = Shards(sharding=sharding, captured=captured, number=0, add_up=Member(0, Meeting(2)).sum)
     held = sum(shards.share(name, param).nbytes for name, param in module.named_parameters())
     for graph in (captured.graph, coarsen(captured.graph, 3), coarsen(captured.graph, 1)):
         ways = [next(v for v in op.variants if v.degree == 2) for op in graph.ops]
@@ -282,7 +282,7 @@ def test_declared_sums_are_those_that_are_made(kind: Any) -> None:
 
     def member(number: int) -> tuple[int, int]:
         team = Member(number, meeting)
-        shards = Shards(sharding=sharding, team=team, captured=captured)
+        shards = Shards(sharding=sharding, captured=captured, number=number, add_up=team.sum)
         stage = build_stage(captured, nodes, device="cpu", shards=shards)
         stage.load({name: shards.share(name, value) for name, value in state.items()})
         loss = stage(B, {"x": x, "target:target": y})["loss"]
@@ -308,7 +308,8 @@ def test_members_draw_their_own_numbers_on_shards_and_common_ones_after() -> Non
     drawn, after = [], []
     for number in range(2):
         torch.manual_seed(5)
-        shards = Shards(sharding=sharding, team=Member(number, meeting), captured=captured_of(Normed)[1])
+        captured = captured_of(Normed)[1]
+        shards = Shards(sharding=sharding, captured=captured, number=number, add_up=Member(number, meeting).sum)
         torch.manual_seed(5)
         draw = _Conversions(shards).drawing(torch.nn.functional.dropout)
         drawn.append(draw(torch.ones(64), 0.5))

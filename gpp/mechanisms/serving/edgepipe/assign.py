@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
+from gpp.planners.common.incumbent import MARGIN
 
 MOST_TRIED = 20_000
 """Assignments of one stage that a search for one bottleneck may try."""
 
 MOST_JUDGED = 4_000
 """Changed plans that `improve` judges."""
-
-MARGIN = 1 - 1e-9
-"""A change must shorten a load by more than rounding."""
 
 
 def assigned(forward: ForwardProblem, kinds: Kinds, masks: Sequence[int]) -> Assigned | None:

@@ -23,7 +23,7 @@ Source: the problem is that of PipeEdge (Hu et al., DSD 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -145,7 +145,7 @@ class TypedChain:
                     found |= ends[u][i]
                 if found >> last & 1:
                     return self._trace(reached, ends, passable, used, u)
-                then = _with(used, u)
+                then = using(used, u)
                 for v in kinds:
                     if then[v] < self.counts[v] and found & passable[u][v]:
                         reached[then, v] = reached.get((then, v), 0) | found & passable[u][v]
@@ -172,27 +172,17 @@ class TypedChain:
             chain.append(PlacedStage(kind, start, end))
             if not start:
                 return chain[::-1]
-            used, kind, end = *next(self._before(reached, ends, passable, used, kind, start)), start
-
-    @staticmethod
-    def _before(
-        reached: dict[tuple[Used, int], int],
-        ends: list[list[int]],
-        passable: list[list[int]],
-        used: Used,
-        kind: int,
-        end: int,
-    ) -> Iterator[tuple[Used, int]]:
-        """What may have been used, and the type of the stage that ends where one on `kind` begins."""
-        for w, count in enumerate(used):
-            if count and passable[w][kind] >> end & 1:
-                before = (*used[:w], count - 1, *used[w + 1 :])
-                if any(ends[w][i] >> end & 1 for i in bits(reached.get((before, w), 0))):
-                    yield before, w
+            # What may have been used before, and the type of the stage that ends where this one begins.
+            before = [(using(used, w, -1), w) for w, count in enumerate(used) if count and passable[w][kind] >> start & 1]
+            used, kind = next(
+                (less, w) for less, w in before if any(ends[w][i] >> start & 1 for i in bits(reached.get((less, w), 0)))
+            )
+            end = start
 
 
-def _with(used: Used, kind: int) -> Used:
-    return (*used[:kind], used[kind] + 1, *used[kind + 1 :])
+def using(used: Used, kind: int, more: int = 1) -> Used:
+    """With one more device of a type, or with so many."""
+    return (*used[:kind], used[kind] + more, *used[kind + 1 :])
 
 
 def _row(row: np.ndarray) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpp.graph.op_graph import bits
 from gpp.mechanisms.serving.edgepipe.forward import Assigned, ForwardProblem, Kinds
-from gpp.mechanisms.serving.edgepipe.typed_chain import Used, least
+from gpp.mechanisms.serving.edgepipe.typed_chain import Used, least, using
 from gpp.planners.chains.downsets import Budget, all_states
 
 ROUNDING = 1 + 1e-12
@@ -117,7 +117,7 @@ class TypedStages:
         for kind, count in enumerate(self._kinds.counts):
             if state.used[kind] == count:
                 continue
-            used = (*state.used[:kind], state.used[kind] + 1, *state.used[kind + 1 :])
+            used = using(state.used, kind)
             took = self._seconds[kind] - self._seconds[kind, here] + self._forward.pass_s
             for at in np.flatnonzero(took <= tau * ROUNDING):
                 done = int(self._downsets[at])

@@ -19,34 +19,18 @@ from torch import Tensor, nn
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.mechanisms.weight_versions.on_worker.corrections import Corrections
-from gpp.mechanisms.weight_versions.on_worker.prediction import along_the_drift, direction_kept, drift_kept, foreach, predictor
+from gpp.mechanisms.weight_versions.on_worker.prediction import (
+    DRIFT,
+    along_the_drift,
+    changes_kept,
+    direction_kept,
+    foreach,
+    predictor,
+)
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.around import AbstractStageWeights, SavedHooks
 from gpp.weights.base import PipelinePosition
-
-
-class Parameters:
-    """The trained parameters of a stage's module, and other tensors in their place.
-
-    Args:
-        module: holds parameters, tied ones perhaps at several places.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.masters = [p for p in module.parameters() if p.requires_grad]
-        index = {id(p): i for i, p in enumerate(self.masters)}
-        self._places = [
-            (owner._parameters, name, index[id(p)])
-            for owner in module.modules()
-            for name, p in owner._parameters.items()
-            if id(p) in index
-        ]
-
-    def install(self, tensors: Sequence[Tensor]) -> None:
-        """Let the module compute with `tensors`."""
-        for holder, name, i in self._places:
-            holder[name] = tensors[i]  # type: ignore[assignment]
 
 
 def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -54,16 +38,11 @@ def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.data.requires_grad_() for tensor in tensors]
 
 
-def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Write the values of `tensors` into others of the same shapes."""
+def copy_values(into: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Write the values of `tensors` into others of the same shapes; returns these."""
     with torch.no_grad():
-        foreach._foreach_copy_(list(into), list(tensors))
-
-
-def _beside(master: Tensor, tensor: Tensor) -> Tensor:
-    """A copy on the device of its weight."""
-    with torch.no_grad():
-        return torch.empty_like(master, requires_grad=False).copy_(tensor)
+        foreach._foreach_copy_(into, list(tensors))
+    return into
 
 
 class AbstractVersions(AbstractStageWeights):
@@ -94,9 +73,16 @@ class AbstractVersions(AbstractStageWeights):
         self.policy, self.position, self.optimizer, self.spec, self._rate = policy, position, optimizer, spec, rate
         self._corrections = Corrections(policy.corrects(position), policy.staleness(position), spec, optimizer)
         self.saved_at = saved_at
-        self.parameters, self.module = Parameters(module), module
+        self.module, self.masters = module, [p for p in module.parameters() if p.requires_grad]
+        index = {id(p): i for i, p in enumerate(self.masters)}
+        # Tied ones stand at several places.
+        self._places = [
+            (owner._parameters, name, index[id(p)])
+            for owner in module.modules()
+            for name, p in owner._parameters.items()
+            if id(p) in index
+        ]
         self._before: dict[str, Tensor] = {}
-        self.masters = self.parameters.masters
         self.version = self.start = self.first = self.staleness = 0
         self._used: dict[int, int] = {}
         self.remembered: dict[str, list[Tensor]] = {}
@@ -126,10 +112,7 @@ class AbstractVersions(AbstractStageWeights):
         self.version = self.first = first
         self.start = first if start is None else start
         # A checkpoint's tensors lie in main memory, and the weights may lie on a card.
-        self.remembered = {
-            key: [_beside(master, t) for master, t in zip(self.masters, own, strict=True)]
-            for key, own in (remembered or {}).items()
-        }
+        self.remembered = {key: copy_values(self.empty(), own) for key, own in (remembered or {}).items()}
         self.reset()
 
     def in_flight_at_save(self, number: int) -> bool:
@@ -142,12 +125,22 @@ class AbstractVersions(AbstractStageWeights):
         return self.first * self.position.accumulation + microbatch
 
     def settle(self) -> None:
-        self.parameters.install(self.masters)
+        self.install(self.masters)
+
+    def install(self, tensors: Sequence[Tensor]) -> None:
+        """Let the module compute with `tensors`."""
+        for holder, name, i in self._places:
+            holder[name] = tensors[i]  # type: ignore[assignment]
+
+    def empty(self) -> list[Tensor]:
+        """Memory for a copy of the weights."""
+        return [torch.empty_like(master, requires_grad=False) for master in self.masters]
 
     def update(self) -> None:
         self.make_room()
-        corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
-        drifting = drift_kept(self.optimizer, self.masters, self._drift_memory) if self._drift_memory else nullcontext()
+        corrected = self._corrections.around(self.masters, self.rate(self.version))
+        memory = self._drift_memory
+        drifting = changes_kept(self.optimizer, DRIFT, self.masters, memory) if memory else nullcontext()
         keeping = direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext()
         with drifting, corrected, keeping:
             self.optimizer.step()

@@ -10,8 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection, Damping, Direction
-from gpp.mechanisms.weight_versions.on_worker.prediction import copied, foreach, take_in
+from gpp.mechanisms.weight_versions.corrections.base import AbstractCorrection, Direction
+from gpp.mechanisms.weight_versions.on_worker.prediction import changes_kept, foreach
 from gpp.optimizers import AbstractOptimizer
 
 SQUARES = "squared_changes"
@@ -39,16 +39,14 @@ class Corrections:
         """The factor on the learning rate of an update."""
         return self._correction.rate(self._delay, update) if self._correction else 1.0
 
-    def around(self, params: Sequence[Tensor], updates: int, rate: float) -> AbstractContextManager[None]:
-        """The context of the optimizer's step.
-
-        Args:
-            updates: made before it.
-        """
+    def around(self, params: Sequence[Tensor], rate: float) -> AbstractContextManager[None]:
+        """The context of the optimizer's step."""
         moved = [param for param in params if param.grad is not None]
         if moved and self._direction:
             return self._turned(moved, self._direction, rate)
-        return self._watched(moved, self._damping) if moved and self._damping else nullcontext()
+        if not self._damping:
+            return nullcontext()
+        return changes_kept(self._optimizer, SQUARES, params, self._damping.memory, squared=True)
 
     @contextmanager
     def _turned(self, params: Sequence[Tensor], direction: Direction, rate: float) -> Iterator[None]:
@@ -60,12 +58,6 @@ class Corrections:
             momenta = [self._optimizer.state[param]["momentum_buffer"] for param in params]
             foreach._foreach_add_(values, momenta, alpha=rate * (1.0 - direction.momentum))
             foreach._foreach_add_(values, list(gradients), alpha=-rate * direction.gradient)
-
-    @contextmanager
-    def _watched(self, params: Sequence[Tensor], damping: Damping) -> Iterator[None]:
-        before = copied([param.data for param in params])
-        yield
-        take_in(self._optimizer, SQUARES, params, before, damping.memory, squared=True)
 
     def damp(self, leaves: Sequence[Tensor], masters: Sequence[Tensor], updates: int) -> None:
         """Divide the gradients of the leaves, after the backward of a whole update.

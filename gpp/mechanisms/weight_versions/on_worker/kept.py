@@ -15,12 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy, Source
 from gpp.mechanisms.weight_versions.on_worker.base import AbstractVersions, alias, copy_values
-from gpp.mechanisms.weight_versions.on_worker.prediction import copied
 from gpp.weights.base import PipelinePosition
 
 
@@ -49,7 +47,7 @@ class KeptVersions(AbstractVersions):
         """Memory for one version that nobody needs, or more of it."""
         if self._free:
             return self._free.pop()
-        self._memory.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
+        self._memory.append(self.empty())
         self.most = len(self._memory)
         return self._memory[-1]
 
@@ -61,8 +59,7 @@ class KeptVersions(AbstractVersions):
         self._of: dict[int, _Version] = {}
         self._next = self.number(0)
         for key, tensors in self.remembered.items():
-            number, memory = self.version - int(key), self._room()
-            copy_values(memory, tensors)
+            number, memory = self.version - int(key), copy_values(self._room(), tensors)
             self._versions[number] = _Version(memory, alias(memory), number)
 
     def history(self) -> dict[str, list[Tensor]]:
@@ -74,7 +71,7 @@ class KeptVersions(AbstractVersions):
         version = self._of[microbatch] = self._versions[which]
         version.users += 1
         self._next = number + 1
-        self.parameters.install(version.leaves)
+        self.install(version.leaves)
         return which
 
     def prepare(self, microbatch: int) -> int:
@@ -95,8 +92,7 @@ class KeptVersions(AbstractVersions):
             latest.number += 1
             self._versions[latest.number] = self._versions.pop(self.version)
             return
-        fresh = self._room()
-        copy_values(fresh, self.masters)
+        fresh = copy_values(self._room(), self.masters)
         for into, master in zip(fresh, self.masters, strict=True):
             # No graph refers to a master, only to leaves, so it may move.
             master.data = into
@@ -125,11 +121,11 @@ class Foreseen(AbstractVersions):
         if source is not None:
             if source not in self._held:
                 # A version that is kept as it is, is one that is extrapolated by no update.
-                tensors = self.extrapolated(source[1]) if known is None else copied(known)
+                tensors = self.extrapolated(source[1]) if known is None else known
                 self._held[source] = _Version(tensors, alias(tensors))
                 self.most = max(self.most, len(self._held))
             self._held[source].users += 1
-        self.parameters.install(self.leaves(microbatch))
+        self.install(self.leaves(microbatch))
         return self.policy.forward_version(self.position, number, self.start)
 
     def leaves(self, microbatch: int) -> list[Tensor]:

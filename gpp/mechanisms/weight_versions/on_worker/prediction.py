@@ -70,20 +70,29 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, rule: P
     stateless = isinstance(spec, SGD) and not spec.momentum and rule.future == "zero"
 
     def predict(params: Sequence[Tensor], rates: Sequence[float]) -> list[Tensor]:
-        with torch.no_grad():
-            values = [param.data for param in params]
-            known = [i for i, p in enumerate(params) if rates and (stateless or optimizer.state.get(p))]
-            if len(known) == len(values):
-                return many(values, [optimizer.state[p] for p in params], rates)
-            # A parameter that no gradient has reached so far.
-            out = copied(values)
-            if known:
-                made = many([values[i] for i in known], [optimizer.state[params[i]] for i in known], rates)
-                for i, tensor in zip(known, made, strict=True):
-                    out[i] = tensor
-            return out
+        known = [i for i, p in enumerate(params) if rates and (stateless or optimizer.state.get(p))]
+        return _where_known(many, optimizer, params, known, rates)
 
     return predict
+
+
+def _where_known(
+    many: Rule, optimizer: torch.optim.Optimizer, params: Sequence[Tensor], known: list[int], rates: Sequence[float]
+) -> list[Tensor]:
+    """The values of parameters by a rule; a copy of those that no gradient has reached so far.
+
+    Args:
+        known: the numbers of the others.
+    """
+    with torch.no_grad():
+        values = [param.data for param in params]
+        made = many([values[i] for i in known], [optimizer.state[params[i]] for i in known], rates) if known else []
+        if len(known) == len(values):
+            return made
+        out = copied(values)
+        for i, tensor in zip(known, made, strict=True):
+            out[i] = tensor
+        return out
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -296,37 +305,27 @@ def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, pa
 
 
 DRIFT = "drift"
-"""Slot of the optimizer's state with the mean."""
+"""Slot of the optimizer's state with the running mean of a parameter's changes."""
 
 
 @contextmanager
-def drift_kept(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], memory: float) -> Iterator[None]:
-    """Take an update into the mean, in which the past has the weight `memory`. This is a context around the update."""
+def changes_kept(
+    optimizer: torch.optim.Optimizer, slot: str, params: Sequence[Tensor], memory: float, *, squared: bool = False
+) -> Iterator[None]:
+    """Take what an update changes, or its square, into a running mean in a slot of the optimizer's state. This is a context around
+    the update.
+
+    Args:
+        memory: weight of the past.
+    """
     moved = [param for param in params if param.grad is not None]
     before = copied([param.data for param in moved])
     yield
-    if moved:
-        take_in(optimizer, DRIFT, moved, before, memory)
-
-
-def take_in(
-    optimizer: torch.optim.Optimizer,
-    slot: str,
-    params: Sequence[Tensor],
-    before: list[Tensor],
-    memory: float,
-    *,
-    squared: bool = False,
-) -> None:
-    """Take what an update has changed, or its square, into a running mean in a slot of the optimizer's state.
-
-    Args:
-        before: the parameters as they were.
-        memory: weight of the past.
-    """
+    if not moved:
+        return
     with torch.no_grad():
-        changes = list(foreach._foreach_sub([param.data for param in params], before))
-        states = [optimizer.state[param] for param in params]
+        changes = list(foreach._foreach_sub([param.data for param in moved], before))
+        states = [optimizer.state[param] for param in moved]
         for state, change in zip(states, changes, strict=True):
             if slot not in state:
                 state[slot] = torch.zeros_like(change)
@@ -340,13 +339,9 @@ def take_in(
 
 def along_the_drift(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], horizon: int) -> list[Tensor]:
     """The weights so many updates ahead, which is below 0 for those behind, in memory of their own."""
-    with torch.no_grad():
-        values = [param.data for param in params]
-        known = [i for i, param in enumerate(params) if DRIFT in optimizer.state.get(param, {})]
-        if len(known) < len(values):
-            # A parameter that no gradient has reached so far.
-            out = copied(values)
-            for i in known:
-                out[i].add_(optimizer.state[params[i]][DRIFT], alpha=horizon)
-            return out
-        return list(foreach._foreach_add(values, [optimizer.state[param][DRIFT] for param in params], alpha=horizon))
+
+    def along(values: list[Tensor], states: list[dict[str, Any]], rates: Sequence[float]) -> list[Tensor]:
+        return list(foreach._foreach_add(values, [state[DRIFT] for state in states], alpha=horizon))
+
+    known = [i for i, param in enumerate(params) if DRIFT in optimizer.state.get(param, {})]
+    return _where_known(along, optimizer, params, known, ())

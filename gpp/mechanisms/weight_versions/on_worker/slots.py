@@ -55,14 +55,14 @@ class Slots(AbstractVersions):
         number, known = self.number(microbatch), self.remembered.pop(str(microbatch), None)
         horizon = self.policy.horizon(self.position, number, self.start)
         if known is not None and self._extrapolates:
-            self._hold(0, copied(known))
+            self._hold(0, known)
         else:
             self._use(horizon)
         if self.in_flight_at_save(number):
             # The prediction will be gone by then.
             self._saved[number] = copied(self._shown)
         self.hooks = (self._pack, self._unpack) if self._shown is not self._real or self._behind else None
-        self.parameters.install(self._leaves)
+        self.install(self._leaves)
         return self.policy.forward_version(self.position, number, self.start)
 
     def prepare(self, microbatch: int) -> int:
