@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, final
 
+import numpy as np
+
 from gpp.data.base import AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
@@ -78,8 +80,6 @@ class ImportedData(AbstractData):
         Raises:
             InvalidConfig: there are too few samples for two splits.
         """
-        import numpy as np
-
         if count < 2:
             raise InvalidConfig("data.factory", self.factory, f"makes {count} samples, and one is held out", "give it more samples")
         held_out = min(count - 1, max(1, round(count * self.test_fraction)))

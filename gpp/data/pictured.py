@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import final
+
+import numpy as np
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
 from gpp.settings import Count, settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @final
@@ -56,7 +55,5 @@ class Pictured(AbstractData):
 
     def _masks(self, split: str, count: int, places: int, seed: int) -> np.ndarray:
         """[count, places], bool."""
-        import numpy as np
-
         random = np.random.default_rng([seed, 1 if split == "train" else 2])
         return np.arange(places) < random.integers(0, places + 1, count)[:, None]
