@@ -128,12 +128,11 @@ def assemble(
     inputs: tuple[str, ...],
     batch: int | None,
     warnings: tuple[str, ...],
-    facts: dict[str, Facts] | None = None,
-    measured_batch: int | None = None,
+    blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
 ) -> Captured:
-    """Operators and their costs from drafts; `facts` are given if measured elsewhere (hand-written blocks)."""
-    size = measured_batch or batch or MEASURED_BATCH
-    known = facts or measure(drafts.drafts, loss_nodes(drafts.results), size)
+    """Operators and their costs from drafts; `blocks` as `measure` takes them."""
+    size = batch or MEASURED_BATCH
+    known = measure(drafts.drafts, loss_nodes(drafts.results), size, blocks=blocks)
     groups = Merger(drafts.drafts, known, drafts.results).merge()
     for draft in drafts.drafts:
         if draft.kind != "param":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
@@ -19,11 +19,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gpp.capture.added import casting
 from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
 from gpp.capture.copies import narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
-from gpp.capture.passes import casting
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, node_references
 
@@ -129,11 +129,6 @@ class Facts:
     casts: tuple[int, ...] = ()
 
 
-def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
-    """The entry of `Facts.forms` for a tensor."""
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype), differentiable
-
-
 def storage_of(tensor: Tensor) -> int:
     """Identity of a tensor's storage, valid while somebody holds it."""
     return tensor.untyped_storage()._cdata
@@ -159,20 +154,38 @@ def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
     return needed
 
 
-def measure(drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None = None) -> dict[str, Facts]:
-    """Facts of every node at a batch size; `losses` are the nodes that training differentiates, `passes` as `Captured` has it.
+def measure(
+    drafts: list[Draft],
+    losses: Iterable[str],
+    batch: int,
+    passes: str | None = None,
+    blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
+) -> dict[str, Facts]:
+    """Facts of every node at a batch size.
+
+    Args:
+        losses: the nodes that training differentiates.
+        passes: as `Captured` has it.
+        blocks: hand-written blocks, which run elsewhere: tensors like the results of each, and its facts, in which storages lack.
 
     Raises:
         CaptureError: a node does not run at this batch size.
     """
-    return _MeasuredPass(drafts, losses, batch, passes).run()
+    return _MeasuredPass(drafts, losses, batch, passes, blocks or {}).run()
 
 
 class _MeasuredPass:
     """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
-    def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None) -> None:
-        self.drafts, self.batch, self.losses, self.passes = drafts, batch, tuple(losses), passes
+    def __init__(
+        self,
+        drafts: list[Draft],
+        losses: Iterable[str],
+        batch: int,
+        passes: str | None,
+        blocks: Mapping[str, tuple[list[Tensor], Facts]],
+    ) -> None:
+        self.drafts, self.batch, self.losses, self.passes, self.blocks = drafts, batch, tuple(losses), passes, blocks
         self.copied = {name for draft in drafts for name in draft.narrow}
         self.narrow: dict[str, Tensor] = {}
         self.needed = backpropagates(drafts, self.losses)
@@ -189,12 +202,14 @@ class _MeasuredPass:
             for draft in self.drafts:
                 if draft.kind == "call":
                     self._call(draft)
+                elif draft.name in self.blocks:
+                    self._block(draft)
                 else:
                     self._leaf(draft)
             for name, facts in self.facts.items():
                 outputs = tensors_in(self.values[name])
                 facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
-                facts.forms = [form_of(tensor, tensor.requires_grad) for tensor in outputs]
+                facts.forms = [((tuple(t.shape), t.stride(), t.dtype), t.requires_grad) for t in outputs]
             # One backward, in which the gradients are seen that the operators with weights get: many share their storages.
             if losses := [loss for name in self.losses if (loss := self.values[name]).requires_grad]:
                 torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
@@ -217,6 +232,22 @@ class _MeasuredPass:
         if draft.kind == "param" and draft.requires_grad:
             for own in (value, *copies):
                 self.derivations.add_parameter(draft.target, own)
+
+    def _block(self, draft: Draft) -> None:
+        results, facts = self.blocks[draft.name]
+        grad = [facts.requires_grad and (like.is_floating_point() or like.is_complex()) for like in results]
+        made = [torch.empty(x.shape, dtype=x.dtype, device="cpu", requires_grad=g) for x, g in zip(results, grad, strict=True)]
+        for tensor in made:
+            self.derivations.add_input(tensor)
+        read = tensors_in(decode_call(draft.args, {}, self.values.__getitem__, self.batch))
+        # It keeps storages of its own for backward, and, since nobody can look inside, its inputs.
+        own = [torch.empty(num_bytes, dtype=torch.uint8, device="cpu") for _, _, num_bytes in facts.saved]
+        self.kept += own
+        facts.saved = [(storage_of(tensor), _bytes([tensor]), _bytes([tensor])) for tensor in (*own, *read)]
+        facts.storages, facts.reads = tuple(map(storage_of, made)), tuple(map(storage_of, read))
+        facts.num_bytes = _bytes(made)
+        facts.traffic_bytes = facts.num_bytes + _bytes(read)
+        self.values[draft.name], self.facts[draft.name] = made[0] if facts.parts is None else tuple(made), facts
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from gpp.capture.added import casting
 from gpp.capture.codec import dtype_of
 from gpp.capture.copies import NarrowCopies
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
-from gpp.capture.passes import casting
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
 from gpp.models.losses import named_tensors

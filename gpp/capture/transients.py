@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpp.capture.added import casting
 from gpp.capture.codec import decode_call, dtype_of, operator_of
 from gpp.capture.copies import narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts, tensors_in
-from gpp.capture.passes import casting
 from gpp.graph.captured import evaluate, node_references, renamed
 
 

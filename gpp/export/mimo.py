@@ -16,8 +16,8 @@ from string import Template
 from typing import Final
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import Exported, Lost, ToExport, told, torchrun
-from gpp.plan.chain import refuse_early_loss, refuse_unequal_microbatches
+from gpp.export.base import Exported, Lost, ToExport, refuse_order, told, torchrun
+from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.report.draw.stage_graph import module_names
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -119,11 +119,7 @@ def exported(e: ToExport, engine: str) -> Exported:
     """
     plan = e.plan
     refuse_unequal_microbatches(plan, f"export={engine}")
-    refuse_early_loss(plan, e.task.losses, f"export={engine}")
-    if not e.strategy.schedule.drains:
-        raise UnsupportedPlan(
-            f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
-        )
+    refuse_order(e, engine)
     shared = next((d for d, stages in sorted(plan.stages_of_device.items()) if len(stages) > 1), None)
     if shared is not None:
         raise UnsupportedPlan(

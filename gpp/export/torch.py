@@ -12,10 +12,9 @@ from typing import ClassVar, Literal, final
 
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.actions import passes, table, with_messages, word
-from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_unequal, torchrun
-from gpp.export.layout import GivenLayout
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_order, refuse_unequal, torchrun
 from gpp.graph.captured import is_loss
-from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_early_loss, refuse_replicas
+from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_replicas
 from gpp.report.draw import text
 from gpp.runtime.engine import refuse_policies, refuse_split_operators
 from gpp.schedules.base import AbstractSchedule
@@ -48,9 +47,7 @@ class Torch(AbstractExporter):
         refuse_split_operators(plan, self.engine)
         refuse_replicas(plan, f"export={self.name}")
         refuse_unequal(plan, self.name)
-        refuse_early_loss(plan, e.task.losses, f"export={self.name}")
-        if not e.strategy.schedule.drains:
-            raise UnsupportedPlan("the pipeline does not drain between updates, and torch's does. Fix: strategy/weights=flush")
+        refuse_order(e, self.name)
         if not e.captured.nodes:
             raise UnsupportedPlan(f"model={e.captured.name} is a profile, without code to run. Fix: a model that is captured")
         ran = e.having(*as_chain(plan, e.problem))
@@ -92,9 +89,6 @@ class Torch(AbstractExporter):
             lost=(*_carrying(e, ran), *_clipping(e)),
             job=True,
         )
-
-    def layout(self, text: str) -> GivenLayout | None:
-        return None
 
 
 def _carrying(e: ToExport, ran: ToExport) -> tuple[Lost, ...]:
