@@ -31,7 +31,7 @@ from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.capture.written import with_copies
 from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, node_references, references
+from gpp.graph.captured import Captured, Derived, Node, Uncounted, closure, is_loss, is_row, loss_nodes, node_references, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits, dtype_bytes
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
@@ -216,13 +216,12 @@ class OpCosts:
 
     def _closure(self, names: list[str]) -> list[str]:
         """A group's nodes with the free nodes and leaves that they need, in execution order."""
-        seen, todo = set(names), list(names)
-        while todo:
-            for need in needs(self.draft[todo.pop()]):
-                if need not in seen and (self.draft[need].free or self.draft[need].kind not in ("call", "block")):
-                    seen.add(need)
-                    todo.append(need)
-        return sorted(seen, key=self.index.__getitem__)
+
+        def beside(name: str) -> list[str]:
+            needed = [self.draft[need] for need in needs(self.draft[name])]
+            return [draft.name for draft in needed if draft.free or draft.kind not in ("call", "block")]
+
+        return sorted(closure(names, beside), key=self.index.__getitem__)
 
     def graph(self, name: str) -> OpGraph:
         """The operator graph."""
@@ -236,12 +235,12 @@ class OpCosts:
         charged: set[str] = set()
         left, late = self._late()
         ops = []
-        for number, closure in enumerate(self.closures):
+        for number, held in enumerate(self.closures):
             # a free node is computed once per stage; charging its first reader keeps the sum right
-            own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
+            own = [n for n in held if n not in charged and self.draft[n].kind in ("call", "block")]
             charged.update(own)
             facts = [self.facts[n] for n in own]
-            beyond = transients.of(closure, given, kept[number])
+            beyond = transients.of(held, given, kept[number])
             ops.append(
                 Op(
                     name=names[number],
@@ -256,8 +255,8 @@ class OpCosts:
                     late_bytes=late.get(number, 0) / self.batch,
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
-                    params=self._params(closure),
-                    inputs=tuple(self.draft[n].target for n in closure if is_row(self.draft[n])),
+                    params=self._params(held),
+                    inputs=tuple(self.draft[n].target for n in held if is_row(self.draft[n])),
                 )
             )
         used = {name for op in ops for name in op.params}
@@ -270,10 +269,10 @@ class OpCosts:
         )
         return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype)
 
-    def _params(self, closure: list[str]) -> tuple[str, ...]:
+    def _params(self, held: list[str]) -> tuple[str, ...]:
         """The parameters that an operator reads, and the copies of those that its passes read in their own type."""
-        narrow = {need for name in closure for need in self.draft[name].narrow}
-        own = [name for name in closure if self.draft[name].kind == "param"]
+        narrow = {need for name in held for need in self.draft[name].narrow}
+        own = [name for name in held if self.draft[name].kind == "param"]
         copies = [self._copy_name(self.draft[name].target) for name in own if name in narrow]
         return (*(self.draft[name].target for name in own), *copies)
 
@@ -311,8 +310,8 @@ class OpCosts:
         """
         seen: set[int] = set()
         kept: dict[int, int] = defaultdict(int)
-        for number, closure in enumerate(self.closures):
-            for name in closure:
+        for number, held in enumerate(self.closures):
+            for name in held:
                 for storage, _, storage_bytes in self.facts[name].saved:
                     maker = self.maker.get(storage)
                     if storage not in seen and (maker is None or maker.kind != "input"):

@@ -14,7 +14,7 @@ from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
-from gpp.graph.captured import LEAVES, Captured, Node, is_loss, is_row, node_references
+from gpp.graph.captured import LEAVES, Captured, Node, closure, is_loss, is_row, node_references
 
 
 class HeldPart(NamedTuple):
@@ -174,20 +174,16 @@ class Cut:
             if self.node_of[n].kind == "call" and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))
         ]
         todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
-        seen: set[str] = set()
-        while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
+
+        def needed(name: str) -> list[str]:
             node = self.node_of[name]
             if self._foreign(node):
-                continue
-            todo += node_references(node)
-            todo += [
-                n for n in node.after if (not self._foreign(self.node_of[n])) and (training or not self.dropped(self.node_of[n]))
-            ]
-        return seen
+                return []
+            writers = [self.node_of[n] for n in node.after]
+            own = [n.name for n in writers if not self._foreign(n) and (training or not self.dropped(n))]
+            return [*node_references(node), *own]
+
+        return closure(todo, needed)
 
     def compile(
         self, root: Root, *, training: bool, draws: frozenset[str] | None = None

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import bound_arguments, called, dtype_of, is_random, operator_of, sizes_of, writes
 from gpp.capture.counts import near, needed_by, needs
 from gpp.capture.draft import Draft, Drafts
 from gpp.errors import CaptureError, GppError
-from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss, ref
+from gpp.graph.captured import ITEMS, Items, Kind, is_loss, ref
 from gpp.graph.order import fresh_name
 
 _MEAN, _SUM = 1, 2
@@ -176,8 +176,9 @@ class _Finder:
     def _numbers(self, node: str, trial: int) -> Iterator[float]:
         """A number on made-up rows, and on their halves."""
         size = self.batch or _BATCH
-        needed = [draft for draft in self.drafts.drafts if draft.name in needed_by(self.draft, [node])]
-        extents = [[int(evaluate(extent, size)) for extent in draft.shape or ()] for draft in needed]
+        names = needed_by(self.draft, [node])
+        needed = [draft for draft in self.drafts.drafts if draft.name in names]
+        extents = [sizes_of(draft, size) for draft in needed]
         if sum(8 * math.prod(shape) for shape in extents) > _MOST_BYTES or (self.batch and size % 2):
             raise ValueError("too large to be tried")
         random = torch.Generator("cpu").manual_seed(trial)
@@ -189,8 +190,7 @@ class _Finder:
             }
             for draft in needed:
                 if draft.kind == "call":
-                    args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, hi - lo)
-                    values[draft.name] = operator_of(draft.target)(*args, **kwargs)
+                    values[draft.name] = called(draft, values.__getitem__, hi - lo)
             yield float(values[node])
 
     def _shared(self, name: str, result: str, node: str) -> str:

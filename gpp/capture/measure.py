@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpp.capture.added import casting
-from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import bound_arguments, decode_call, empty_of, is_random, operator_of, writes
 from gpp.capture.copies import narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
 from gpp.errors import CaptureError
-from gpp.graph.captured import evaluate, node_references
+from gpp.graph.captured import node_references, references
 
 _ACTIVATION = None
 """In place of names: the tensor depends on an input."""
@@ -216,8 +216,7 @@ class _MeasuredPass:
         return self.facts
 
     def _leaf(self, draft: Draft) -> None:
-        shape = [evaluate(extent, self.batch) for extent in draft.shape or ()]
-        value = torch.empty(shape, dtype=dtype_of(draft.dtype or "float32"), device="cpu", requires_grad=draft.requires_grad)
+        value = empty_of(draft, self.batch).requires_grad_(draft.requires_grad)
         self.values[draft.name] = value
         self.facts[draft.name] = Facts(storages=(storage_of(value),), num_bytes=_bytes([value]))
         if draft.kind in ("param", "buffer"):
@@ -239,7 +238,7 @@ class _MeasuredPass:
         made = [torch.empty(x.shape, dtype=x.dtype, device="cpu", requires_grad=g) for x, g in zip(results, grad, strict=True)]
         for tensor in made:
             self.derivations.add_input(tensor)
-        read = tensors_in(decode_call(draft.args, {}, self.values.__getitem__, self.batch))
+        read = tensors_in([self.values[name] for name in references(draft.args)])
         # It keeps storages of its own for backward, and, since nobody can look inside, its inputs.
         own = [torch.empty(num_bytes, dtype=torch.uint8, device="cpu") for _, _, num_bytes in facts.saved]
         self.kept += own
@@ -252,7 +251,7 @@ class _MeasuredPass:
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
         values = ChainMap({name: self.narrow[name] for name in draft.narrow}, self.values)
-        args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, self.batch)
+        args, kwargs = decode_call(draft, values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
         before = tensors_in((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
@@ -276,10 +275,8 @@ class _MeasuredPass:
             with torch.set_grad_enabled(grad), hooks, self.derivations, casting("cpu", self.passes):
                 value = operator(*args, **kwargs)
         except Exception as error:
-            raise CaptureError(
-                f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}. "
-                "Fix: make it work for any batch size"
-            ) from error
+            words = f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}"
+            raise CaptureError(f"{words}. Fix: make it work for any batch size") from error
         self.values[draft.name] = value
         if grad and "lstm." in draft.target:
             # oneDNN's layer keeps a workspace of unknown size, so the plain layer's counts, which is near cuDNN's.

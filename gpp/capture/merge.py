@@ -16,7 +16,7 @@ from gpp.capture.codec import size
 from gpp.capture.counts import needed_by, needs
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
-from gpp.graph.captured import is_loss, loss_nodes, node_references
+from gpp.graph.captured import closure, is_loss, loss_nodes, node_references
 
 
 @dataclass(kw_only=True)
@@ -180,16 +180,11 @@ class Merger:
 
     def _reads_freely(self, unit: str, names: set[str]) -> bool:
         """Whether a unit depends on one of `names` through free nodes."""
-        todo, seen = needs(self.draft[unit]), set()
-        while todo:
-            name = todo.pop()
-            if name in seen or not self.draft[name].free:
-                continue
-            if name in names:
-                return True
-            seen.add(name)
-            todo += needs(self.draft[name])
-        return False
+
+        def free(name: str) -> list[str]:
+            return [need for need in needs(self.draft[name]) if self.draft[need].free]
+
+        return not names.isdisjoint(closure(free(unit), free))
 
     def _join_side_results(self, live: set[str]) -> None:
         """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""

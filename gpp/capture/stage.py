@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gpp.capture.added import casting
-from gpp.capture.codec import dtype_of
+from gpp.capture.codec import dtype_of, empty_of
 from gpp.capture.copies import NarrowCopies
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
@@ -316,7 +316,7 @@ def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None =
         node = captured.node_of[name]
         held = reduce(lambda value, part: getattr(value, part, None), node.target.split("."), model)
         if data is not None:
-            state[node.target] = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtype_of(node.dtype or "float32"))
+            state[node.target] = empty_of(node)
             _fill(state[node.target], node, data)
         elif isinstance(held, Tensor):
             state[node.target] = held.detach()

@@ -108,20 +108,12 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
         raise InvalidConfig("inputs", None, "have no tensor", "give the mini-batch's tensors, batch first")
     sizes = {name: tensor.shape[0] for name, tensor in examples.items()}
     if len(set(sizes.values())) != 1:
-        raise InvalidConfig(
-            "inputs",
-            sizes,
-            "the first dimension of every input and target must be the same batch size",
-            "pass batch-first tensors of one batch size",
-        )
+        rule = "the first dimension of every input and target must be the same batch size"
+        raise InvalidConfig("inputs", sizes, rule, "pass batch-first tensors of one batch size")
     (size,) = set(sizes.values())
     if size < 2:
-        raise InvalidConfig(
-            "inputs",
-            sizes,
-            "torch.export takes sizes 0 and 1 for constants, so the example batch must be at least 2",
-            "pass two samples",
-        )
+        rule = "torch.export takes sizes 0 and 1 for constants, so the example batch must be at least 2"
+        raise InvalidConfig("inputs", sizes, rule, "pass two samples")
     return size
 
 

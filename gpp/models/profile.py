@@ -43,12 +43,8 @@ class AbstractProfile(AbstractModel):
 
     def refuse_training(self) -> None:
         """Raises: InvalidConfig: always; a profile has no network."""
-        raise InvalidConfig(
-            "model",
-            self.name,
-            "is a profile, which can be planned and simulated but has no network to train",
-            "set mode=plan, engine=simulate or engine=emulate",
-        )
+        rule = "is a profile, which can be planned and simulated but has no network to train"
+        raise InvalidConfig("model", self.name, rule, "set mode=plan, engine=simulate or engine=emulate")
 
     def build(self) -> nn.Module:
         self.refuse_training()
