@@ -9,7 +9,7 @@ import numpy as np
 from gpp.data.base import AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
-from gpp.models.dotted import call, check_dotted, origin, resolve, users_code
+from gpp.models.dotted import call, check_dotted, origin, users_code
 from gpp.settings import settings
 
 
@@ -65,11 +65,10 @@ class ImportedData(AbstractData):
 
         check_split(split)
         named = (self.args or {}) | ((self.train_args if split == "train" else self.test_args) or {})
-        names = {"field": "data.factory", "path": self.factory}
-        dataset = call(resolve(self.factory, field="data.factory"), (), named, arguments="data.args", **names)
+        dataset = call(self.factory, (), named, field="data.factory", arguments="data.args")
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InvalidConfig("data.factory", self.factory, "must return a map-style Dataset", "give it __len__ and __getitem__")
-        with users_code(**names):
+        with users_code("data.factory", self.factory):
             count = len(dataset)
         rows = range(count) if self._is_split else self._rows(split, count)
         return DatasetSamples(dataset, model, dtype, rows)

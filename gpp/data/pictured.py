@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import final
 
 import numpy as np
 
-from gpp.data.base import TARGET, AbstractData, Samples, check_split
+from gpp.data.base import AbstractData, Samples, check_split
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
@@ -40,16 +38,8 @@ class Pictured(AbstractData):
 
         check_split(split)
         self.check(model)
-        plain = Synthetic(num_samples=self.num_samples, num_test_samples=self.num_test_samples).load(
-            split, model, seed=seed, dtype=dtype
-        )
-        count = len(plain)
-
-        def column(name: str) -> np.ndarray:
-            return plain.fetch(range(count), {name})[name].numpy()
-
-        names = [*model.inputs(), *(TARGET + name for name in model.targets())]
-        columns: dict[str, Callable[[], np.ndarray]] = {name: partial(column, name) for name in names}
+        plain = Synthetic(num_samples=self.num_samples, num_test_samples=self.num_test_samples)
+        columns, count = plain.columns(split, model, seed), plain.count(split)
         columns[self.mask] = lambda: self._masks(split, count, model.inputs()[self.mask].shape[0], seed)
         return ColumnSamples(count, columns, dtype)
 

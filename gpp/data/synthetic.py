@@ -46,14 +46,21 @@ class Synthetic(AbstractData):
         from gpp.data.table import ColumnSamples
 
         check_split(split)
-        num_samples = self.num_samples if split == "train" else self.num_test_samples
-        draw = _Draw(seed=seed, split=split, num_samples=num_samples, noise=self.noise)
+        return ColumnSamples(self.count(split), self.columns(split, model, seed), dtype)
+
+    def count(self, split: str) -> int:
+        """Samples of a split."""
+        return self.num_samples if split == "train" else self.num_test_samples
+
+    def columns(self, split: str, model: AbstractModel, seed: int) -> dict[str, Callable[[], np.ndarray]]:
+        """By name, what makes the column of an input or a target."""
+        draw = _Draw(seed=seed, split=split, num_samples=self.count(split), noise=self.noise)
         columns: dict[str, Callable[[], np.ndarray]] = {}
         for name, spec in model.inputs().items():
             columns[name] = partial(draw.input, name, spec)
         for name, spec in model.targets().items():
             columns[TARGET + name] = partial(draw.target, TARGET + name, spec)
-        return ColumnSamples(num_samples, columns, dtype)
+        return columns
 
 
 @final

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec, as_module
-from gpp.models.dotted import call, check_dotted, nearest, origin, resolve
+from gpp.models.dotted import call, check_dotted, nearest, origin
 from gpp.models.specs import read_specs
 from gpp.settings import settings
 
@@ -50,12 +50,10 @@ class Imported(AbstractModel):
         self.targets()
 
     def build(self) -> nn.Module:
-        factory = resolve(self.factory, field="model.factory")
         positional: tuple[Any, ...] = ()
         if self.config is not None:
-            make, args = resolve(self.config, field="model.config"), self.config_args or {}
-            positional = (call(make, (), args, field="model.config", path=self.config, arguments="model.config_args"),)
-        made = call(factory, positional, self.args or {}, field="model.factory", path=self.factory, arguments="model.args")
+            positional = (call(self.config, (), self.config_args or {}, field="model.config", arguments="model.config_args"),)
+        made = call(self.factory, positional, self.args or {}, field="model.factory", arguments="model.args")
         network = as_module(made, field="model.factory", path=self.factory)
         return network if self.outputs is None else keep_outputs(network, self.outputs)
 

@@ -217,13 +217,11 @@ class Encoder(nn.Module):
     def __init__(self, num_layers: int, hidden: int, num_heads: int, *, causal: bool = False) -> None:
         super().__init__()
         layers = (TransformerLayer(hidden, num_heads, 4 * hidden, causal=causal) for _ in range(num_layers))
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.Sequential(*layers)
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
-        return self.norm(x_BLD)
+        return self.norm(self.layers(x_BLD))
 
 
 class TokenEmbedding(nn.Module):
