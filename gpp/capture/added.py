@@ -1,10 +1,9 @@
-"""What mechanisms add to a captured model: gradients that are left for later, other ways to run operators, narrower passes."""
+"""What mechanisms add to a captured model: what can be left of a backward for later, and other ways to run operators."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.mechanism import found
@@ -66,27 +65,3 @@ def declaring(captured: Captured) -> Captured:
     for part in found("variants", "VARIANTS", AbstractVariants).values():
         captured = part.declared(captured)
     return captured
-
-
-class AbstractPasses(ABC):
-    """Forwards that compute in a narrower type than that of the weights, where torch's rules have it so."""
-
-    @abstractmethod
-    def context(self, kind: str, passes: str) -> AbstractContextManager[object]:
-        """The context of such a forward, on devices of a kind; `passes` is the type."""
-
-    @abstractmethod
-    def casts_itself(self, target: str) -> bool:
-        """Whether an operator's own rule casts its arguments, on devices of every kind."""
-
-
-def narrowing() -> AbstractPasses:
-    """What narrows forwards."""
-    return next(iter(found("passes", "PASSES", AbstractPasses).values()))
-
-
-def casting(kind: str, passes: str | None) -> AbstractContextManager[object]:
-    """The context of forwards on devices of a kind that cast to a type (`Captured.passes`); None: they cast nothing."""
-    if passes is None:
-        return nullcontext()
-    return narrowing().context(kind, passes)

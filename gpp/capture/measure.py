@@ -19,9 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gpp.capture.added import casting
 from gpp.capture.codec import bound_arguments, decode_call, empty_of, is_random, operator_of, writes
-from gpp.capture.copies import narrow_copy
+from gpp.capture.copies import casting, narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
 from gpp.errors import CaptureError

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gpp.capture.added import casting
 from gpp.capture.codec import dtype_of, empty_of
-from gpp.capture.copies import NarrowCopies
+from gpp.capture.copies import NarrowCopies, casting
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher

@@ -20,9 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpp.capture.added import casting
 from gpp.capture.codec import called, empty_of
-from gpp.capture.copies import narrow_copy
+from gpp.capture.copies import casting, narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts, tensors_in
 from gpp.graph.captured import node_references, renamed

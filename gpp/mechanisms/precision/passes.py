@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from gpp.capture.added import AbstractPasses
 from gpp.capture.codec import dtype_of, operator_of
+from gpp.capture.copies import AbstractPasses
 
 
 class AutocastPasses(AbstractPasses):

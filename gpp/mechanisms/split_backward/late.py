@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from gpp.capture.added import narrowing
+from gpp.capture.copies import narrowing
 
 Gradients = Sequence[Tensor | None]
 
