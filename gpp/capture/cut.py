@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
@@ -245,14 +245,3 @@ class Cut:
         for name, following in zip(own, (*own[1:], own[-1]), strict=True):
             self._tell(emitter, emitter.call, name, self.place[following], draws)
         return emitter.finish([]), reads
-
-    def spec(self, name: str) -> BoundaryTensor:
-        """See `StageModule.spec`."""
-        node = self.node_of[name]
-        if node.batch_dim is None or node.shape is None or node.dtype is None:
-            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
-        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
-        dtype = dtype_of(node.dtype)
-        return BoundaryTensor(
-            shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
-        )

@@ -181,7 +181,12 @@ class StageModule(nn.Module):
         Raises:
             CaptureError: the tensor's samples cannot be told apart, so it cannot cross a boundary.
         """
-        return self.cut.spec(name)
+        node = self.cut.node_of[name]
+        if node.batch_dim is None or node.shape is None or node.dtype is None:
+            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
+        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
+        own, grad = dtype_of(node.dtype), node.requires_grad
+        return BoundaryTensor(shape=rest, batch_dim=node.batch_dim, dtype=self.cut.dtypes.get(own, own), differentiable=grad)
 
     def entering(self) -> dict[str, Node]:
         """The tensors that `inputs` and `receives` list, by name, with the node of each."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -253,11 +253,6 @@ class PatchEmbedding(nn.Module):
         return torch.cat([token, patches], dim=1) + self.positions
 
 
-class _HasDropout(Protocol):
-    dropout: float
-    training: bool
-
-
-def drop(x: Tensor, layer: _HasDropout) -> Tensor:
-    """Dropout at the layer's rate; leaves no operator in the graph when the rate is 0."""
+def drop(x: Tensor, layer: Any) -> Tensor:
+    """Dropout at the rate `layer.dropout` of a module; leaves no operator in the graph when the rate is 0."""
     return F.dropout(x, layer.dropout, layer.training) if layer.dropout else x
