@@ -34,7 +34,7 @@ class DigitsData(AbstractData):
         _names(model)
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         image, digit = _names(model)

@@ -61,7 +61,7 @@ class ImportedData(AbstractData):
         )
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.items import DatasetSamples
+        from gpp.data.samples import DatasetSamples
 
         check_split(split)
         named = (self.args or {}) | ((self.train_args if split == "train" else self.test_args) or {})

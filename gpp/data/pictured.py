@@ -34,7 +34,7 @@ class Pictured(AbstractData):
             raise InvalidConfig("data.mask", self.mask, rule, "model=pictured_small, or data=synthetic, which fits every model")
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)

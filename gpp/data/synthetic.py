@@ -43,7 +43,7 @@ class Synthetic(AbstractData):
         pass  # any shape can be made up
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         return ColumnSamples(self.count(split), self.columns(split, model, seed), dtype)

@@ -44,7 +44,7 @@ class Text(AbstractData):
             raise InvalidConfig("model.vocabulary", spec.high, rule, fix)
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)

@@ -43,7 +43,7 @@ class Translation(AbstractData):
             raise InvalidConfig("model.vocabulary", first.high, "must be at least 3: two tokens and the start", "vocabulary=24")
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)

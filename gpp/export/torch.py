@@ -21,6 +21,8 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
 
+CLIPPING = Lost(what="clipping of gradients by their norm (optimizer.clip_norm): the script has none")
+
 TEMPLATE = Path(__file__).with_name("template") / "torch_train.txt"
 
 
@@ -86,7 +88,7 @@ class Torch(AbstractExporter):
             },
             command=f"{torchrun(e.problem.cluster, plan)} train.py",
             ran=ran,
-            lost=(*_carrying(e, ran), *_clipping(e)),
+            lost=(*_carrying(e, ran), *([CLIPPING] if e.clips else [])),
             job=True,
         )
 
@@ -104,7 +106,3 @@ def _carrying(e: ToExport, ran: ToExport) -> tuple[Lost, ...]:
         f"between, {text.num_bytes(moved)} more a step each way, and branches wait for each other"
     )
     return (Lost(what=what, seconds=ran.step_s() - e.step_s()),)
-
-
-def _clipping(e: ToExport) -> tuple[Lost, ...]:
-    return (Lost(what="clipping of gradients by their norm (optimizer.clip_norm): the script has none"),) if e.clips else ()
