@@ -26,10 +26,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
-from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
+from gpp.capture.draft import Draft, Drafts, Reader, batch_dimension, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.flops import Counted
-from gpp.capture.items import with_items
+from gpp.capture.items import ItemFinder
 from gpp.capture.measure import Derivations, Facts
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
@@ -80,7 +80,7 @@ def capture_blocks(
     traced = trace(tail, examples, measured, loss, metrics or {}, batch=None)
     if traced.batch is not None:
         raise CaptureError(f"the loss works at a fixed batch size only: {traced.warnings[0]}")
-    drafts = with_items(read(traced, tail, imports=imports), None, outside=set(examples))
+    drafts = ItemFinder(Reader(traced, tail, imports=imports).read(), None, outside=set(examples)).found()
     joined = _joined(made, drafts, dict(zip(examples, last, strict=True)))
     every = (*inputs, *(f"target:{key}" for key in named))
     return assemble(joined, name=name, inputs=every, batch=None, warnings=traced.warnings, blocks=made.runs)
@@ -92,7 +92,7 @@ class _BlockDrafts:
     Attributes:
         outputs: block or input -> names of its tensors.
         values: name of a tensor -> its values at both batch sizes.
-        runs: as `measure` takes them.
+        runs: as `MeasuredPass` takes them.
     """
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:

@@ -22,10 +22,10 @@ from gpp.capture.added import MeasuredModel, capture_part, declaring
 from gpp.capture.causal import with_causal
 from gpp.capture.counts import needed_by, needs
 from gpp.capture.coupling import cut_loss
-from gpp.capture.draft import Draft, Drafts, read
+from gpp.capture.draft import Draft, Drafts, Reader
 from gpp.capture.faithful.compared import compared
-from gpp.capture.items import with_items
-from gpp.capture.measure import Facts, measure
+from gpp.capture.items import ItemFinder
+from gpp.capture.measure import Facts, MeasuredPass
 from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
@@ -98,8 +98,8 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts, copied = with_copies(read(traced, model, module_of(loss), imports))
-    drafts = with_causal(with_items(drafts, traced.batch), traced.batch)
+    drafts, copied = with_copies(Reader(traced, model, module_of(loss), imports).read())
+    drafts = with_causal(ItemFinder(drafts, traced.batch).found(), traced.batch)
     try:
         captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=(*traced.warnings, *copied))
     except RuntimeError as error:
@@ -130,9 +130,9 @@ def assemble(
     warnings: tuple[str, ...],
     blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
 ) -> Captured:
-    """Operators and their costs from drafts; `blocks` as `measure` takes them."""
+    """Operators and their costs from drafts; `blocks` as `MeasuredPass` takes them."""
     size = batch or MEASURED_BATCH
-    known = measure(drafts.drafts, loss_nodes(drafts.results), size, blocks=blocks)
+    known = MeasuredPass(drafts.drafts, loss_nodes(drafts.results), size, blocks=blocks).run()
     groups = Merger(drafts.drafts, known, drafts.results).merge()
     for draft in drafts.drafts:
         if draft.kind != "param":

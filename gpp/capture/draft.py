@@ -108,30 +108,26 @@ def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | N
     return symbolic[0] if len(symbolic) == 1 and shape[symbolic[0]] == "b" else None
 
 
-def read(traced: Traced, model: nn.Module, loss: nn.Module | None = None, imports: tuple[str, ...] = ()) -> Drafts:
-    """Drafts of every node of the exported program, dead ones included.
+class Reader:
+    """Reads an exported program.
 
     Args:
         loss: the module of the loss, where it is one.
         imports: see `gpp.capture.homes.home_of`.
-
-    Raises:
-        CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
     """
-    return _Reader(traced, model, loss, imports).read()
 
-
-class _Reader:
-    """State of one reading: encoded values of the program's nodes by (graph, node)."""
-
-    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None, imports: tuple[str, ...]) -> None:
+    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None = None, imports: tuple[str, ...] = ()) -> None:
         self.traced, self.aliases, self.imports = traced, tied_names(model, loss), imports
         self.drafts: list[Draft] = []
         self.constants: dict[str, str | None] = {}
         self.taken: set[str] = set()
 
     def read(self) -> Drafts:
-        """See the function `read`."""
+        """Drafts of every node, dead ones included.
+
+        Raises:
+            CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
+        """
         program = self.traced.program
         values: dict[torch.fx.Node, Any] = {}
         users = iter(self.traced.inputs)

@@ -7,7 +7,7 @@ targets alone, so whoever has them knows it before the first forward: no device 
     sum of a micro-batch's terms / (number of the mini-batch * samples here / samples of the mini-batch)
 
 Weighted by the micro-batch's share of the samples, as all losses are, these add up to the mean of the whole mini-batch; a part
-without a label adds zero. `with_items` finds such numbers among a program's nodes and puts a given one in the place of each.
+without a label adds zero. `ItemFinder` finds such numbers among a program's nodes and puts a given one in the place of each.
 """
 
 from __future__ import annotations
@@ -37,23 +37,15 @@ _MOST_BYTES = 64 << 20
 """The most bytes that a number may take to be made; one that takes more (of one-hot labels) is left as it is."""
 
 
-def with_items(drafts: Drafts, batch: int | None, outside: Collection[str] = ()) -> Drafts:
-    """The program with given numbers in place of those that its losses are divided by.
-
-    Found are means of cross entropy and of the negative log likelihood over labels, with weights of classes or without, and scalars
-    that follow from inputs and targets alone, if something that does not is divided by them, or multiplied by their inverse.
+class ItemFinder:
+    """The nodes of one program that follow from a mini-batch's rows alone, and what is done with them.
 
     Args:
         batch: the only size that the program runs at; None for any.
         outside: targets of inputs that are no user's (the outputs of a network whose loss alone is here).
     """
-    return _Finder(drafts, batch, outside).found()
 
-
-class _Finder:
-    """The nodes of one program that follow from a mini-batch's rows alone, and what is done with them."""
-
-    def __init__(self, drafts: Drafts, batch: int | None, outside: Collection[str]) -> None:
+    def __init__(self, drafts: Drafts, batch: int | None, outside: Collection[str] = ()) -> None:
         self.drafts, self.batch = drafts, batch
         self.out: list[Draft] = []
         self.items: list[Items] = []
@@ -72,7 +64,12 @@ class _Finder:
             self.counts[draft.name] = leaf or any(self.counts[n] for n in read)
 
     def found(self) -> Drafts:
-        """See `with_items`."""
+        """The program with given numbers in place of those that its losses are divided by.
+
+        Found are means of cross entropy and of the negative log likelihood over labels, with weights of classes or without, and
+        scalars that follow from inputs and targets alone, if something that does not is divided by them, or multiplied by their
+        inverse.
+        """
         given = {name: node for name, node in self.drafts.results.items() if name.startswith(ITEMS)}
         results = {name: node for name, node in self.drafts.results.items() if name not in given}
         for name, node in given.items():

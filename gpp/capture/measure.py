@@ -153,38 +153,24 @@ def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
     return needed
 
 
-def measure(
-    drafts: list[Draft],
-    losses: Iterable[str],
-    batch: int,
-    passes: str | None = None,
-    blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
-) -> dict[str, Facts]:
-    """Facts of every node at a batch size.
+class MeasuredPass:
+    """One pass over the nodes; keeps every value, so that storage identities stay unique.
 
     Args:
         losses: the nodes that training differentiates.
         passes: as `Captured` has it.
         blocks: hand-written blocks, which run elsewhere: tensors like the results of each, and its facts, in which storages lack.
-
-    Raises:
-        CaptureError: a node does not run at this batch size.
     """
-    return _MeasuredPass(drafts, losses, batch, passes, blocks or {}).run()
-
-
-class _MeasuredPass:
-    """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
     def __init__(
         self,
         drafts: list[Draft],
         losses: Iterable[str],
         batch: int,
-        passes: str | None,
-        blocks: Mapping[str, tuple[list[Tensor], Facts]],
+        passes: str | None = None,
+        blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
     ) -> None:
-        self.drafts, self.batch, self.losses, self.passes, self.blocks = drafts, batch, tuple(losses), passes, blocks
+        self.drafts, self.batch, self.losses, self.passes, self.blocks = drafts, batch, tuple(losses), passes, blocks or {}
         self.copied = {name for draft in drafts for name in draft.narrow}
         self.narrow: dict[str, Tensor] = {}
         self.needed = backpropagates(drafts, self.losses)
@@ -196,7 +182,11 @@ class _MeasuredPass:
         self.derivations = Derivations()
 
     def run(self) -> dict[str, Facts]:
-        """See `measure`."""
+        """Facts of every node at the batch size.
+
+        Raises:
+            CaptureError: a node does not run at it.
+        """
         with FakeTensorMode(allow_non_fake_inputs=True):
             for draft in self.drafts:
                 if draft.kind == "call":
