@@ -72,7 +72,7 @@ class Merger:
                 self.users[name].append(unit)
         self._join_uncuttable()
         self._join_writes()
-        self._join_side_results(live)
+        self._join_side_results()
         for component in list(nx.strongly_connected_components(self._graph())):
             self._join(list(component))
         self._join_views()
@@ -186,7 +186,7 @@ class Merger:
 
         return not names.isdisjoint(closure(free(unit), free))
 
-    def _join_side_results(self, live: set[str]) -> None:
+    def _join_side_results(self) -> None:
         """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""
         losses = {loss: needed_by(self.draft, [loss]) for loss in loss_nodes(self.results)}
         for_loss = set().union(*losses.values())

@@ -129,7 +129,7 @@ def exported(e: ToExport, engine: str) -> Exported:
     said, modules, batch_dim = told(engine, plan), modules_of(plan, e), _batch_dim(plan, e, engine)
     _refuse_widths(modules, engine)
     own = replace(e.strategy, schedule=OneFOneB())
-    ran = e.having(_ahead(said.plan or plan, modules), strategy=own)
+    ran = e.having(_ahead(said.plan or plan), strategy=own)
     more = ran.step_s() - e.step_s()
     count, size = plan.minibatch_size // plan.stages[0].microbatch_size, plan.stages[0].microbatch_size
     told_of = {
@@ -214,7 +214,7 @@ def _refuse_widths(modules: tuple[MimoModule, ...], engine: str) -> None:
                 )
 
 
-def _ahead(plan: Plan, modules: tuple[MimoModule, ...]) -> Plan:
+def _ahead(plan: Plan) -> Plan:
     """The plan with as many micro-batches in flight as MIMO has them: the stages of the longest way, less those before a stage on
     the longest way to it."""
     place = list[int]()
