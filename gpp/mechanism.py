@@ -13,7 +13,7 @@ core that it adds something to, and each such file has one name that the room as
     sharing.py     SHARING    what replicas do with micro-batches, under `strategy.replicas` (`gpp.plan.choice.AbstractSharing`)
     searching.py   SEARCH     plans with the mechanism, in the search of a planner (`gpp.planners.base.AbstractSearch`)
     variants.py    VARIANTS   other ways to run the operators of a captured model (`gpp.capture.added.AbstractVariants`)
-    passes.py      PASSES     the type in which forwards compute (`gpp.capture.passes.AbstractPasses`)
+    passes.py      PASSES     the type in which forwards compute (`gpp.capture.copies.AbstractPasses`)
     capture.py     CAPTURE    what a backward can leave for later, in a captured model (`gpp.capture.added.AbstractCapturePart`)
     asked.py       ASKED      what settings ask of it for all stages alike (`gpp.runtime.job_asked.AbstractAsked`)
     job.py         JOB        what is refused before a worker starts, who updates what (`gpp.runtime.job.AbstractJobPart`)

@@ -199,7 +199,7 @@ class Experiment:
             check_engine(self.engine, self.strategy, self.given_plan)
         if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
-                self.model.refuse_training()
+                raise self.model.untrained()
             return
         if isinstance(self.model, RandomGraph):
             self.model.refuse(computes=self.computes, measures=isinstance(self.cost, Profiled))

@@ -26,14 +26,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
-from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
+from gpp.capture.draft import Draft, Drafts, Reader, batch_dimension, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.flops import Counted
-from gpp.capture.items import with_items
-from gpp.capture.measure import Derivations, Facts, form_of, measure
+from gpp.capture.items import ItemFinder
+from gpp.capture.measure import Derivations, Facts
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import Captured, loss_nodes, renamed
+from gpp.graph.captured import Captured, renamed
 from gpp.models.blocks import Block
 from gpp.models.losses import Loss, Measure
 
@@ -69,84 +69,59 @@ def capture_blocks(
                 f"block {block.name}.inputs", missing, "must be model inputs or earlier blocks", f"choose from {sorted(known)}"
             )
         known.add(block.name)
-    return _Builder(blocks, dict(inputs), named, loss, metrics or {}, imports).build(name)
+    made = _BlockDrafts(inputs)
+    for block in blocks:
+        made.add(block)
+    last = made.outputs[blocks[-1].name]
+    tail = _StandIn(len(last))
+    forms = [made.values[tensor][0] for tensor in last]
+    examples = {f"outputs{i}": torch.zeros(form.shape, dtype=form.dtype) for i, form in enumerate(forms)}
+    measured = {key: resized(value, MEASURED_BATCH) for key, value in named.items()}
+    traced = trace(tail, examples, measured, loss, metrics or {}, batch=None)
+    if traced.batch is not None:
+        raise CaptureError(f"the loss works at a fixed batch size only: {traced.warnings[0]}")
+    drafts = ItemFinder(Reader(traced, tail, imports=imports).read(), None, outside=set(examples)).found()
+    joined = _joined(made, drafts, dict(zip(examples, last, strict=True)))
+    every = (*inputs, *(f"target:{key}" for key in named))
+    return assemble(joined, name=name, inputs=every, batch=None, warnings=traced.warnings, blocks=made.runs)
 
 
-def _make(block: Block) -> nn.Module:
-    return import_factory(block.factory)(*block.args, **block.kwargs)
+class _BlockDrafts:
+    """The drafts of inputs and blocks, in order.
 
+    Attributes:
+        outputs: block or input -> names of its tensors.
+        values: name of a tensor -> its values at both batch sizes.
+        runs: as `MeasuredPass` takes them.
+    """
 
-class _Builder:
-    """Drafts and facts of blocks, then those of the loss, in one list."""
-
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        inputs: dict[str, Tensor],
-        targets: dict[str, Tensor],
-        loss: Loss,
-        metrics: Mapping[str, Measure],
-        imports: tuple[str, ...],
-    ) -> None:
-        self.blocks, self.inputs, self.targets, self.loss, self.metrics = blocks, inputs, targets, loss, metrics
-        self.imports = imports
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         self.drafts: list[Draft] = []
-        self.facts: dict[str, Facts] = {}
         self.aliases: dict[str, str] = {}
-        self.storage = 0
-        # for each block or input: names of its tensors, and their values at both batch sizes
         self.outputs: dict[str, list[str]] = {}
         self.values: dict[str, tuple[Tensor, Tensor]] = {}
+        self.runs: dict[str, tuple[list[Tensor], Facts]] = {}
+        self._grads: dict[str, bool] = {}
+        for key, example in inputs.items():
+            self._add(Draft(name=key, kind="input", target=key), (resized(example, MEASURED_BATCH), resized(example, _OTHER_BATCH)))
+            self.outputs[key] = [key]
 
-    def build(self, name: str) -> Captured:
-        """See `capture_blocks`."""
-        for key, example in self.inputs.items():
-            self._input(key, example)
-        for block in self.blocks:
-            self._block(block)
-        last = self.outputs[self.blocks[-1].name]
-        tail = _StandIn(len(last))
-        examples = {f"outputs{i}": torch.zeros(self.values[n][0].shape, dtype=self.values[n][0].dtype) for i, n in enumerate(last)}
-        targets = {key: resized(value, MEASURED_BATCH) for key, value in self.targets.items()}
-        traced = trace(tail, examples, targets, self.loss, self.metrics, batch=None)
-        if traced.batch is not None:
-            raise CaptureError(f"the loss works at a fixed batch size only: {traced.warnings[0]}")
-        drafts = with_items(read(traced, tail, imports=self.imports), None, outside=set(examples))
-        return self._join(drafts, dict(zip(examples, last, strict=True)), name, traced.warnings)
-
-    def _new_storage(self) -> int:
-        self.storage -= 1  # negative: never equal to a storage that torch has made
-        return self.storage
-
-    def _add(self, draft: Draft, pair: tuple[Tensor, Tensor], **facts: Any) -> str:
+    def _add(self, draft: Draft, pair: tuple[Tensor, Tensor], *, grad: bool = False) -> None:
+        """Add the draft of a tensor, by its values at both batch sizes."""
         draft.shape = _shape(draft.name, *pair)
         draft.dtype = str(pair[0].dtype).removeprefix("torch.")
         draft.batch_dim = batch_dimension(draft.shape, None)
         self.drafts.append(draft)
-        size = pair[0].numel() * pair[0].element_size()
-        forms = [form_of(pair[0], facts.get("requires_grad", False))]
-        self.facts[draft.name] = Facts(storages=(self._new_storage(),), num_bytes=size, forms=forms, **facts)
-        return draft.name
+        self.values[draft.name], self._grads[draft.name] = pair, grad
 
-    def _input(self, key: str, example: Tensor) -> None:
-        pair = (resized(example, MEASURED_BATCH), resized(example, _OTHER_BATCH))
-        self._add(Draft(name=key, kind="input", target=key), pair)
-        self.outputs[key], self.values[key] = [key], pair
-
-    def _block(self, block: Block) -> None:
+    def add(self, block: Block) -> None:
+        """Add a block, with its parameters and its results."""
         names = [tensor for item in block.inputs for tensor in self.outputs[item]]
-        grads = [self.facts[n].requires_grad for n in names]
+        grads = [self._grads[n] for n in names]
         module, pairs, facts = _measure(block, [self.values[n] for n in names], grads)
         params = self._parameters(block, module)
-        facts.num_bytes = sum(pair[0].numel() * pair[0].element_size() for pair in pairs)
-        facts.traffic_bytes = facts.num_bytes + sum(self.facts[n].num_bytes for n in names)
         facts.requires_grad = any(grads) or any(p.requires_grad for p in module.parameters())
-        facts.forms = [form_of(pair[0], facts.requires_grad) for pair in pairs]
-        facts.storages = (self._new_storage(),)
-        facts.reads = tuple(storage for n in names for storage in self.facts[n].storages)
-        # A block keeps its own storages for backward, and, since nobody can look inside, its inputs.
-        facts.saved = [(self._new_storage(), amount, amount) for _, amount, _ in facts.saved]
-        facts.saved += [(s, self.facts[n].num_bytes, self.facts[n].num_bytes) for n in names for s in self.facts[n].storages]
+        self.runs[block.name] = [pair[0] for pair in pairs], facts
         spec = json.dumps([list(block.args), block.kwargs])
         draft = Draft(
             name=block.name,
@@ -157,19 +132,15 @@ class _Builder:
             kwargs={"spec": spec, "params": [{"ref": n} for n in params]},
             where=f"block {block.name}",
         )
-        self.drafts.append(draft)
-        self.facts[block.name] = facts
         if facts.parts is None:
-            draft.shape = _shape(block.name, *pairs[0])
-            draft.dtype, draft.batch_dim = str(pairs[0][0].dtype).removeprefix("torch."), batch_dimension(draft.shape, None)
-            self.outputs[block.name], self.values[block.name] = [block.name], pairs[0]
+            self._add(draft, pairs[0], grad=facts.requires_grad)
+            self.outputs[block.name] = [block.name]
             return
-        self.outputs[block.name] = []
-        for i, pair in enumerate(pairs):
-            part = Draft(name=f"{block.name}.{i}", kind="call", target=GETITEM, args=[{"ref": block.name}, i], module=block.name)
-            grad = facts.requires_grad and pair[0].is_floating_point()
-            self.outputs[block.name].append(self._add(part, pair, view=True, requires_grad=grad, reads=facts.storages))
-            self.values[part.name] = pair
+        self.drafts.append(draft)
+        self.outputs[block.name] = [f"{block.name}.{i}" for i in range(facts.parts)]
+        for i, (name, pair) in enumerate(zip(self.outputs[block.name], pairs, strict=True)):
+            part = Draft(name=name, kind="call", target=GETITEM, args=[{"ref": block.name}, i], module=block.name)
+            self._add(part, pair, grad=facts.requires_grad and pair[0].is_floating_point())
 
     def _parameters(self, block: Block, module: nn.Module) -> list[str]:
         """Leaves for a block's parameters and buffers, tied ones once."""
@@ -190,41 +161,29 @@ class _Builder:
                     persistent=kind == "param" or key in persistent,
                 )
                 self.drafts.append(draft)
-                self.facts[full] = Facts(storages=(self._new_storage(),), num_bytes=tensor.numel() * tensor.element_size())
                 out.append(full)
         return out
 
-    def _join(self, tail: Drafts, outputs: dict[str, str], name: str, warnings: tuple[str, ...]) -> Captured:
-        """Append the loss's drafts; its inputs become references to the last block's tensors."""
-        for draft in tail.drafts:
-            if draft.target in outputs and self.facts[outputs[draft.target]].requires_grad:
-                draft.requires_grad = True
-        facts = measure(tail.drafts, loss_nodes(tail.results), MEASURED_BATCH)
-        taken = {draft.name for draft in self.drafts}
-        names = {d.name: outputs.get(d.target, d.name) if d.kind == "input" else d.name for d in tail.drafts}
-        for draft in tail.drafts:
-            if draft.kind == "input" and draft.target in outputs:
-                for fact in facts.values():  # the loss keeps and reads the block's storage
-                    _rename_storage(fact, facts[draft.name].storages[0], self.facts[outputs[draft.target]].storages[0])
-        for draft in tail.drafts:
-            if draft.kind == "input" and draft.target in outputs:
-                continue
-            if names[draft.name] in taken:
-                names[draft.name] = f"loss.{draft.name}"
-            self.facts[names[draft.name]] = facts[draft.name]
-            draft.name, draft.args = names[draft.name], renamed(draft.args, names)
-            draft.kwargs = renamed(draft.kwargs, names)
-            self.drafts.append(draft)
-        results = {key: names[node] for key, node in tail.results.items()}
-        joined = Drafts(
-            drafts=self.drafts,
-            results=results,
-            constants={names[k]: v for k, v in tail.constants.items()},
-            aliases=self.aliases,
-            items=tuple(replace(item, node=names[item.node]) for item in tail.items),
-        )
-        inputs = (*self.inputs, *(f"target:{key}" for key in self.targets))
-        return assemble(joined, name=name, inputs=inputs, batch=None, warnings=warnings, facts=self.facts)
+
+def _joined(made: _BlockDrafts, tail: Drafts, outputs: Mapping[str, str]) -> Drafts:
+    """The drafts of blocks and loss; the loss's inputs of `outputs` become references to the last block's tensors."""
+    taken = {draft.name for draft in made.drafts}
+    names: dict[str, str] = {}
+    rest: list[Draft] = []
+    for draft in tail.drafts:
+        if draft.kind == "input" and draft.target in outputs:
+            names[draft.name] = outputs[draft.target]
+            continue
+        names[draft.name] = f"loss.{draft.name}" if draft.name in taken else draft.name
+        draft.name, draft.args, draft.kwargs = names[draft.name], renamed(draft.args, names), renamed(draft.kwargs, names)
+        rest.append(draft)
+    return Drafts(
+        drafts=[*made.drafts, *rest],
+        results={key: names[node] for key, node in tail.results.items()},
+        constants={names[k]: v for k, v in tail.constants.items()},
+        aliases=made.aliases,
+        items=tuple(replace(item, node=names[item.node]) for item in tail.items),
+    )
 
 
 class _StandIn(nn.Module):
@@ -238,13 +197,6 @@ class _StandIn(nn.Module):
         """The single output, or the tuple of them."""
         values = tuple(outputs.values())
         return values[0] if self.num_outputs == 1 else values
-
-
-def _rename_storage(facts: Facts, old: int, new: int) -> None:
-    facts.storages, facts.reads, facts.writes = (
-        tuple(new if s == old else s for s in part) for part in (facts.storages, facts.reads, facts.writes)
-    )
-    facts.saved = [(new if s == old else s, view, whole) for s, view, whole in facts.saved]
 
 
 def _shape(name: str, one: Tensor, other: Tensor) -> tuple[Any, ...]:
@@ -271,14 +223,14 @@ def _measure(
     """A block's module (without storage where possible), its outputs at both batch sizes, its cost."""
     try:
         with torch.device("meta"):
-            module = _make(block)
+            module = import_factory(block.factory)(*block.args, **block.kwargs)
         with FakeTensorMode(allow_non_fake_inputs=True):
             runs = [_run(block, module, [pair[i] for pair in values], grads) for i in range(2)]
     except CaptureError:
         raise
     except Exception:  # code that looks at data needs data
         try:
-            module = _make(block)
+            module = import_factory(block.factory)(*block.args, **block.kwargs)
             with torch.random.fork_rng(devices=[]):
                 runs = [_run(block, module, [pair[i] for pair in values], grads) for i in range(2)]
         except CaptureError:

@@ -22,16 +22,16 @@ from gpp.capture.added import MeasuredModel, capture_part, declaring
 from gpp.capture.causal import with_causal
 from gpp.capture.counts import needed_by, needs
 from gpp.capture.coupling import cut_loss
-from gpp.capture.draft import Draft, Drafts, read
+from gpp.capture.draft import Draft, Drafts, Reader
 from gpp.capture.faithful.compared import compared
-from gpp.capture.items import with_items
-from gpp.capture.measure import Facts, measure
+from gpp.capture.items import ItemFinder
+from gpp.capture.measure import Facts, MeasuredPass
 from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.capture.written import with_copies
 from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import Captured, Derived, Node, Uncounted, is_loss, is_row, loss_nodes, node_references, references
+from gpp.graph.captured import Captured, Derived, Node, Uncounted, closure, is_loss, is_row, loss_nodes, node_references, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits, dtype_bytes
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure, module_of, untrained
@@ -98,8 +98,8 @@ def capture(
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     began = time.perf_counter()
     traced = trace(model, inputs, named, loss, metrics or {}, items, batch=batch)
-    drafts, copied = with_copies(read(traced, model, module_of(loss), imports))
-    drafts = with_causal(with_items(drafts, traced.batch), traced.batch)
+    drafts, copied = with_copies(Reader(traced, model, module_of(loss), imports).read())
+    drafts = with_causal(ItemFinder(drafts, traced.batch).found(), traced.batch)
     try:
         captured = assemble(drafts, name=name, inputs=traced.inputs, batch=traced.batch, warnings=(*traced.warnings, *copied))
     except RuntimeError as error:
@@ -128,12 +128,11 @@ def assemble(
     inputs: tuple[str, ...],
     batch: int | None,
     warnings: tuple[str, ...],
-    facts: dict[str, Facts] | None = None,
-    measured_batch: int | None = None,
+    blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
 ) -> Captured:
-    """Operators and their costs from drafts; `facts` are given if measured elsewhere (hand-written blocks)."""
-    size = measured_batch or batch or MEASURED_BATCH
-    known = facts or measure(drafts.drafts, loss_nodes(drafts.results), size)
+    """Operators and their costs from drafts; `blocks` as `MeasuredPass` takes them."""
+    size = batch or MEASURED_BATCH
+    known = MeasuredPass(drafts.drafts, loss_nodes(drafts.results), size, blocks=blocks).run()
     groups = Merger(drafts.drafts, known, drafts.results).merge()
     for draft in drafts.drafts:
         if draft.kind != "param":
@@ -217,13 +216,12 @@ class OpCosts:
 
     def _closure(self, names: list[str]) -> list[str]:
         """A group's nodes with the free nodes and leaves that they need, in execution order."""
-        seen, todo = set(names), list(names)
-        while todo:
-            for need in needs(self.draft[todo.pop()]):
-                if need not in seen and (self.draft[need].free or self.draft[need].kind not in ("call", "block")):
-                    seen.add(need)
-                    todo.append(need)
-        return sorted(seen, key=self.index.__getitem__)
+
+        def beside(name: str) -> list[str]:
+            needed = [self.draft[need] for need in needs(self.draft[name])]
+            return [draft.name for draft in needed if draft.free or draft.kind not in ("call", "block")]
+
+        return sorted(closure(names, beside), key=self.index.__getitem__)
 
     def graph(self, name: str) -> OpGraph:
         """The operator graph."""
@@ -237,12 +235,12 @@ class OpCosts:
         charged: set[str] = set()
         left, late = self._late()
         ops = []
-        for number, closure in enumerate(self.closures):
+        for number, held in enumerate(self.closures):
             # a free node is computed once per stage; charging its first reader keeps the sum right
-            own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
+            own = [n for n in held if n not in charged and self.draft[n].kind in ("call", "block")]
             charged.update(own)
             facts = [self.facts[n] for n in own]
-            beyond = transients.of(closure, given, kept[number])
+            beyond = transients.of(held, given, kept[number])
             ops.append(
                 Op(
                     name=names[number],
@@ -257,8 +255,8 @@ class OpCosts:
                     late_bytes=late.get(number, 0) / self.batch,
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
-                    params=self._params(closure),
-                    inputs=tuple(self.draft[n].target for n in closure if is_row(self.draft[n])),
+                    params=self._params(held),
+                    inputs=tuple(self.draft[n].target for n in held if is_row(self.draft[n])),
                 )
             )
         used = {name for op in ops for name in op.params}
@@ -271,10 +269,10 @@ class OpCosts:
         )
         return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype)
 
-    def _params(self, closure: list[str]) -> tuple[str, ...]:
+    def _params(self, held: list[str]) -> tuple[str, ...]:
         """The parameters that an operator reads, and the copies of those that its passes read in their own type."""
-        narrow = {need for name in closure for need in self.draft[name].narrow}
-        own = [name for name in closure if self.draft[name].kind == "param"]
+        narrow = {need for name in held for need in self.draft[name].narrow}
+        own = [name for name in held if self.draft[name].kind == "param"]
         copies = [self._copy_name(self.draft[name].target) for name in own if name in narrow]
         return (*(self.draft[name].target for name in own), *copies)
 
@@ -312,8 +310,8 @@ class OpCosts:
         """
         seen: set[int] = set()
         kept: dict[int, int] = defaultdict(int)
-        for number, closure in enumerate(self.closures):
-            for name in closure:
+        for number, held in enumerate(self.closures):
+            for name in held:
                 for storage, _, storage_bytes in self.facts[name].saved:
                     maker = self.maker.get(storage)
                     if storage not in seen and (maker is None or maker.kind != "input"):

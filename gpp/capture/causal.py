@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import decode_call, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import called, dtype_of, is_random, operator_of, sizes_of, writes
 from gpp.capture.draft import Draft, Drafts
-from gpp.graph.captured import evaluate, node_references
+from gpp.graph.captured import closure, node_references
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _OF_SHAPE = ("_like.", ".new_ones.", ".new_zeros.", ".new_full.")
@@ -60,22 +60,11 @@ def _read(draft: Draft) -> Iterator[str]:
         yield from node_references(draft)
 
 
-def _above(named: dict[str, Draft], name: str) -> list[str]:
-    """A node and all that its value follows from."""
-    seen, todo = {name: None}, [name]
-    while todo:
-        for other in _read(named[todo.pop()]):
-            if other not in seen:
-                seen[other] = None
-                todo.append(other)
-    return list(seen)
-
-
 def _causal(named: dict[str, Draft], name: str, batch: int | None) -> bool | None:
     """Whether a mask that follows from sizes is causal (True) or lets everything through (False); None for any other."""
-    apart = math.prod(int(evaluate(extent, 1)) for extent in named[name].shape or ())
+    apart = math.prod(sizes_of(named[name], 1))
     sizes = (batch,) if batch else (2, 3, max(2, min(1024, _MOST // max(1, apart))))
-    above = set(_above(named, name))
+    above = closure([name], lambda other: _read(named[other]))
     if not all(named[other].kind == "call" and not named[other].after and _decided(named[other]) for other in above):
         return None
     order = [draft for draft in named.values() if draft.name in above]
@@ -96,14 +85,11 @@ def _computed(named: dict[str, Draft], order: list[Draft], size: int) -> Tensor:
 
     def value(name: str) -> Any:
         if name not in values:  # its shape is read alone
-            draft = named[name]
-            shape = [evaluate(extent, size) for extent in draft.shape or ()]
-            values[name] = torch.zeros(1, dtype=dtype_of(draft.dtype or "float32")).expand(shape)
+            values[name] = torch.zeros(1, dtype=dtype_of(named[name].dtype or "float32")).expand(sizes_of(named[name], size))
         return values[name]
 
     for draft in order:
-        args, kwargs = decode_call(draft.args, draft.kwargs, value, size)
-        values[draft.name] = operator_of(draft.target)(*args, **kwargs)
+        values[draft.name] = called(draft, value, size)
     return values[order[-1].name]
 
 

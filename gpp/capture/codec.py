@@ -156,13 +156,27 @@ def decode(
     raise CaptureError(f"unknown encoding {kind!r}; the file is damaged or from another version. Fix: capture again")
 
 
-def decode_call(
-    args: list[Any], kwargs: Mapping[str, Any], ref: Callable[[str], Any], samples: int
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call for so many samples on the processor; `ref` as of `decode`."""
-    place = torch.device("cpu")
-    every = decode([args, list(kwargs.values())], ref=ref, number=lambda tree: evaluate(tree, samples), device=place)
-    return every[0], dict(zip(kwargs, every[1], strict=True))
+def decode_call(call: Any, ref: Callable[[str], Any], samples: int) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call (a node, a draft of one, or a step) for so many samples on the processor; `ref` as of `decode`."""
+    encoded, place = [call.args, list(call.kwargs.values())], torch.device("cpu")
+    args, values = decode(encoded, ref=ref, number=lambda tree: evaluate(tree, samples), device=place)
+    return args, dict(zip(call.kwargs, values, strict=True))
+
+
+def called(call: Any, ref: Callable[[str], Any], samples: int) -> Any:
+    """What the operator of a call returns; the arguments are those of `decode_call`."""
+    args, kwargs = decode_call(call, ref, samples)
+    return operator_of(call.target)(*args, **kwargs)
+
+
+def sizes_of(node: Any, samples: int) -> list[int]:
+    """The shape of a node, or of a draft of one, for so many samples."""
+    return [int(evaluate(extent, samples)) for extent in node.shape or ()]
+
+
+def empty_of(node: Any, samples: int = 1) -> torch.Tensor:
+    """A tensor of the form of a node, or of a draft of one, for so many samples on the processor."""
+    return torch.empty(sizes_of(node, samples), dtype=dtype_of(node.dtype or "float32"), device="cpu")
 
 
 def _named(name: str, kind: type) -> Any:
@@ -211,10 +225,8 @@ def operator_of(target: str) -> Callable[..., Any]:
         found = getattr(packet, parts[2], None)
         if isinstance(found, torch._ops.OpOverload):
             return found
-    raise CaptureError(
-        f"operator {target} is not registered in this process. Fix: import the package that defines it, "
-        "or use the torch version that captured it"
-    )
+    fix = "import the package that defines it, or use the torch version that captured it"
+    raise CaptureError(f"operator {target} is not registered in this process. Fix: {fix}")
 
 
 def writes(target: Callable[..., Any]) -> bool:

@@ -1,13 +1,40 @@
-"""Copies of weights in the type of a stage's passes, where these are narrower than the weights (`Captured.passes`)."""
+"""Passes in a narrower type than that of the weights (`Captured.passes`): how a mechanism makes them, and copies of the weights."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from gpp.capture.codec import dtype_of
+from gpp.mechanism import found
+
+
+class AbstractPasses(ABC):
+    """Forwards that compute in a narrower type than that of the weights, where torch's rules have it so."""
+
+    @abstractmethod
+    def context(self, kind: str, passes: str) -> AbstractContextManager[object]:
+        """The context of such a forward, on devices of a kind; `passes` is the type."""
+
+    @abstractmethod
+    def casts_itself(self, target: str) -> bool:
+        """Whether an operator's own rule casts its arguments, on devices of every kind."""
+
+
+def narrowing() -> AbstractPasses:
+    """What narrows forwards."""
+    return next(iter(found("passes", "PASSES", AbstractPasses).values()))
+
+
+def casting(kind: str, passes: str | None) -> AbstractContextManager[object]:
+    """The context of forwards on devices of a kind that cast to a type (`Captured.passes`); None: they cast nothing."""
+    if passes is None:
+        return nullcontext()
+    return narrowing().context(kind, passes)
 
 
 class NarrowCopies:

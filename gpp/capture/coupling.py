@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpp.capture.codec import bound_arguments, dtype_of, operator_of
+from gpp.capture.codec import bound_arguments, dtype_of, operator_of, sizes_of
 from gpp.capture.counts import near
 from gpp.capture.stage import StageModule, build_stage
 from gpp.errors import GppError
-from gpp.graph.captured import Captured, Node, evaluate, is_loss, loss_nodes
+from gpp.graph.captured import Captured, Node, is_loss, loss_nodes
 
 MOST_BYTES = 1 << 20
 """The most bytes of the loss's inputs at their own sizes: larger ones (logits over a vocabulary) are made smaller."""
@@ -92,9 +92,12 @@ def _loss_nodes(captured: Captured) -> list[str]:
 def _read_by_samples(captured: Captured) -> bool:
     """Whether every tensor that the loss's operators read has one dimension of samples."""
     own = set(_loss_nodes(captured))
-    read = [captured.graph.tensors[i] for i in range(len(captured.graph.tensors))]
     consumers = {i for i, op in enumerate(captured.graph.ops) if own & set(op.nodes)}
-    return all(captured.node_of[tensor.name].batch_dim is not None for tensor in read if consumers & set(tensor.consumers))
+    return all(
+        captured.node_of[tensor.name].batch_dim is not None
+        for tensor in captured.graph.tensors
+        if consumers & set(tensor.consumers)
+    )
 
 
 def _whole_and_parts(
@@ -159,7 +162,7 @@ def _module(captured: Captured, nodes: Iterable[str]) -> StageModule:
 
 def _shapes(module: StageModule, size: int) -> dict[str, tuple[list[int], Node]]:
     """The tensors that the loss reads, by name, for so many samples."""
-    return {name: ([int(evaluate(extent, size)) for extent in node.shape or ()], node) for name, node in module.entering().items()}
+    return {name: (sizes_of(node, size), node) for name, node in module.entering().items()}
 
 
 def _small(shapes: Mapping[str, tuple[list[int], Node]], module: StageModule) -> dict[int, int]:
@@ -198,8 +201,7 @@ def _smaller(node: Node, sizes: Mapping[int, int]) -> Node:
 
 def _cut_to(tensor: torch.Tensor, node: Node, size: int) -> torch.Tensor:
     """The first elements of a run's own rows, as many as a smaller node has. Integers stay below the smallest stand-in."""
-    shape = [int(evaluate(extent, size)) for extent in node.shape or ()]
-    cut = tensor[tuple(slice(extent) for extent in shape)]
+    cut = tensor[tuple(map(slice, sizes_of(node, size)))]
     return cut if cut.is_floating_point() or cut.dtype == torch.bool else cut.clamp(max=_FIRST - 1)
 
 

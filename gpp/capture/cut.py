@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import is_random, operator_of, writes
 from gpp.capture.counts import needed_by
 from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
-from gpp.graph.captured import LEAVES, Captured, Node, is_loss, is_row, node_references
+from gpp.graph.captured import LEAVES, Captured, Node, closure, is_loss, is_row, node_references
 
 
 class HeldPart(NamedTuple):
@@ -174,20 +174,16 @@ class Cut:
             if self.node_of[n].kind == "call" and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))
         ]
         todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
-        seen: set[str] = set()
-        while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
+
+        def needed(name: str) -> list[str]:
             node = self.node_of[name]
             if self._foreign(node):
-                continue
-            todo += node_references(node)
-            todo += [
-                n for n in node.after if (not self._foreign(self.node_of[n])) and (training or not self.dropped(self.node_of[n]))
-            ]
-        return seen
+                return []
+            writers = [self.node_of[n] for n in node.after]
+            own = [n.name for n in writers if not self._foreign(n) and (training or not self.dropped(n))]
+            return [*node_references(node), *own]
+
+        return closure(todo, needed)
 
     def compile(
         self, root: Root, *, training: bool, draws: frozenset[str] | None = None
@@ -249,14 +245,3 @@ class Cut:
         for name, following in zip(own, (*own[1:], own[-1]), strict=True):
             self._tell(emitter, emitter.call, name, self.place[following], draws)
         return emitter.finish([]), reads
-
-    def spec(self, name: str) -> BoundaryTensor:
-        """See `StageModule.spec`."""
-        node = self.node_of[name]
-        if node.batch_dim is None or node.shape is None or node.dtype is None:
-            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
-        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
-        dtype = dtype_of(node.dtype)
-        return BoundaryTensor(
-            shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
-        )

@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, operator_of, size, stored_name
 from gpp.capture.homes import home_of
 from gpp.capture.trace import Traced
-from gpp.capture.user_lines import where_of
+from gpp.capture.user_lines import REWRITE, where_of
 from gpp.errors import CaptureError
 from gpp.graph.captured import Items
 from gpp.graph.order import fresh_name
@@ -108,30 +108,26 @@ def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | N
     return symbolic[0] if len(symbolic) == 1 and shape[symbolic[0]] == "b" else None
 
 
-def read(traced: Traced, model: nn.Module, loss: nn.Module | None = None, imports: tuple[str, ...] = ()) -> Drafts:
-    """Drafts of every node of the exported program, dead ones included.
+class Reader:
+    """Reads an exported program.
 
     Args:
         loss: the module of the loss, where it is one.
         imports: see `gpp.capture.homes.home_of`.
-
-    Raises:
-        CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
     """
-    return _Reader(traced, model, loss, imports).read()
 
-
-class _Reader:
-    """State of one reading: encoded values of the program's nodes by (graph, node)."""
-
-    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None, imports: tuple[str, ...]) -> None:
+    def __init__(self, traced: Traced, model: nn.Module, loss: nn.Module | None = None, imports: tuple[str, ...] = ()) -> None:
         self.traced, self.aliases, self.imports = traced, tied_names(model, loss), imports
         self.drafts: list[Draft] = []
         self.constants: dict[str, str | None] = {}
         self.taken: set[str] = set()
 
     def read(self) -> Drafts:
-        """See the function `read`."""
+        """Drafts of every node, dead ones included.
+
+        Raises:
+            CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
+        """
         program = self.traced.program
         values: dict[torch.fx.Node, Any] = {}
         users = iter(self.traced.inputs)
@@ -225,10 +221,8 @@ class _Reader:
             values[node] = values[source][node.args[1]]
             return
         if target is not operator.getitem and not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(
-                f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
-                "Fix: describe the model by hand-written blocks (model=blocks)"
-            )
+            name = getattr(target, "__name__", target)
+            raise CaptureError(f"{name} at {where} is not a tensor operator that can be stored. Fix: {REWRITE}")
         name = stored_name(target) if isinstance(target, torch._ops.OpOverload) else GETITEM
         stored = operator_of(name)
         kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
@@ -279,15 +273,10 @@ class _Reader:
         kind = node.target.name()
         place = self._place(owner, node)
         if "autocast" in kind:
-            raise CaptureError(
-                f"torch.autocast at {place} cannot be captured: a cut could fall inside its region. "
-                "Fix: remove it and set dtype=bfloat16"
-            )
+            why = "a cut could fall inside its region"
+            raise CaptureError(f"torch.autocast at {place} cannot be captured: {why}. Fix: remove it and set dtype=bfloat16")
         if "set_grad_enabled" not in kind:
-            raise CaptureError(
-                f"the higher-order operator {kind} at {place} cannot be captured. "
-                "Fix: describe the model by hand-written blocks (model=blocks)"
-            )
+            raise CaptureError(f"the higher-order operator {kind} at {place} cannot be captured. Fix: {REWRITE}")
         enabled, inner, *operands = node.args
         assert isinstance(inner, torch.fx.Node)  # the owner passes it the region
         region = getattr(owner, str(inner.target))

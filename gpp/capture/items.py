@@ -7,7 +7,7 @@ targets alone, so whoever has them knows it before the first forward: no device 
     sum of a micro-batch's terms / (number of the mini-batch * samples here / samples of the mini-batch)
 
 Weighted by the micro-batch's share of the samples, as all losses are, these add up to the mean of the whole mini-batch; a part
-without a label adds zero. `with_items` finds such numbers among a program's nodes and puts a given one in the place of each.
+without a label adds zero. `ItemFinder` finds such numbers among a program's nodes and puts a given one in the place of each.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
+from gpp.capture.codec import bound_arguments, called, dtype_of, is_random, operator_of, sizes_of, writes
 from gpp.capture.counts import near, needed_by, needs
 from gpp.capture.draft import Draft, Drafts
 from gpp.errors import CaptureError, GppError
-from gpp.graph.captured import ITEMS, Items, Kind, evaluate, is_loss, ref
+from gpp.graph.captured import ITEMS, Items, Kind, is_loss, ref
 from gpp.graph.order import fresh_name
 
 _MEAN, _SUM = 1, 2
@@ -37,23 +37,15 @@ _MOST_BYTES = 64 << 20
 """The most bytes that a number may take to be made; one that takes more (of one-hot labels) is left as it is."""
 
 
-def with_items(drafts: Drafts, batch: int | None, outside: Collection[str] = ()) -> Drafts:
-    """The program with given numbers in place of those that its losses are divided by.
-
-    Found are means of cross entropy and of the negative log likelihood over labels, with weights of classes or without, and scalars
-    that follow from inputs and targets alone, if something that does not is divided by them, or multiplied by their inverse.
+class ItemFinder:
+    """The nodes of one program that follow from a mini-batch's rows alone, and what is done with them.
 
     Args:
         batch: the only size that the program runs at; None for any.
         outside: targets of inputs that are no user's (the outputs of a network whose loss alone is here).
     """
-    return _Finder(drafts, batch, outside).found()
 
-
-class _Finder:
-    """The nodes of one program that follow from a mini-batch's rows alone, and what is done with them."""
-
-    def __init__(self, drafts: Drafts, batch: int | None, outside: Collection[str]) -> None:
+    def __init__(self, drafts: Drafts, batch: int | None, outside: Collection[str] = ()) -> None:
         self.drafts, self.batch = drafts, batch
         self.out: list[Draft] = []
         self.items: list[Items] = []
@@ -72,7 +64,12 @@ class _Finder:
             self.counts[draft.name] = leaf or any(self.counts[n] for n in read)
 
     def found(self) -> Drafts:
-        """See `with_items`."""
+        """The program with given numbers in place of those that its losses are divided by.
+
+        Found are means of cross entropy and of the negative log likelihood over labels, with weights of classes or without, and
+        scalars that follow from inputs and targets alone, if something that does not is divided by them, or multiplied by their
+        inverse.
+        """
         given = {name: node for name, node in self.drafts.results.items() if name.startswith(ITEMS)}
         results = {name: node for name, node in self.drafts.results.items() if name not in given}
         for name, node in given.items():
@@ -176,8 +173,9 @@ class _Finder:
     def _numbers(self, node: str, trial: int) -> Iterator[float]:
         """A number on made-up rows, and on their halves."""
         size = self.batch or _BATCH
-        needed = [draft for draft in self.drafts.drafts if draft.name in needed_by(self.draft, [node])]
-        extents = [[int(evaluate(extent, size)) for extent in draft.shape or ()] for draft in needed]
+        names = needed_by(self.draft, [node])
+        needed = [draft for draft in self.drafts.drafts if draft.name in names]
+        extents = [sizes_of(draft, size) for draft in needed]
         if sum(8 * math.prod(shape) for shape in extents) > _MOST_BYTES or (self.batch and size % 2):
             raise ValueError("too large to be tried")
         random = torch.Generator("cpu").manual_seed(trial)
@@ -189,8 +187,7 @@ class _Finder:
             }
             for draft in needed:
                 if draft.kind == "call":
-                    args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, hi - lo)
-                    values[draft.name] = operator_of(draft.target)(*args, **kwargs)
+                    values[draft.name] = called(draft, values.__getitem__, hi - lo)
             yield float(values[node])
 
     def _shared(self, name: str, result: str, node: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -77,15 +77,11 @@ class KeptModules:
             return any(found == path for found, _, _ in place.changes())
         return any(found == path and self._written(tensor) for found, tensor in self._beside)
 
-    def draws_matter(self, run: Callable[[], Any], seeds: int) -> bool:
-        """Whether what `run` returns depends on the generators of the user's own."""
-        found = set()
-        for seed in range(seeds):
-            self.put_back()
-            for generator in self.state.generators:
-                generator.reseed(seed)
-            found.add(run())
-        return len(found) > 1
+    def reseed(self, seed: int) -> None:
+        """Begin the generators of the user's own anew."""
+        for place in self.state.places:
+            if isinstance(place, Generator):
+                place.reseed(seed)
 
     def put_back(self) -> None:
         """Undo all that has changed."""
@@ -121,8 +117,13 @@ def restore_random(states: dict[str, Any]) -> None:
 
 def seed_all(seed: int) -> None:
     """Begin all generators anew."""
-    random.seed(seed)
     torch.manual_seed(seed)
+    seed_python(seed)
+
+
+def seed_python(seed: int) -> None:
+    """Begin those of Python and numpy anew."""
+    random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
@@ -19,13 +19,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gpp.capture.codec import bound_arguments, decode_call, dtype_of, is_random, operator_of, writes
-from gpp.capture.copies import narrow_copy
+from gpp.capture.codec import bound_arguments, decode_call, empty_of, is_random, operator_of, writes
+from gpp.capture.copies import casting, narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.flops import Counted
-from gpp.capture.passes import casting
 from gpp.errors import CaptureError
-from gpp.graph.captured import evaluate, node_references
+from gpp.graph.captured import node_references, references
 
 _ACTIVATION = None
 """In place of names: the tensor depends on an input."""
@@ -129,11 +128,6 @@ class Facts:
     casts: tuple[int, ...] = ()
 
 
-def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
-    """The entry of `Facts.forms` for a tensor."""
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype), differentiable
-
-
 def storage_of(tensor: Tensor) -> int:
     """Identity of a tensor's storage, valid while somebody holds it."""
     return tensor.untyped_storage()._cdata
@@ -159,20 +153,24 @@ def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
     return needed
 
 
-def measure(drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None = None) -> dict[str, Facts]:
-    """Facts of every node at a batch size; `losses` are the nodes that training differentiates, `passes` as `Captured` has it.
+class MeasuredPass:
+    """One pass over the nodes; keeps every value, so that storage identities stay unique.
 
-    Raises:
-        CaptureError: a node does not run at this batch size.
+    Args:
+        losses: the nodes that training differentiates.
+        passes: as `Captured` has it.
+        blocks: hand-written blocks, which run elsewhere: tensors like the results of each, and its facts, in which storages lack.
     """
-    return _MeasuredPass(drafts, losses, batch, passes).run()
 
-
-class _MeasuredPass:
-    """One pass over the nodes; keeps every value, so that storage identities stay unique."""
-
-    def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int, passes: str | None) -> None:
-        self.drafts, self.batch, self.losses, self.passes = drafts, batch, tuple(losses), passes
+    def __init__(
+        self,
+        drafts: list[Draft],
+        losses: Iterable[str],
+        batch: int,
+        passes: str | None = None,
+        blocks: Mapping[str, tuple[list[Tensor], Facts]] | None = None,
+    ) -> None:
+        self.drafts, self.batch, self.losses, self.passes, self.blocks = drafts, batch, tuple(losses), passes, blocks or {}
         self.copied = {name for draft in drafts for name in draft.narrow}
         self.narrow: dict[str, Tensor] = {}
         self.needed = backpropagates(drafts, self.losses)
@@ -184,25 +182,30 @@ class _MeasuredPass:
         self.derivations = Derivations()
 
     def run(self) -> dict[str, Facts]:
-        """See `measure`."""
+        """Facts of every node at the batch size.
+
+        Raises:
+            CaptureError: a node does not run at it.
+        """
         with FakeTensorMode(allow_non_fake_inputs=True):
             for draft in self.drafts:
                 if draft.kind == "call":
                     self._call(draft)
+                elif draft.name in self.blocks:
+                    self._block(draft)
                 else:
                     self._leaf(draft)
             for name, facts in self.facts.items():
                 outputs = tensors_in(self.values[name])
                 facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
-                facts.forms = [form_of(tensor, tensor.requires_grad) for tensor in outputs]
+                facts.forms = [((tuple(t.shape), t.stride(), t.dtype), t.requires_grad) for t in outputs]
             # One backward, in which the gradients are seen that the operators with weights get: many share their storages.
             if losses := [loss for name in self.losses if (loss := self.values[name]).requires_grad]:
                 torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
         return self.facts
 
     def _leaf(self, draft: Draft) -> None:
-        shape = [evaluate(extent, self.batch) for extent in draft.shape or ()]
-        value = torch.empty(shape, dtype=dtype_of(draft.dtype or "float32"), device="cpu", requires_grad=draft.requires_grad)
+        value = empty_of(draft, self.batch).requires_grad_(draft.requires_grad)
         self.values[draft.name] = value
         self.facts[draft.name] = Facts(storages=(storage_of(value),), num_bytes=_bytes([value]))
         if draft.kind in ("param", "buffer"):
@@ -218,10 +221,26 @@ class _MeasuredPass:
             for own in (value, *copies):
                 self.derivations.add_parameter(draft.target, own)
 
+    def _block(self, draft: Draft) -> None:
+        results, facts = self.blocks[draft.name]
+        grad = [facts.requires_grad and (like.is_floating_point() or like.is_complex()) for like in results]
+        made = [torch.empty(x.shape, dtype=x.dtype, device="cpu", requires_grad=g) for x, g in zip(results, grad, strict=True)]
+        for tensor in made:
+            self.derivations.add_input(tensor)
+        read = tensors_in([self.values[name] for name in references(draft.args)])
+        # It keeps storages of its own for backward, and, since nobody can look inside, its inputs.
+        own = [torch.empty(num_bytes, dtype=torch.uint8, device="cpu") for _, _, num_bytes in facts.saved]
+        self.kept += own
+        facts.saved = [(storage_of(tensor), _bytes([tensor]), _bytes([tensor])) for tensor in (*own, *read)]
+        facts.storages, facts.reads = tuple(map(storage_of, made)), tuple(map(storage_of, read))
+        facts.num_bytes = _bytes(made)
+        facts.traffic_bytes = facts.num_bytes + _bytes(read)
+        self.values[draft.name], self.facts[draft.name] = made[0] if facts.parts is None else tuple(made), facts
+
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
         values = ChainMap({name: self.narrow[name] for name in draft.narrow}, self.values)
-        args, kwargs = decode_call(draft.args, draft.kwargs, values.__getitem__, self.batch)
+        args, kwargs = decode_call(draft, values.__getitem__, self.batch)
         facts = self.facts[draft.name] = Facts()
         before = tensors_in((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
@@ -245,10 +264,8 @@ class _MeasuredPass:
             with torch.set_grad_enabled(grad), hooks, self.derivations, casting("cpu", self.passes):
                 value = operator(*args, **kwargs)
         except Exception as error:
-            raise CaptureError(
-                f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}. "
-                "Fix: make it work for any batch size"
-            ) from error
+            words = f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}"
+            raise CaptureError(f"{words}. Fix: make it work for any batch size") from error
         self.values[draft.name] = value
         if grad and "lstm." in draft.target:
             # oneDNN's layer keeps a workspace of unknown size, so the plain layer's counts, which is near cuDNN's.

@@ -16,7 +16,7 @@ from gpp.capture.codec import size
 from gpp.capture.counts import needed_by, needs
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
-from gpp.graph.captured import is_loss, loss_nodes, node_references
+from gpp.graph.captured import closure, is_loss, loss_nodes, node_references
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class Merger:
                 self.users[name].append(unit)
         self._join_uncuttable()
         self._join_writes()
-        self._join_side_results(live)
+        self._join_side_results()
         for component in list(nx.strongly_connected_components(self._graph())):
             self._join(list(component))
         self._join_views()
@@ -180,18 +180,13 @@ class Merger:
 
     def _reads_freely(self, unit: str, names: set[str]) -> bool:
         """Whether a unit depends on one of `names` through free nodes."""
-        todo, seen = needs(self.draft[unit]), set()
-        while todo:
-            name = todo.pop()
-            if name in seen or not self.draft[name].free:
-                continue
-            if name in names:
-                return True
-            seen.add(name)
-            todo += needs(self.draft[name])
-        return False
 
-    def _join_side_results(self, live: set[str]) -> None:
+        def free(name: str) -> list[str]:
+            return [need for need in needs(self.draft[name]) if self.draft[need].free]
+
+        return not names.isdisjoint(closure(free(unit), free))
+
+    def _join_side_results(self) -> None:
         """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""
         losses = {loss: needed_by(self.draft, [loss]) for loss in loss_nodes(self.results)}
         for_loss = set().union(*losses.values())

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gpp.capture.added import capture_part
+from gpp.capture.codec import dtype_of, sizes_of
 from gpp.capture.stage import StageModule, build_stage
 from gpp.cost.load import Load
 from gpp.cost.models.profiled import MOST_APART, GraphProfile, Setting, cpu_setting
-from gpp.graph.captured import Captured, evaluate, is_loss
+from gpp.graph.captured import Captured, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
 WORK = """
@@ -251,8 +252,7 @@ def _values(module: StageModule, samples: int, device: torch.device) -> dict[str
     """Name -> a made-up tensor of `samples` samples for a stage: normal numbers, index 0, or true."""
     out = {}
     for name, node in module.entering().items():
-        shape = [int(evaluate(size, samples)) for size in node.shape or ()]
-        dtype = getattr(torch, node.dtype or "float32")
+        shape, dtype = sizes_of(node, samples), dtype_of(node.dtype or "float32")
         if dtype.is_floating_point:
             out[name] = torch.randn(shape, dtype=dtype, device=device)
         else:

@@ -89,22 +89,6 @@ class Names:
                 self._held[name] = value
 
 
-class HeldItems:
-    """A list, a queue or a set."""
-
-    def __init__(self, held: Any, path: str) -> None:
-        self._held, self._path, self._kept = held, path, held.copy()
-
-    def changes(self) -> Iterator[tuple[str, Any, Any]]:
-        if not same(self._kept, self._held):
-            yield self._path, self._kept, self._held
-
-    def put_back(self) -> None:
-        if not same(self._kept, self._held):
-            self._held.clear()
-            (self._held.update if isinstance(self._held, set) else self._held.extend)(self._kept)
-
-
 class Value:
     """One value that is read and written by functions.
 
@@ -123,6 +107,16 @@ class Value:
     def put_back(self) -> None:
         if self._write and not same(self._kept, self._read()):
             self._write(self._kept)
+
+
+def items(held: Any, path: str) -> Value:
+    """A list, a queue or a set."""
+
+    def write(kept: Any) -> None:
+        held.clear()
+        (held.update if isinstance(held, set) else held.extend)(kept)
+
+    return Value(path, held.copy, write)
 
 
 class Cache:
@@ -185,15 +179,6 @@ class PythonState:
             path, value, self._far = self._todo.popleft()
             self._look(path, value)
 
-    @property
-    def generators(self) -> list[Generator]:
-        return [place for place in self.places if isinstance(place, Generator)]
-
-    def changes(self) -> Iterator[tuple[str, Any, Any]]:
-        """Of every place."""
-        for place in self.places:
-            yield from place.changes()
-
     def put_back(self) -> None:
         """Undo all that has changed."""
         for place in (*self.places, *self.members, *self._torchs):
@@ -223,7 +208,7 @@ class PythonState:
                 self._reach(f"{path}[{key!r}]", inner)
         elif isinstance(value, list | tuple | set | deque):
             if type(value) in CONTAINERS:
-                self.places.append(HeldItems(value, path))
+                self.places.append(items(value, path))
             for number, inner in enumerate(value):
                 self._reach(f"{path}[{number}]", inner)
         elif isinstance(value, types.FunctionType | type) and self._far:
@@ -264,7 +249,7 @@ class PythonState:
                 self._reach(f"{dot}{name}", value)
             elif isinstance(value, dict | set):
                 # Modules and tensors, by their own names; hooks.
-                place: HeldPlace = HeldItems(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
+                place: HeldPlace = items(value, path) if isinstance(value, set) else Names(value, lambda key: f"{dot}{key}")
                 (self.members if name in _MEMBERS else self._torchs).append(place)
                 if isinstance(value, dict) and name in ("_parameters", "_buffers"):
                     self.registered.update(map(id, value.values()))

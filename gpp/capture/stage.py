@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gpp.capture.codec import dtype_of
-from gpp.capture.copies import NarrowCopies
+from gpp.capture.codec import dtype_of, empty_of
+from gpp.capture.copies import NarrowCopies, casting
 from gpp.capture.counts import Counts, Rows, needed_by
 from gpp.capture.cut import AbstractShards, BoundaryTensor, Cut
 from gpp.capture.emit import Root, Watcher
-from gpp.capture.passes import casting
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import LOSS, Captured, Node
 from gpp.models.losses import named_tensors
@@ -182,7 +181,12 @@ class StageModule(nn.Module):
         Raises:
             CaptureError: the tensor's samples cannot be told apart, so it cannot cross a boundary.
         """
-        return self.cut.spec(name)
+        node = self.cut.node_of[name]
+        if node.batch_dim is None or node.shape is None or node.dtype is None:
+            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
+        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
+        own, grad = dtype_of(node.dtype), node.requires_grad
+        return BoundaryTensor(shape=rest, batch_dim=node.batch_dim, dtype=self.cut.dtypes.get(own, own), differentiable=grad)
 
     def entering(self) -> dict[str, Node]:
         """The tensors that `inputs` and `receives` list, by name, with the node of each."""
@@ -316,7 +320,7 @@ def initial_state(model: nn.Module, captured: Captured, loss: nn.Module | None =
         node = captured.node_of[name]
         held = reduce(lambda value, part: getattr(value, part, None), node.target.split("."), model)
         if data is not None:
-            state[node.target] = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtype_of(node.dtype or "float32"))
+            state[node.target] = empty_of(node)
             _fill(state[node.target], node, data)
         elif isinstance(held, Tensor):
             state[node.target] = held.detach()

@@ -23,12 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import transformer
 
-from gpp.capture.assigned import in_place
 from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
-from gpp.capture.known import KnownValues
-from gpp.capture.untraced import as_trained, data_detached, refused, unchecked
+from gpp.capture.untraced import KnownValues, as_trained, data_detached, in_place, refused, unchecked
 from gpp.capture.user_lines import REWRITE, explained, looks_at_values, reason, where
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -110,20 +108,12 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
         raise InvalidConfig("inputs", None, "have no tensor", "give the mini-batch's tensors, batch first")
     sizes = {name: tensor.shape[0] for name, tensor in examples.items()}
     if len(set(sizes.values())) != 1:
-        raise InvalidConfig(
-            "inputs",
-            sizes,
-            "the first dimension of every input and target must be the same batch size",
-            "pass batch-first tensors of one batch size",
-        )
+        rule = "the first dimension of every input and target must be the same batch size"
+        raise InvalidConfig("inputs", sizes, rule, "pass batch-first tensors of one batch size")
     (size,) = set(sizes.values())
     if size < 2:
-        raise InvalidConfig(
-            "inputs",
-            sizes,
-            "torch.export takes sizes 0 and 1 for constants, so the example batch must be at least 2",
-            "pass two samples",
-        )
+        rule = "torch.export takes sizes 0 and 1 for constants, so the example batch must be at least 2"
+        raise InvalidConfig("inputs", sizes, rule, "pass two samples")
     return size
 
 
@@ -217,7 +207,7 @@ def _exported(
 ) -> tuple[torch.export.ExportedProgram, int | None]:
     """Export with a symbolic batch; where that fails at one batch size, which is returned and noted.
 
-    A model whose code looks at values has those that follow from numbers alone (`gpp.capture.known`). If all fails, the first
+    A model whose code looks at values has those that follow from numbers alone (`KnownValues`). If all fails, the first
     failure is raised.
     """
     dim, sized = torch.export.Dim("batch", min=1), tuple(resized(tensor, size) for tensor in flat)

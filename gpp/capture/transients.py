@@ -20,12 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpp.capture.codec import decode_call, dtype_of, operator_of
-from gpp.capture.copies import narrow_copy
+from gpp.capture.codec import called, empty_of
+from gpp.capture.copies import casting, narrow_copy
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts, tensors_in
-from gpp.capture.passes import casting
-from gpp.graph.captured import evaluate, node_references, renamed
+from gpp.graph.captured import node_references, renamed
 
 
 class Transient(NamedTuple):
@@ -136,10 +135,8 @@ class MeasuredTransients:
             if draft.kind != "call":
                 continue
             read = ChainMap({need: narrow[need] for need in draft.narrow}, values)
-            args, kwargs = decode_call(draft.args, draft.kwargs, read.__getitem__, self._batch)
             with torch.set_grad_enabled(not draft.no_grad):
-                values[name] = operator_of(draft.target)(*args, **kwargs)
-            del args, kwargs
+                values[name] = called(draft, read.__getitem__, self._batch)
             for need in node_references(draft):
                 if last_use[need] == i and need not in outputs:
                     del values[need]
@@ -159,8 +156,7 @@ class MeasuredTransients:
 
     def _leaf(self, name: str, ledger: _Ledger) -> Tensor:
         draft = self._drafts[name]
-        shape = [evaluate(extent, self._batch) for extent in draft.shape or ()]
-        value = torch.empty(shape, dtype=dtype_of(draft.dtype or "float32"), device="cpu")
+        value = empty_of(draft, self._batch)
         if draft.kind == "param" and draft.requires_grad:
             value.requires_grad_()
             # As from the second micro-batch on: the sum is there, and gradients are added to it.

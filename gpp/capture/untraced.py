@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -12,6 +12,10 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import _VF, Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from gpp.capture.user_lines import is_users, where
 from gpp.errors import CaptureError
@@ -128,3 +132,68 @@ def as_trained(whole: nn.Module) -> Iterator[None]:
             yield
     finally:
         del Tensor.requires_grad
+
+
+@contextmanager
+def in_place(whole: nn.Module) -> Iterator[None]:
+    """Let a module that assigns another tensor to one of its buffers write it there: torch.export loses what is assigned.
+
+    It is written when the module's forward ends, so that what the forward computes from either tensor is not touched.
+    """
+    paths = {module: path for path, module in whole.named_modules()}
+    before: dict[nn.Module, dict[str, Tensor | None]] = {}
+
+    def note(module: nn.Module, args: Any) -> None:
+        before[module] = dict(module._buffers)
+
+    def write(module: nn.Module, args: Any, output: Any) -> None:
+        for name, old in before.pop(module, {}).items():
+            new, path = module._buffers.get(name), paths.get(module)
+            if path is None or old is None or new is None or new is old or (old.shape, old.dtype) != (new.shape, new.dtype):
+                continue
+            old.copy_(new.detach())
+            module._buffers[name] = old
+
+    handles = nn.modules.module.register_module_forward_pre_hook(note), nn.modules.module.register_module_forward_hook(write)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace))
+"""Functions that make a tensor of numbers."""
+
+
+class KnownValues(TorchFunctionMode):
+    """Compute what follows from numbers of Python alone while a model is traced, so that its code may look at it.
+
+    Models of pictures of several sizes walk over a list of grids, and cut and order patches by it. `torch.export` knows the sizes
+    of a tensor, and no values: of a tensor that is made of numbers (`torch.tensor(grid)`, `torch.arange(h * w)`) it forgets them
+    at once. Here such a tensor has its values, is a constant of what is captured, and so is what functions make of it. A function
+    with another tensor among its arguments is traced, and so is one that draws random numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, Tensor] = {}  # by id; they are kept, so that no id has two meanings
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named, leaves = dict(kwargs or {}), tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        symbols = any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves)
+        known = all(id(tensor) in self._known for tensor in tensors) and not symbols
+        if not known or not (tensors or func in _MAKERS):
+            return func(*args, **named)
+        with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
+            before = torch.get_rng_state()
+            found = func(*args, **named)
+            drawn = not torch.equal(before, torch.get_rng_state())
+        if drawn:
+            torch.set_rng_state(before)
+            return func(*args, **named)
+        self._known |= {id(leaf): leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
+        return found

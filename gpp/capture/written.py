@@ -12,7 +12,7 @@ from typing import Any
 
 from gpp.capture.codec import GETITEM, operator_of
 from gpp.capture.draft import Draft, Drafts
-from gpp.graph.captured import node_references, references
+from gpp.graph.captured import node_references, references, renamed
 from gpp.graph.order import fresh_name
 
 _CLONE = "aten.clone.default"
@@ -111,16 +111,10 @@ def _referring(draft: Draft, names: Mapping[str, str], *kinds: str) -> Draft:
     """A draft that refers to other nodes in the arguments of which one of `kinds` becomes."""
     if set(names).isdisjoint(node_references(draft)):
         return draft
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [renamed(item) for item in value]
-        return {"ref": names[value["ref"]]} if isinstance(value, dict) and value.get("ref") in names else value
-
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for kind, key, value in _arguments(draft):
-        value = renamed(value) if kind in kinds else value
+        value = renamed(value, names) if kind in kinds else value
         if key is None:
             args.append(value)
         else:

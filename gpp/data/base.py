@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, describe
+from gpp.models.base import AbstractModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,10 +70,6 @@ class AbstractData(ABC):
             seed: seed of the run; equal seeds give equal samples.
             dtype: type of floats, as `float32`.
         """
-
-    def key(self) -> dict[str, Any]:
-        """Plain content that builds the data set again: `gpp.runtime.job.restore(data.key()) == data`."""
-        return describe(self)
 
 
 def check_split(split: str) -> None:

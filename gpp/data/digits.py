@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
+
+import numpy as np
 
 from gpp.data.base import TARGET, AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
 from gpp.settings import settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NUM_PIXELS, NUM_CLASSES = 64, 10
 MAX_INTENSITY = 16
@@ -35,9 +34,7 @@ class DigitsData(AbstractData):
         _names(model)
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        import numpy as np
-
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         image, digit = _names(model)
@@ -64,15 +61,11 @@ def _names(model: AbstractModel) -> tuple[str, str]:
 
 def _read() -> np.ndarray:
     """[1797, 65]: 64 intensities in 0..16, then the class."""
-    import numpy as np
-
     return np.loadtxt(Path(__file__).with_name("digits.csv.bz2"), delimiter=",", dtype=np.float32)
 
 
 def _held_out(labels: np.ndarray, fraction: float) -> np.ndarray:
     """The rows for testing: [num_rows], bool. Largest remainders bring the total to ceil(fraction * num_rows)."""
-    import numpy as np
-
     counts = np.bincount(labels, minlength=NUM_CLASSES)
     quota = counts * fraction
     held = np.floor(quota).astype(int)

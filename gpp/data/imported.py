@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, final
 
+import numpy as np
+
 from gpp.data.base import AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
-from gpp.models.dotted import call, check_dotted, origin, resolve, users_code
+from gpp.models.dotted import call, check_dotted, origin, users_code
 from gpp.settings import settings
 
 
@@ -59,15 +61,14 @@ class ImportedData(AbstractData):
         )
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.items import DatasetSamples
+        from gpp.data.samples import DatasetSamples
 
         check_split(split)
         named = (self.args or {}) | ((self.train_args if split == "train" else self.test_args) or {})
-        names = {"field": "data.factory", "path": self.factory}
-        dataset = call(resolve(self.factory, field="data.factory"), (), named, arguments="data.args", **names)
+        dataset = call(self.factory, (), named, field="data.factory", arguments="data.args")
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InvalidConfig("data.factory", self.factory, "must return a map-style Dataset", "give it __len__ and __getitem__")
-        with users_code(**names):
+        with users_code("data.factory", self.factory):
             count = len(dataset)
         rows = range(count) if self._is_split else self._rows(split, count)
         return DatasetSamples(dataset, model, dtype, rows)
@@ -78,8 +79,6 @@ class ImportedData(AbstractData):
         Raises:
             InvalidConfig: there are too few samples for two splits.
         """
-        import numpy as np
-
         if count < 2:
             raise InvalidConfig("data.factory", self.factory, f"makes {count} samples, and one is held out", "give it more samples")
         held_out = min(count - 1, max(1, round(count * self.test_fraction)))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from gpp.data.base import TARGET, AbstractData, Samples, check_split
+import numpy as np
+
+from gpp.data.base import AbstractData, Samples, check_split
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
 from gpp.settings import Count, settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @final
@@ -37,26 +34,16 @@ class Pictured(AbstractData):
             raise InvalidConfig("data.mask", self.mask, rule, "model=pictured_small, or data=synthetic, which fits every model")
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)
-        plain = Synthetic(num_samples=self.num_samples, num_test_samples=self.num_test_samples).load(
-            split, model, seed=seed, dtype=dtype
-        )
-        count = len(plain)
-
-        def column(name: str) -> np.ndarray:
-            return plain.fetch(range(count), {name})[name].numpy()
-
-        names = [*model.inputs(), *(TARGET + name for name in model.targets())]
-        columns: dict[str, Callable[[], np.ndarray]] = {name: partial(column, name) for name in names}
+        plain = Synthetic(num_samples=self.num_samples, num_test_samples=self.num_test_samples)
+        columns, count = plain.columns(split, model, seed), plain.count(split)
         columns[self.mask] = lambda: self._masks(split, count, model.inputs()[self.mask].shape[0], seed)
         return ColumnSamples(count, columns, dtype)
 
     def _masks(self, split: str, count: int, places: int, seed: int) -> np.ndarray:
         """[count, places], bool."""
-        import numpy as np
-
         random = np.random.default_rng([seed, 1 if split == "train" else 2])
         return np.arange(places) < random.integers(0, places + 1, count)[:, None]

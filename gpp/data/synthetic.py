@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import final
 from zlib import crc32
+
+import numpy as np
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.settings import Count, NotNegative, settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NUM_HIDDEN = 8  # length of z
 MAX_CLASSES = 16  # classes that occur among the targets; a vocabulary of 50 000 could not be learned from 1000 samples
@@ -44,17 +43,24 @@ class Synthetic(AbstractData):
         pass  # any shape can be made up
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
-        num_samples = self.num_samples if split == "train" else self.num_test_samples
-        draw = _Draw(seed=seed, split=split, num_samples=num_samples, noise=self.noise)
+        return ColumnSamples(self.count(split), self.columns(split, model, seed), dtype)
+
+    def count(self, split: str) -> int:
+        """Samples of a split."""
+        return self.num_samples if split == "train" else self.num_test_samples
+
+    def columns(self, split: str, model: AbstractModel, seed: int) -> dict[str, Callable[[], np.ndarray]]:
+        """By name, what makes the column of an input or a target."""
+        draw = _Draw(seed=seed, split=split, num_samples=self.count(split), noise=self.noise)
         columns: dict[str, Callable[[], np.ndarray]] = {}
         for name, spec in model.inputs().items():
             columns[name] = partial(draw.input, name, spec)
         for name, spec in model.targets().items():
             columns[TARGET + name] = partial(draw.target, TARGET + name, spec)
-        return ColumnSamples(num_samples, columns, dtype)
+        return columns
 
 
 @final
@@ -67,8 +73,6 @@ class _Draw:
 
     def input(self, name: str, spec: TensorSpec) -> np.ndarray:
         """[num_samples, *spec.shape]. A bool input is True throughout: a mask that hides nothing."""
-        import numpy as np
-
         shape = (self.num_samples, *spec.shape)
         if spec.dtype == "bool":
             return np.ones(shape, dtype=bool)
@@ -85,8 +89,6 @@ class _Draw:
 
     def target(self, name: str, spec: TensorSpec) -> np.ndarray:
         """[num_samples, *spec.shape]: a number linear in z, its sign for truths, the largest of several for classes."""
-        import numpy as np
-
         shape = (self.num_samples, *spec.shape)
         if spec.dtype == "float":
             return self._signal(name, spec.num_elements).reshape(shape)
@@ -98,15 +100,11 @@ class _Draw:
 
     def _signal(self, name: str, width: int) -> np.ndarray:
         """z through a projection that both splits share: [num_samples, width], variance about 1."""
-        import numpy as np
-
         z = self._rng("z", self.split).standard_normal((self.num_samples, NUM_HIDDEN), dtype=np.float32)
         projection = self._rng(name, "projection").standard_normal((NUM_HIDDEN, width), dtype=np.float32)
         return _product(z, projection) / np.float32(NUM_HIDDEN**0.5)
 
     def _rng(self, *words: str) -> np.random.Generator:
-        import numpy as np
-
         return np.random.default_rng([self.seed, *(crc32(word.encode()) for word in words)])
 
 
@@ -116,8 +114,6 @@ def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     The rounding of a library's matrix product depends on its kernels and threads, so two processes could train on
     different data.
     """
-    import numpy as np
-
     out = np.empty((len(left), right.shape[1]), dtype=left.dtype)
     rows = max(1, BLOCK // right.shape[1])
     for lo in range(0, len(left), rows):

@@ -29,7 +29,7 @@ class Tensors(AbstractData):
     def load(self, split: str, model: AbstractModel | None, *, seed: int, dtype: str) -> Samples:
         from safetensors.numpy import load_file
 
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         path = Path(self.folder) / f"{split}.safetensors"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from importlib import import_module
-from typing import TYPE_CHECKING, final
+from typing import final
+
+import numpy as np
 
 from gpp.data.base import TARGET, AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.serialization import read_text
 from gpp.settings import Count, settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 RARE = 0  # the token of all characters that are not among the most frequent
 
@@ -45,7 +44,7 @@ class Text(AbstractData):
             raise InvalidConfig("model.vocabulary", spec.high, rule, fix)
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)
@@ -61,8 +60,6 @@ class Text(AbstractData):
 
     def _tokens(self, split: str) -> np.ndarray:
         """The split's part of the text: [num_characters], int64."""
-        import numpy as np
-
         text = self._read()
         cut = len(text) - round(len(text) * self.test_fraction)
         ranked = sorted(Counter(text[:cut]).items(), key=lambda pair: (-pair[1], pair[0]))[: self.vocabulary - 1]

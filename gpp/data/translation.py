@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
+
+import numpy as np
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
 from gpp.settings import Count, settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 START = 0  # the token before a target's first
 
@@ -44,9 +43,7 @@ class Translation(AbstractData):
             raise InvalidConfig("model.vocabulary", first.high, "must be at least 3: two tokens and the start", "vocabulary=24")
 
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
-        import numpy as np
-
-        from gpp.data.table import ColumnSamples
+        from gpp.data.samples import ColumnSamples
 
         check_split(split)
         self.check(model)
@@ -62,6 +59,4 @@ class Translation(AbstractData):
 
 def late(tokens: np.ndarray) -> np.ndarray:
     """[num_samples, L]: the tokens of each row that are known when its next token is predicted."""
-    import numpy as np
-
     return np.concatenate([np.full_like(tokens[:, :1], START), tokens[:, :-1]], axis=1)

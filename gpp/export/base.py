@@ -19,7 +19,7 @@ from gpp.export.layout import GivenLayout
 from gpp.export.ways import EngineWay, of_replicas
 from gpp.graph.captured import Captured
 from gpp.mechanism import found
-from gpp.plan.chain import refuse_unequal_microbatches
+from gpp.plan.chain import refuse_early_loss, refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.runtime.task import EngineTask
@@ -128,13 +128,13 @@ class AbstractExporter(ABC):
             UnsupportedPlan: the engine cannot run the plan; names the edge or the stage.
         """
 
-    @abstractmethod
     def layout(self, text: str) -> GivenLayout | None:
-        """The layout that a text in the engine's own form means; None where it has another form.
+        """The layout that a text in the engine's own form means; None where it has another form, or the engine none.
 
         Raises:
             InvalidConfig: it has the form, and means nothing.
         """
+        return None
 
     def why_not(self, e: ToExport) -> str | None:
         """Why the engine cannot run a plan; None if it can."""
@@ -234,6 +234,19 @@ def torchrun(cluster: Cluster, plan: Plan) -> str:
     return f"torchrun --nnodes {len(on_node)} {each} --rdzv-backend c10d --rdzv-endpoint $FIRST_NODE:29500"
 
 
+def refuse_order(e: ToExport, engine: str) -> None:
+    """Refuse a loss before the last stage, and updates that the pipeline does not wait for: engines of trainings have neither.
+
+    Raises:
+        UnsupportedPlan: names the stage, or the setting.
+    """
+    refuse_early_loss(e.plan, e.task.losses, f"export={engine}")
+    if not e.strategy.schedule.drains:
+        raise UnsupportedPlan(
+            f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
+        )
+
+
 def refuse_unequal(plan: Plan, engine: str) -> None:
     """Refuse micro-batches or replicas of several sizes, which no engine of chains runs.
 
@@ -285,11 +298,8 @@ def check_export(mode: str, exporter: AbstractExporter | None) -> None:
     if mode == "export" and exporter is None:
         raise InvalidConfig("export", None, "mode=export writes for one engine", "set export=torch, or another of --help")
     if exporter is not None and mode not in ("export", "plan"):
-        rule, fix = (
-            f"mode={mode} neither writes files for it nor plans for it alone",
-            "set mode=export or mode=plan, or leave export out",
-        )
-        raise InvalidConfig("export", exporter.name, rule, fix)
+        rule = f"mode={mode} neither writes files for it nor plans for it alone"
+        raise InvalidConfig("export", exporter.name, rule, "set mode=export or mode=plan, or leave export out")
     if exporter is not None and mode == "plan" and exporter.mode != "train":
         rule = "takes plans of mode=" + exporter.mode + ", and mode=plan makes those of trainings"
         raise InvalidConfig("export", exporter.name, rule, f"set mode=export export.nearest=true, or mode={exporter.mode}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import Lost, ToExport, refuse_skips, refuse_unequal, told
+from gpp.export.base import Lost, ToExport, refuse_order, refuse_skips, refuse_unequal, told
 from gpp.export.modules import Modules
-from gpp.plan.chain import device_order, refuse_early_loss
+from gpp.plan.chain import device_order
 from gpp.strategy import Strategy
 
 
@@ -53,11 +53,7 @@ class ModuleChain:
         plan, graph = e.plan, e.problem.graph
         refuse_unequal(plan, engine)
         refuse_skips(plan, e.task, engine)
-        refuse_early_loss(plan, e.task.losses, f"export={engine}")
-        if not e.strategy.schedule.drains:
-            raise UnsupportedPlan(
-                f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
-            )
+        refuse_order(e, engine)
         said, modules = told(engine, plan), Modules.of(e.captured)
         parts = modules.of_stages(plan, graph, engine)
         empty = next((s for s, part in enumerate(parts) if not part), None)

@@ -116,7 +116,5 @@ def layout_text(chain: ModuleChain) -> str:
 
 def _whole_ends(chain: ModuleChain) -> tuple[Lost, ...]:
     """What Megatron has beside the layers and the model has not."""
-    lacking = [
-        what for what, own in (("an embedding", chain.modules.opening), ("an output layer", chain.modules.closing)) if not own
-    ]
-    return tuple(Lost(what=f"the model has no {what.partition(' ')[2]} of its own, and Megatron's has") for what in lacking)
+    ends = {"embedding": chain.modules.opening, "output layer": chain.modules.closing}
+    return tuple(Lost(what=f"the model has no {what} of its own, and Megatron's has") for what, own in ends.items() if not own)

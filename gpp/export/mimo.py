@@ -16,8 +16,8 @@ from string import Template
 from typing import Final
 
 from gpp.errors import UnsupportedPlan
-from gpp.export.base import Exported, Lost, ToExport, told, torchrun
-from gpp.plan.chain import refuse_early_loss, refuse_unequal_microbatches
+from gpp.export.base import Exported, Lost, ToExport, refuse_order, told, torchrun
+from gpp.plan.chain import refuse_unequal_microbatches
 from gpp.plan.plan import Plan
 from gpp.report.draw.stage_graph import module_names
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -119,11 +119,7 @@ def exported(e: ToExport, engine: str) -> Exported:
     """
     plan = e.plan
     refuse_unequal_microbatches(plan, f"export={engine}")
-    refuse_early_loss(plan, e.task.losses, f"export={engine}")
-    if not e.strategy.schedule.drains:
-        raise UnsupportedPlan(
-            f"the pipeline does not drain between updates, and export={engine}'s does. Fix: strategy/weights=flush"
-        )
+    refuse_order(e, engine)
     shared = next((d for d, stages in sorted(plan.stages_of_device.items()) if len(stages) > 1), None)
     if shared is not None:
         raise UnsupportedPlan(
@@ -133,7 +129,7 @@ def exported(e: ToExport, engine: str) -> Exported:
     said, modules, batch_dim = told(engine, plan), modules_of(plan, e), _batch_dim(plan, e, engine)
     _refuse_widths(modules, engine)
     own = replace(e.strategy, schedule=OneFOneB())
-    ran = e.having(_ahead(said.plan or plan, modules), strategy=own)
+    ran = e.having(_ahead(said.plan or plan), strategy=own)
     more = ran.step_s() - e.step_s()
     count, size = plan.minibatch_size // plan.stages[0].microbatch_size, plan.stages[0].microbatch_size
     told_of = {
@@ -218,7 +214,7 @@ def _refuse_widths(modules: tuple[MimoModule, ...], engine: str) -> None:
                 )
 
 
-def _ahead(plan: Plan, modules: tuple[MimoModule, ...]) -> Plan:
+def _ahead(plan: Plan) -> Plan:
     """The plan with as many micro-batches in flight as MIMO has them: the stages of the longest way, less those before a stage on
     the longest way to it."""
     place = list[int]()

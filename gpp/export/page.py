@@ -34,7 +34,7 @@ def plan_page(exporter: AbstractExporter, asked: ToExport, e: ToExport, made: Ex
         f"micro-batches of {e.plan.stages[0].microbatch_size} of {samples} samples, "
         f"schedule {e.strategy.schedule.name}, planned by {e.plan.planner}.",
         "",
-        *_nearest(asked, e, step_s, why),
+        *_nearest(asked, step_s, why),
         "## Predicted",
         "",
         *_table(("", ""), _figures(e, predicted)),
@@ -116,7 +116,7 @@ def _memory(ran: ToExport, predicted: Timeline) -> list[tuple[str, ...]]:
     return out
 
 
-def _nearest(asked: ToExport, e: ToExport, step_s: float, why: str | None) -> list[str]:
+def _nearest(asked: ToExport, step_s: float, why: str | None) -> list[str]:
     if why is None:
         return []
     before = asked.step_s()

@@ -12,15 +12,16 @@ from typing import ClassVar, Literal, final
 
 from gpp.errors import UnsupportedPlan, counted
 from gpp.export.actions import passes, table, with_messages, word
-from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_unequal, torchrun
-from gpp.export.layout import GivenLayout
+from gpp.export.base import AbstractExporter, Exported, Lost, ToExport, refuse_order, refuse_unequal, torchrun
 from gpp.graph.captured import is_loss
-from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_early_loss, refuse_replicas
+from gpp.plan.chain import PlanChain, as_chain, reaches, refuse_replicas
 from gpp.report.draw import text
 from gpp.runtime.engine import refuse_policies, refuse_split_operators
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import settings
+
+CLIPPING = Lost(what="clipping of gradients by their norm (optimizer.clip_norm): the script has none")
 
 TEMPLATE = Path(__file__).with_name("template") / "torch_train.txt"
 
@@ -48,9 +49,7 @@ class Torch(AbstractExporter):
         refuse_split_operators(plan, self.engine)
         refuse_replicas(plan, f"export={self.name}")
         refuse_unequal(plan, self.name)
-        refuse_early_loss(plan, e.task.losses, f"export={self.name}")
-        if not e.strategy.schedule.drains:
-            raise UnsupportedPlan("the pipeline does not drain between updates, and torch's does. Fix: strategy/weights=flush")
+        refuse_order(e, self.name)
         if not e.captured.nodes:
             raise UnsupportedPlan(f"model={e.captured.name} is a profile, without code to run. Fix: a model that is captured")
         ran = e.having(*as_chain(plan, e.problem))
@@ -89,12 +88,9 @@ class Torch(AbstractExporter):
             },
             command=f"{torchrun(e.problem.cluster, plan)} train.py",
             ran=ran,
-            lost=(*_carrying(e, ran), *_clipping(e)),
+            lost=(*_carrying(e, ran), *([CLIPPING] if e.clips else [])),
             job=True,
         )
-
-    def layout(self, text: str) -> GivenLayout | None:
-        return None
 
 
 def _carrying(e: ToExport, ran: ToExport) -> tuple[Lost, ...]:
@@ -110,7 +106,3 @@ def _carrying(e: ToExport, ran: ToExport) -> tuple[Lost, ...]:
         f"between, {text.num_bytes(moved)} more a step each way, and branches wait for each other"
     )
     return (Lost(what=what, seconds=ran.step_s() - e.step_s()),)
-
-
-def _clipping(e: ToExport) -> tuple[Lost, ...]:
-    return (Lost(what="clipping of gradients by their norm (optimizer.clip_norm): the script has none"),) if e.clips else ()

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -98,23 +98,13 @@ class ProfileDraft:
         return [keys[i] for i in order]
 
 
-class WithId(Protocol):
-    """A node of a file."""
-
-    @property
-    def id(self) -> Id: ...
-
-
-N = TypeVar("N", bound=WithId)
-
-
-def by_id(nodes: tuple[N, ...], path: Path) -> dict[Id, N]:
-    """The nodes of a file by their ids.
+def by_id(nodes: tuple[Any, ...], path: Path) -> dict[Id, Any]:
+    """The nodes of a file by their `id`.
 
     Raises:
         InvalidFile: two have the same.
     """
-    out: dict[Id, N] = {}
+    out: dict[Id, Any] = {}
     for i, node in enumerate(nodes):
         if node.id in out:
             raise InvalidFile(path, f"nodes[{i}].id", "is given twice", "give each node its own id", value=[node.id])

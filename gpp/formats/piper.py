@@ -25,7 +25,8 @@ from gpp.serialization import from_json
 RECOMPUTED = "activation recomp"
 """Piper's word for it; the other way is called `vanilla`."""
 
-_PIPER = re.compile(r'"TMPCs"\s*:')
+PIPER = re.compile(r'"TMPCs"\s*:')
+"""What tells Piper's JSON from others."""
 
 
 @with_config(OPEN)
@@ -69,11 +70,6 @@ class PiperProfile:
 
     nodes: Annotated[tuple[PiperNode, ...], Field(min_length=1)]
     edges: tuple[PiperEdge, ...]
-
-
-def is_piper(text: str) -> bool:
-    """Whether a JSON text is Piper's."""
-    return _PIPER.search(text) is not None
 
 
 def read_piper(text: str, path: Path, seconds: float) -> ProfileDraft:

@@ -17,7 +17,7 @@ from pydantic import Field, with_config
 from gpp.errors import InvalidFile, InvalidGraph
 from gpp.formats.draft import OPEN, SETTING, Amount, Id, ProfileDraft, ProfileNode, by_id, check_ends, joined
 from gpp.formats.pipedream import read_graph_txt
-from gpp.formats.piper import is_piper, read_piper
+from gpp.formats.piper import PIPER, read_piper
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import from_json, read_text
 
@@ -78,7 +78,7 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
     text = read_text(path, setting=SETTING)
     if not text.lstrip().startswith("{"):
         draft = read_graph_txt(text, path)
-    elif is_piper(text):
+    elif PIPER.search(text):
         draft = read_piper(text, path, seconds)
     else:
         draft = read_plain(text, path)

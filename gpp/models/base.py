@@ -96,6 +96,28 @@ class AbstractModel(ABC):
         return describe(self) | {"source": self.source()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractPlanned(AbstractModel):
+    """A graph in a model's place: it is planned and simulated, and there is no network to train."""
+
+    @abstractmethod
+    def captured(self) -> Captured:
+        """The graph, with no computation behind it."""
+
+    @abstractmethod
+    def untrained(self) -> InvalidConfig:
+        """The error for a run that needs a network."""
+
+    def build(self) -> nn.Module:
+        raise self.untrained()
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def targets(self) -> dict[str, TensorSpec]:
+        return {}
+
+
 def as_module(made: object, *, field: str, path: str) -> nn.Module:
     """The network that a factory made.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec, as_module
-from gpp.models.dotted import call, check_dotted, nearest, origin, resolve
+from gpp.models.dotted import call, check_dotted, nearest, origin
 from gpp.models.specs import read_specs
 from gpp.settings import settings
 
@@ -87,10 +87,8 @@ class Blocks(AbstractModel):
         modules = {}
         for block in self.listed():
             setting = f"model.blocks.{block.name}"
-            names = {"field": f"{setting}.factory", "path": block.factory}
-            make = resolve(block.factory, field=names["field"])
-            made = call(make, block.args, block.kwargs, arguments=f"{setting}.kwargs", **names)
-            modules[block.name] = (as_module(made, **names), block.inputs)
+            made = call(block.factory, block.args, block.kwargs, field=f"{setting}.factory", arguments=f"{setting}.kwargs")
+            modules[block.name] = (as_module(made, field=f"{setting}.factory", path=block.factory), block.inputs)
         return Called(modules)
 
     def inputs(self) -> dict[str, TensorSpec]:

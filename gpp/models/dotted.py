@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import metadata
@@ -41,19 +41,30 @@ def resolve(path: str, *, field: str) -> Any:
         if found is not None and hasattr(found, name):
             found = getattr(found, name)
             continue
-        try:
-            with users_code(field, path):
-                found = importlib.import_module(here)
-        except ModuleNotFoundError as error:
-            if error.name and error.name != here and not here.startswith(f"{error.name}."):
-                raise InvalidConfig(
-                    field,
-                    path,
-                    f"importing {here} needs {error.name!r}, which is not installed",
-                    f"pip install {error.name.split('.')[0]}",
-                ) from error
-            raise _unknown(path, field, prefix, name, found) from error
+        found = _imported(here, field, path, prefix, found)
     return found
+
+
+def _imported(module: str, field: str, path: str, prefix: str = "", parent: Any = None) -> Any:
+    """A module.
+
+    Args:
+        field, path: the setting that names it, and its value.
+        prefix, parent: what of the path has been found before, and its name; None for nothing.
+
+    Raises:
+        InvalidConfig: there is no such module, or importing it fails.
+    """
+    try:
+        with users_code(field, path):
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            name = missing if parent is None else missing.rpartition(".")[2]
+            raise _unknown(path, field, prefix, name, parent) from error
+        rule = f"importing {module} needs {missing!r}, which is not installed"
+        raise InvalidConfig(field, path, rule, f"pip install {missing.split('.')[0]}") from error
 
 
 def import_named(modules: Iterable[str], field: str) -> None:
@@ -67,15 +78,7 @@ def import_named(modules: Iterable[str], field: str) -> None:
     for module in modules:
         if not (isinstance(module, str) and all(name.isidentifier() for name in module.split("."))):
             raise InvalidConfig(field, module, "must be the name of a module", "write it as an import does, as in package.module")
-        try:
-            with users_code(field, module):
-                importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            missing = error.name or module
-            if module == missing or module.startswith(f"{missing}."):
-                raise _unknown(module, field, "", missing, None) from error
-            rule, fix = f"importing it needs {missing!r}, which is not installed", f"pip install {missing.split('.')[0]}"
-            raise InvalidConfig(field, module, rule, fix) from error
+        _imported(module, field, module)
 
 
 @contextmanager
@@ -133,18 +136,17 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith("<") and PACKAGE not in path.parents and Path(inspect.__file__).parent not in path.parents
 
 
-def call(
-    function: Callable[..., Any], positional: Iterable[Any], named: Mapping[str, Any], *, field: str, path: str, arguments: str
-) -> Any:
+def call(path: str, positional: Iterable[Any], named: Mapping[str, Any], *, field: str, arguments: str) -> Any:
     """The object that a factory makes.
 
     Args:
-        field, path: the setting that names the factory, and its value.
+        path, field: the factory's dotted path, and the setting that names it.
         arguments: the setting that holds `named`.
 
     Raises:
-        InvalidConfig: the arguments do not fit its signature, or it raised an exception.
+        InvalidConfig: there is no such factory, the arguments do not fit its signature, or it raised an exception.
     """
+    function = resolve(path, field=field)
     if not callable(function):
         raise InvalidConfig(field, path, f"is a {type(function).__name__}", "name a class or a function")
     positional = tuple(positional)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec, as_module
-from gpp.models.dotted import call, check_dotted, origin, resolve
+from gpp.models.dotted import call, check_dotted, nearest, origin
 from gpp.models.specs import read_specs
 from gpp.settings import settings
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @final
@@ -49,14 +50,10 @@ class Imported(AbstractModel):
         self.targets()
 
     def build(self) -> nn.Module:
-        from gpp.models.networks.outputs import keep_outputs
-
-        factory = resolve(self.factory, field="model.factory")
         positional: tuple[Any, ...] = ()
         if self.config is not None:
-            make, args = resolve(self.config, field="model.config"), self.config_args or {}
-            positional = (call(make, (), args, field="model.config", path=self.config, arguments="model.config_args"),)
-        made = call(factory, positional, self.args or {}, field="model.factory", path=self.factory, arguments="model.args")
+            positional = (call(self.config, (), self.config_args or {}, field="model.config", arguments="model.config_args"),)
+        made = call(self.factory, positional, self.args or {}, field="model.factory", arguments="model.args")
         network = as_module(made, field="model.factory", path=self.factory)
         return network if self.outputs is None else keep_outputs(network, self.outputs)
 
@@ -69,3 +66,23 @@ class Imported(AbstractModel):
     def source(self) -> str:
         paths = {"model.factory": self.factory, "model.config": self.config}
         return ", ".join(origin(path, field=setting) for setting, path in paths.items() if path is not None)
+
+
+def keep_outputs(network: nn.Module, names: Sequence[str]) -> nn.Module:
+    """The same network, returning a dict of the named fields [B, ...] only.
+
+    This is a hook rather than a wrapper module, so that parameters and operators keep their author's names.
+    """
+
+    def keep(_module: nn.Module, _inputs: Any, outputs: Any) -> dict[str, Tensor]:
+        return {name: _field(outputs, name) for name in names}
+
+    network.register_forward_hook(keep)
+    return network
+
+
+def _field(outputs: Any, name: str) -> Tensor:
+    known = list(outputs.keys()) if hasattr(outputs, "keys") else [known for known in dir(outputs) if not known.startswith("_")]
+    if name not in known:
+        raise InvalidConfig("model.outputs", name, f"{type(outputs).__name__} has no such field", nearest(name, known))
+    return outputs[name] if hasattr(outputs, "keys") else getattr(outputs, name)

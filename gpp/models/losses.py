@@ -178,12 +178,8 @@ def prediction(outputs: Any) -> Tensor:
     names = list(outputs) if isinstance(outputs, Mapping) else list(range(len(outputs)))
     if len(names) == 1 or "logits" in names:
         return outputs["logits" if "logits" in names else names[0]]
-    raise InvalidConfig(
-        "model.loss",
-        f"a shipped loss on outputs {names}",
-        "takes one output",
-        "choose one with model.outputs, or give the dotted path of a loss that takes them all",
-    )
+    fix = "choose one with model.outputs, or give the dotted path of a loss that takes them all"
+    raise InvalidConfig("model.loss", f"a shipped loss on outputs {names}", "takes one output", fix)
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:

@@ -5,26 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.base import AbstractPlanned
 from gpp.models.dotted import source_hash
 from gpp.serialization import read_text
 from gpp.settings import Positive, settings
-
-if TYPE_CHECKING:
-    from torch import nn
 
 SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts the profile's micro-batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbstractProfile(AbstractModel):
-    """A model that brings its own times, whatever `cost` says, and has no network.
+class AbstractProfile(AbstractPlanned):
+    """A model that brings its own times, whatever `cost` says.
 
     Args:
         coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own.
@@ -37,28 +34,9 @@ class AbstractProfile(AbstractModel):
     def times(self) -> AbstractCostModel:
         """The cost model that gives the profile's times."""
 
-    @abstractmethod
-    def captured(self) -> Captured:
-        """The graph alone: there is nothing to run."""
-
-    def refuse_training(self) -> None:
-        """Raises: InvalidConfig: always; a profile has no network."""
-        raise InvalidConfig(
-            "model",
-            self.name,
-            "is a profile, which can be planned and simulated but has no network to train",
-            "set mode=plan, engine=simulate or engine=emulate",
-        )
-
-    def build(self) -> nn.Module:
-        self.refuse_training()
-        raise AssertionError
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        return {}
-
-    def targets(self) -> dict[str, TensorSpec]:
-        return {}
+    def untrained(self) -> InvalidConfig:
+        rule = "is a profile, which can be planned and simulated but has no network to train"
+        return InvalidConfig("model", self.name, rule, "set mode=plan, engine=simulate or engine=emulate")
 
 
 @final

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import Op
 from gpp.graph.random_graphs import equal_chain, equal_towers, random_dag, random_series_parallel
-from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.base import AbstractPlanned
 from gpp.settings import Count, NotNegative, Seed, Share, settings
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @final
 @settings("model")
-class RandomGraph(AbstractModel):
+class RandomGraph(AbstractPlanned):
     """A graph of `gpp.graph.random_graphs`; the same settings give the same graph everywhere.
 
     Args:
@@ -43,7 +40,6 @@ class RandomGraph(AbstractModel):
     late_share: Share = 0.5
 
     def captured(self) -> Captured:
-        """The graph, with no computation behind it."""
         if self.kind == "towers":
             graph = equal_towers(self.num_ops, self.num_branches)
         elif self.kind == "chain":
@@ -58,9 +54,9 @@ class RandomGraph(AbstractModel):
     def _split(self, op: Op) -> Op:
         return replace(op, weight_flops=self.weight_share * op.backward_flops, late_bytes=self.late_share * op.saved_bytes)
 
-    def build(self) -> nn.Module:
-        self.refuse(computes=True, measures=True)
-        raise AssertionError
+    def untrained(self) -> InvalidConfig:
+        fix = "set mode=plan cost=analytical, or engine=emulate cost=analytical"
+        return InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", fix)
 
     def refuse(self, *, computes: bool, measures: bool) -> None:
         """Refuse a run that needs a network.
@@ -73,17 +69,10 @@ class RandomGraph(AbstractModel):
             InvalidConfig: names the setting.
         """
         if computes:
-            fix = "set mode=plan cost=analytical, or engine=emulate cost=analytical"
-            raise InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", fix)
+            raise self.untrained()
         if measures:
             rule = f"times the operators of a network, and model={self.name} is a graph without one"
             raise InvalidConfig("cost", "profiled", rule, "set cost=analytical")
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        return {}
-
-    def targets(self) -> dict[str, TensorSpec]:
-        return {}
 
     def source(self) -> str:
         return ""

@@ -62,6 +62,12 @@ def test_every_block_is_one_operator(captured):
     assert captured.node_of["text.1"].batch_dim == 1 and all(op.saved_bytes > 0 for op in graph.ops)
 
 
+def test_a_block_answers_for_its_result_where_the_loss_keeps_it():
+    inputs, _ = make(2)
+    graph = capture_blocks(BLOCKS[:1], {"x": inputs["x"]}, torch.zeros(2, 4), nn.functional.mse_loss, name="dense").graph
+    assert graph.tensors[0].saved and graph.ops[0].saved_bytes >= 32 and graph.ops[1].saved_bytes == 0
+
+
 def test_cut_blocks_equal_the_blocks_called_by_hand(captured):
     for seed, batch in ((0, 1), (1, 4), (2, 2)):
         torch.manual_seed(seed)

@@ -180,7 +180,7 @@ def test_what_a_function_registers_is_tried_in_a_fresh_process(tmp_path: Path, m
     ("name", "says"),
     [
         ("of_nobody.at_all", "no module named 'of_nobody'. Fix: install it, or put its folder on PYTHONPATH"),
-        ("needs_another", "importing it needs 'of_nobody', which is not installed. Fix: pip install of_nobody"),
+        ("needs_another", "importing needs_another needs 'of_nobody', which is not installed. Fix: pip install of_nobody"),
         ("fails", r"raised ValueError: no \(.*fails.py:1, in <module>\). Fix: correct the code there"),
         ("../fails", "must be the name of a module. Fix: write it as an import does"),
     ],

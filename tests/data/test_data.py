@@ -15,7 +15,7 @@ from gpp.data.digits import DigitsData
 from gpp.data.imported import ImportedData
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
-from gpp.models.base import TensorSpec
+from gpp.models.base import TensorSpec, describe
 from gpp.models.losses import loss
 from gpp.runtime.job import restore
 from tests.support.conf import model_named, network_named, option
@@ -76,7 +76,7 @@ class Pairs(torch.utils.data.Dataset):
 def test_options_build(name):
     extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
     data = option("data", name, *extra)
-    assert restore(json.loads(json.dumps(data.key()))) == data
+    assert restore(json.loads(json.dumps(describe(data)))) == data
     data.check(DIGITS)
     assert len(data.load("train", DIGITS, seed=0, dtype="float32")) > 0
 

@@ -10,6 +10,7 @@ import torch
 
 from gpp.data.text import RARE, Text
 from gpp.errors import InvalidConfig
+from gpp.models.base import describe
 from gpp.models.network import Network
 from gpp.runtime.job import restore
 from tests.support.conf import network_named, option
@@ -24,7 +25,7 @@ def whole(data: Text, split: str, model: Network = MODEL, seed: int = 0) -> dict
 
 def test_the_option_builds_and_reads_back() -> None:
     data = option("data", "text")
-    assert data == Text() == restore(json.loads(json.dumps(data.key())))
+    assert data == Text() == restore(json.loads(json.dumps(describe(data))))
 
 
 def test_every_target_is_the_next_character() -> None:

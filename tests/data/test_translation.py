@@ -9,6 +9,7 @@ import torch
 
 from gpp.data.translation import START, Translation
 from gpp.errors import InvalidConfig
+from gpp.models.base import describe
 from gpp.runtime.job import restore
 from tests.support.conf import network_named, option
 
@@ -22,7 +23,7 @@ def whole(split: str, seed: int = 0, **settings: int) -> dict[str, torch.Tensor]
 
 def test_the_option_builds_and_reads_back() -> None:
     data = option("data", "translation")
-    assert data == Translation() == restore(json.loads(json.dumps(data.key())))
+    assert data == Translation() == restore(json.loads(json.dumps(describe(data))))
 
 
 def test_targets_are_reversed_and_exchanged() -> None:

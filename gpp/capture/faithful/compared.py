@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gpp.capture.faithful.numbers import Numbers, differing, flat, listed, off, plain
 from gpp.capture.faithful.seen import hooked_lines, line_of, seeded_lines, standing_hooks
 from gpp.capture.faithful.sides import SEED, Graph, Own, Unknown
-from gpp.capture.kept import Change, advanced, random_states, seed_all
+from gpp.capture.kept import Change, advanced, random_states, seed_all, seed_python
 from gpp.capture.user_lines import REWRITE
 from gpp.errors import CaptureError
 from gpp.graph.captured import WITHOUT_WEIGHTS, Captured, Checked
@@ -135,9 +135,9 @@ class _Check:
             raise Unknown(f"it calls {drawn} for random numbers that it does not use. Fix: remove that call")
         if differences:
             self._refuse(differences, causes)
-        if drew and self._draws_matter():
+        if drew and self._draws_matter(seed_python):
             self._refuse(["the loss depends on what Python draws"], causes[-len(drew) :])
-        if any(change.draws for change in changes) and own.kept.draws_matter(self._plain_losses, DRAWS):
+        if any(change.draws for change in changes) and self._draws_matter(own.kept.reseed):
             self._refuse(["the loss depends on what a generator of its own draws"], [one for one in causes if one.fix == _DRAW])
         lacks = "workers run the captured graph alone, which lacks"
         self.notes += [f"{lacks} {cause.what}; no number of {steps} depends on it" for cause in causes]
@@ -235,19 +235,15 @@ class _Check:
         seeded()
         return line_of(self.own.forward_and_backward, changed)
 
-    def _draws_matter(self) -> bool:
-        """Whether the loss differs where only Python draws other numbers."""
+    def _draws_matter(self, reseed: Callable[[int], None]) -> bool:
+        """Whether the loss differs where only the generators that are reseeded draw other numbers."""
         found = set()
         for seed in range(DRAWS):
             self.own.kept.put_back()
-            seed_all(seed)
-            torch.manual_seed(SEED)
-            found.add(self._plain_losses())
+            reseed(seed)
+            with torch.no_grad():
+                found.add(tuple(float(value) for value in self.own.forward().values()))
         return len(found) > 1
-
-    def _plain_losses(self) -> tuple[float, ...]:
-        with torch.no_grad():
-            return tuple(float(value) for value in self.own.forward().values())
 
     def _refuse(self, differences: list[str], causes: list[_Cause]) -> None:
         shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gpp.capture.codec import decode_call, default_dtype, dtype_of, operator_of
+from gpp.capture.codec import called, default_dtype, dtype_of, operator_of
 from gpp.capture.recipe.generator import skip
 from gpp.capture.recipe.value import NORMAL, UNIFORM, Recipe, Step, StorageView, needed
 from gpp.errors import CaptureError
@@ -111,8 +111,7 @@ class _Making:
 
 
 def _called(step: Step, reads: list[Tensor]) -> list[Any]:
-    args, kwargs = decode_call(step.args, step.kwargs, lambda number: reads[int(number)], 0)
-    result = operator_of(step.target)(*args, **kwargs)
+    result = called(step, lambda number: reads[int(number)], 0)
     return list(result) if isinstance(result, tuple | list) else [result]
 
 

@@ -29,12 +29,6 @@ from gpp.formats.pipeedge.yaml import read_yaml
 MB = 1e6
 """Bytes of a MB, and bits of a Mbit."""
 
-DTYPES = {"float32": "torch.float32", "float64": "torch.float64", "bfloat16": "torch.bfloat16"}
-"""The files' words for the dtypes of a run."""
-
-WIDTH = {"float32": 4, "float64": 8, "bfloat16": 2}
-"""Bytes of a number."""
-
 Layers = Annotated[int, Field(ge=0, le=100_000)]
 Numbers = Annotated[int, Field(ge=0, le=10**15)]
 
@@ -127,14 +121,14 @@ def times_by_type(
         InvalidConfig: no type has a profile of that model, batch and dtype; names those that there are.
         InvalidFile: a list of times has another length than the model.
     """
-    setting = "model.types"
+    setting, theirs = "model.types", f"torch.{dtype}"
     profiles = {
-        name: [times for times in (entry.model_profiles or {}).get(key, ()) if times.dtype == DTYPES[dtype]]
+        name: [times for times in (entry.model_profiles or {}).get(key, ()) if times.dtype == theirs]
         for name, entry in read_types(path, setting=setting).items()
     }
     sizes = sorted({times.batch_size for known in profiles.values() for times in known})
     if not sizes:
-        rule = f"has no profile of {key} in {DTYPES[dtype]}"
+        rule = f"has no profile of {key} in {theirs}"
         raise InvalidFile(path, "", rule, "measure one (mode=profile), or set another dtype or model.key", setting=setting)
     listed = ", ".join(map(str, sizes))
     if batch is None and len(sizes) > 1:
@@ -142,7 +136,7 @@ def times_by_type(
         raise InvalidConfig("microbatch_size", None, rule, f"set microbatch_size={sizes[-1]}")
     batch = sizes[0] if batch is None else batch
     if batch not in sizes:
-        rule = f"has no profile in {path} for {key} in {DTYPES[dtype]}: it has {listed}"
+        rule = f"has no profile in {path} for {key} in {theirs}: it has {listed}"
         raise InvalidConfig("microbatch_size", batch, rule, f"set microbatch_size={sizes[-1]}, or measure one (mode=profile)")
     found: dict[str, tuple[float, ...]] = {}
     for name, known in profiles.items():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpp.cluster import Cluster, Device, Link
 from gpp.errors import InvalidFile
-from gpp.formats.pipeedge.files import MB, WIDTH, ModelEntry, read_hosts, read_types
-from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
+from gpp.formats.pipeedge.files import MB, ModelEntry, read_hosts, read_types
+from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor, dtype_bytes
 from gpp.settings import NotNegative, arguments
 
 
@@ -24,7 +24,7 @@ def chain_graph(key: str, entry: ModelEntry, seconds: tuple[float, ...], dtype: 
     Args:
         seconds: of each layer for one sample; their proportions are what a coarser graph goes by.
     """
-    sizes = [float(count * WIDTH[dtype]) for count in entry.moved()]
+    sizes = [float(count * dtype_bytes(dtype)) for count in entry.moved()]
     names = [layer_name(i + 1) for i in range(entry.layers)]
     ops, params, tensors = list[Op](), list[Param](), list[Tensor]()
     for i, name in enumerate(names):

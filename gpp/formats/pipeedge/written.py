@@ -9,10 +9,10 @@ import numpy as np
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
-from gpp.formats.pipeedge.files import DTYPES, MB, WIDTH, schedule_text
+from gpp.formats.pipeedge.files import MB, schedule_text
 from gpp.formats.pipeedge.graph import layer_name
 from gpp.graph.forward_only import forward_only
-from gpp.graph.op_graph import OpGraph
+from gpp.graph.op_graph import OpGraph, dtype_bytes
 from gpp.plan.plan import Plan
 
 
@@ -45,7 +45,7 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
         samples: of the micro-batch whose times are written.
     """
     graph, device = forward_only(problem.graph), problem.cluster.devices[0]
-    width = WIDTH.get(graph.dtype, 4)
+    width = dtype_bytes(graph.dtype)
     seen, weights = set[str](), list[float]()
     for op in graph.ops:
         new = [name for name in op.params if name not in seen]
@@ -67,7 +67,7 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
     )
     types = (
         f"{kind}:\n  bw_Mbps: {bw_mbps:.10g}\n  mem_MB: {device.memory_bytes / MB:.10g}\n  model_profiles:\n    {model}:\n"
-        f"    - batch_size: {samples}\n      dtype: {DTYPES.get(graph.dtype, f'torch.{graph.dtype}')}\n"
+        f"    - batch_size: {samples}\n      dtype: torch.{graph.dtype}\n"
         f"      time_s: {_list(problem.op_times(samples, 0).forward_s.tolist())}\n"
     )
     return {"models.yml": models, "device_types.yml": types}

@@ -17,7 +17,7 @@ from typing import Literal
 from gpp.capture.added import declaring
 from gpp.capture.build import MEASURED_BATCH, OpCosts
 from gpp.capture.draft import Draft, Drafts
-from gpp.capture.measure import Facts, measure
+from gpp.capture.measure import Facts, MeasuredPass
 from gpp.capture.merge import NodeGroups
 from gpp.graph.captured import Captured, Node, loss_nodes, node_references
 from gpp.mechanisms.precision.passes import PASSES
@@ -27,10 +27,10 @@ def narrowed(captured: Captured, passes: Literal["bfloat16", "float16"]) -> Capt
     """The model with passes that cast to a type."""
     drafts = [Draft(**{slot: getattr(node, slot) for slot in Node.__slots__}) for node in captured.nodes]
     losses, batch = loss_nodes(captured.results), captured.batch or MEASURED_BATCH
-    reads = narrow_reads(drafts, measure(drafts, losses, batch, passes))
+    reads = narrow_reads(drafts, MeasuredPass(drafts, losses, batch, passes).run())
     for draft in drafts:
         draft.narrow = reads.get(draft.name, draft.narrow)
-    facts = measure(drafts, losses, batch, passes)
+    facts = MeasuredPass(drafts, losses, batch, passes).run()
     for draft in drafts:
         if draft.kind in ("call", "block") and draft.dtype is not None:
             ((_, _, dtype), _), *_ = facts[draft.name].forms

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from gpp.capture.codec import dtype_of, operator_of
-from gpp.capture.passes import AbstractPasses
+from gpp.capture.copies import AbstractPasses
 
 
 class AutocastPasses(AbstractPasses):

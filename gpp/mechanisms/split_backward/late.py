@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gpp.capture.passes import narrowing
+from gpp.capture.copies import narrowing
 
 Gradients = Sequence[Tensor | None]
 

@@ -48,13 +48,11 @@ class MaskedLanguageModel(nn.Module):
         divides(num_heads=num_heads, hidden=hidden)
         self.embed = TokenEmbedding(vocabulary, sequence, hidden)
         self.embed_norm = nn.LayerNorm(hidden)
-        self.layers = nn.ModuleList(PostNormLayer(hidden, num_heads, 4 * hidden, dropout) for _ in range(num_layers))
+        self.layers = nn.Sequential(*(PostNormLayer(hidden, num_heads, 4 * hidden, dropout) for _ in range(num_layers)))
         self.transform = nn.Linear(hidden, hidden)
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x_BLD = self.embed_norm(self.embed(tokens))
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
+        x_BLD = self.layers(self.embed_norm(self.embed(tokens)))
         return self.head(self.norm(F.gelu(self.transform(x_BLD))))

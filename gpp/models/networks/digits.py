@@ -36,15 +36,12 @@ class QuadrantTower(nn.Module):
         super().__init__()
         self.row, self.column = row, column
         self.embed = nn.Linear(16, hidden)
-        self.layers = nn.ModuleList(ResidualLayer(hidden) for _ in range(num_layers))
+        self.layers = nn.Sequential(*(ResidualLayer(hidden) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, image: Tensor) -> Tensor:
         pixels = image[:, self.row : self.row + 4, self.column : self.column + 4]
-        x_BD = self.embed(pixels.flatten(1))
-        for layer in self.layers:
-            x_BD = layer(x_BD)
-        return self.norm(x_BD)
+        return self.norm(self.layers(self.embed(pixels.flatten(1))))
 
 
 class Digits(nn.Module):

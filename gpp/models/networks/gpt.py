@@ -40,7 +40,7 @@ class GPT(nn.Module):
         divides(num_heads=num_heads, hidden=hidden)
         layer = (hidden, num_heads, 4 * hidden, dropout)
         self.embed = TokenEmbedding(vocabulary, sequence, hidden)
-        self.layers = nn.ModuleList(TransformerLayer(*layer, causal=True) for _ in range(num_layers))
+        self.layers = nn.Sequential(*(TransformerLayer(*layer, causal=True) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if tied:
@@ -49,7 +49,4 @@ class GPT(nn.Module):
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x_BLD = self.embed(tokens)
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
-        return self.head(self.norm(x_BLD))
+        return self.head(self.norm(self.layers(self.embed(tokens))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -217,13 +217,11 @@ class Encoder(nn.Module):
     def __init__(self, num_layers: int, hidden: int, num_heads: int, *, causal: bool = False) -> None:
         super().__init__()
         layers = (TransformerLayer(hidden, num_heads, 4 * hidden, causal=causal) for _ in range(num_layers))
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.Sequential(*layers)
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
-        return self.norm(x_BLD)
+        return self.norm(self.layers(x_BLD))
 
 
 class TokenEmbedding(nn.Module):
@@ -255,11 +253,6 @@ class PatchEmbedding(nn.Module):
         return torch.cat([token, patches], dim=1) + self.positions
 
 
-class _HasDropout(Protocol):
-    dropout: float
-    training: bool
-
-
-def drop(x: Tensor, layer: _HasDropout) -> Tensor:
-    """Dropout at the layer's rate; leaves no operator in the graph when the rate is 0."""
+def drop(x: Tensor, layer: Any) -> Tensor:
+    """Dropout at the rate `layer.dropout` of a module; leaves no operator in the graph when the rate is 0."""
     return F.dropout(x, layer.dropout, layer.training) if layer.dropout else x

@@ -17,13 +17,11 @@ class ModalityBranch(nn.Module):
 
     def __init__(self, num_layers: int, hidden: int, num_heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TransformerLayer(hidden, num_heads, ffn, dropout) for _ in range(num_layers))
+        self.layers = nn.Sequential(*(TransformerLayer(hidden, num_heads, ffn, dropout) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
-        return self.norm(x_BLD).mean(dim=1)
+        return self.norm(self.layers(x_BLD)).mean(dim=1)
 
 
 class MMT(nn.Module):

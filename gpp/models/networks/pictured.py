@@ -92,7 +92,7 @@ class PicturedText(nn.Module):
         self.tower = nn.ModuleList(PictureLayer(image_hidden, image_heads) for _ in range(image_layers))
         self.project = nn.Linear(image_hidden, hidden)
         self.tokens = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleList(TransformerLayer(hidden, num_heads, 4 * hidden) for _ in range(num_layers))
+        self.layers = nn.Sequential(*(TransformerLayer(hidden, num_heads, 4 * hidden) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, classes)
 
@@ -102,6 +102,4 @@ class PicturedText(nn.Module):
             x_BPMD = layer(x_BPMD, there)
         seen_BPD = self.project(x_BPMD.mean(2)) * there.unsqueeze(-1)
         x_BLD = torch.cat([seen_BPD, self.tokens(text)], dim=1)
-        for layer in self.layers:
-            x_BLD = layer(x_BLD)
-        return self.head(self.norm(x_BLD).mean(1))
+        return self.head(self.norm(self.layers(x_BLD)).mean(1))

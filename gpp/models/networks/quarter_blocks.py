@@ -132,14 +132,11 @@ class ViT(nn.Module):
         divides(num_heads=num_heads, hidden=hidden)
         divides(patch_size=patch_size, image_size=image_size)
         self.embed = Patches(image_size, patch_size, heads, hidden)
-        self.blocks = nn.ModuleList(QuarterBlock(hidden, num_heads, before=True) for _ in range(num_layers))
+        self.blocks = nn.Sequential(*(QuarterBlock(hidden, num_heads, before=True) for _ in range(num_layers)))
         self.head = Classifiers(heads, hidden, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        x_BLD = self.embed(image)
-        for block in self.blocks:
-            x_BLD = block(x_BLD)
-        return self.head(x_BLD)
+        return self.head(self.blocks(self.embed(image)))
 
 
 class Classifiers(nn.Module):
@@ -195,12 +192,10 @@ class BERT(nn.Module):
         super().__init__()
         divides(num_heads=num_heads, hidden=hidden)
         self.embed = WordEmbedding(vocabulary, sequence, types, hidden)
-        self.blocks = nn.ModuleList(QuarterBlock(hidden, num_heads, before=False) for _ in range(num_layers))
+        self.blocks = nn.Sequential(*(QuarterBlock(hidden, num_heads, before=False) for _ in range(num_layers)))
         self.pooler = nn.Linear(hidden, hidden)
         self.classify = nn.Linear(hidden, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x_BLD = self.embed(tokens)
-        for block in self.blocks:
-            x_BLD = block(x_BLD)
+        x_BLD = self.blocks(self.embed(tokens))
         return self.classify(torch.tanh(self.pooler(x_BLD[:, 0])))

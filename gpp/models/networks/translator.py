@@ -41,17 +41,15 @@ class Translator(nn.Module):
         divides(num_heads=num_heads, hidden=hidden)
         tokens, layer, each = (vocabulary, sequence, hidden), (hidden, num_heads, ffn, dropout), range(num_layers)
         self.embed_source, self.embed_target = TokenEmbedding(*tokens), TokenEmbedding(*tokens)
-        self.encoder = nn.ModuleList(TransformerLayer(*layer) for _ in each)
+        self.encoder = nn.Sequential(*(TransformerLayer(*layer) for _ in each))
         self.encoder_norm = nn.LayerNorm(hidden)
         self.decoder = nn.ModuleList(CrossLayer(*layer, causal=True) for _ in each)
         self.norm = nn.LayerNorm(hidden)
         self.classify = nn.Linear(hidden, vocabulary)
 
     def forward(self, source: Tensor, previous: Tensor) -> Tensor:
-        memory_BMD = self.embed_source(source)
-        for layer in self.encoder:
-            memory_BMD = layer(memory_BMD)
-        memory_BMD, x_BLD = self.encoder_norm(memory_BMD), self.embed_target(previous)
+        memory_BMD = self.encoder_norm(self.encoder(self.embed_source(source)))
+        x_BLD = self.embed_target(previous)
         for layer in self.decoder:
             x_BLD = layer(x_BLD, memory_BMD)
         return self.classify(self.norm(x_BLD))
