@@ -35,7 +35,7 @@ def comparison(first: RunFiles, second: RunFiles) -> dict[str, Any]:
         plan, graph = plans[name]
         source = "Emulated" if run.result.get("engine") == EMULATE else "Measured"
         named = [("Predicted", lines[name].predicted), (source, lines[name].measured)]
-        known = tuple(branches(graph)) if graph else ()
+        known = branches(graph) if graph else ()
         drawn.append({"name": name, "run": run.name, **plan_drawings(plan, graph, known, named, scale)})
     (old, graph), (new, other) = plans.values()
     same = graph is not None and other is not None and graph.fingerprint == other.fingerprint

@@ -36,7 +36,7 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
     flow = 0
     for n, (source, timeline) in enumerate(named):
         base = n * SOURCE_STRIDE
-        for device, stages in stages_by_device(plan.stages_of_device if plan else {}, [timeline]).items():
+        for device, stages in stages_by_device(plan, [timeline]).items():
             process = {"pid": base + device, "tid": 0}
             name = f"{source} d{device} (s{'+'.join(map(str, stages))})"
             out.append({"ph": "M", "name": "process_name", **process, "args": {"name": name}})
