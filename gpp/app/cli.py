@@ -41,14 +41,11 @@ def main(story: Story) -> None:
         if "mode=explore" in sys.argv[1:]:
             rule = "is gone: a page that plans live has taken its place"
             raise InvalidConfig("mode", "explore", rule, "make a run with mode=plan, and start gpp ui on its directory")
+        if "mode=new" in sys.argv[1:]:
+            print(write_project(sys.argv[1:]))
+            return
     except InvalidConfig as error:
         _stop(str(error))
-    if "mode=new" in sys.argv[1:]:
-        try:
-            print(write_project(sys.argv[1:]))
-        except InvalidConfig as error:
-            _stop(str(error))
-        return
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(Vocabulary(folders=folders())))
         return
@@ -267,7 +264,6 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
     with stopping.held_back():  # a signal that comes while they are imported ends the command here, before there is a run
         from gpp.app.launch import check_started
         from gpp.app.recording import Recorder
-        from gpp.app.tracking import check_loggers
 
     recorder = Recorder(
         experiment=experiment,
@@ -285,7 +281,8 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
                 recorder.warn(f"the attempt before this one left no checkpoint in {before}: begins anew (see checkpoint.every)")
             elif cfg.get("resume") == AUTO and RunFolder.timed and not multirun and not again:
                 recorder.warn("resume=auto goes on in the run's own directory, which is a new one at each start: set hydra.run.dir")
-            check_loggers(experiment.logger)
+            for logger in experiment.logger.values():
+                logger.check()
             check_started(experiment)
             story(experiment, recorder)
         except SystemExit as end:

@@ -147,8 +147,3 @@ def planning_of(given: Planning | Strategy | Plan | str | None) -> Planning:
         rule = "must be a word of conf/strategy, a gpp.Strategy, a plan, or gpp.Planning"
         raise InvalidConfig("strategy", type(given).__name__, rule, "say strategy='graphpipe', or leave it out")
     return replace(planning, strategy=planning.made)
-
-
-def loss_value(given: Any) -> Loss:
-    """What `loss=` of `gpp.parallelize` says."""
-    return given if isinstance(given, Loss) else Loss(function=given)

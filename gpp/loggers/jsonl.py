@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from gpp.files import folder, open_lines
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
+from gpp.loggers.base import AbstractRecord, End, RunInfo
 from gpp.report.run.result import finite
-from gpp.settings import settings
 
 
 class JsonlRecord(AbstractRecord):
-    """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
+    """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation.
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
+    The file keeps the steps of an earlier attempt that this run goes on from.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
         self._warnings: list[str] = []
-        self._file = None
+        self._file, path = None, run.run_dir / "metrics.jsonl"
         try:
-            folder(path.parent)
-            kept = _before(path, first_step)
+            folder(run.run_dir)
+            kept = _before(path, run.first_step)
             self._file = open_lines(path)
             self._file.writelines(kept)
         except OSError as error:
@@ -68,16 +70,3 @@ def _before(path: Path, first_step: int) -> list[str]:
         if line.endswith("\n") and record["step"] < first_step + ("eval" in record):
             kept.append(line)
     return kept
-
-
-@settings("logger")
-class Jsonl(AbstractLogger):
-    """File `name` in the run directory; it keeps the steps of an earlier attempt that this run goes on from."""
-
-    name: str = "metrics.jsonl"
-
-    def check(self) -> None:
-        pass  # it needs no package
-
-    def start(self, run: RunInfo) -> JsonlRecord:
-        return JsonlRecord(run.run_dir / self.name, run.first_step)

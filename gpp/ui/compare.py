@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,9 +90,7 @@ def _plans(old: Plan, new: Plan, graph: OpGraph) -> PageTable:
     stage_of = {op: s for s, stage in enumerate(old.stages) for op in stage.ops}
     rows = []
     for s, stage in enumerate(new.stages):
-        came = dict[int, int]()
-        for op in stage.ops:
-            came[stage_of[op]] = came.get(stage_of[op], 0) + 1
+        came = Counter(stage_of[op] for op in stage.ops)
         whole = len(came) == 1 and len(old.stages[next(iter(came))].ops) == len(stage.ops)
         parts = (f"s{t}" if whole else f"{counted(count, 'operator')} of s{t}" for t, count in sorted(came.items()))
         before = old.stages[min(came)]

@@ -24,6 +24,7 @@ from gpp.plan.plan import Plan
 from gpp.strategy import Strategy
 
 MORE_MEMORY, LESS_MEMORY = MEMORY = "twice the memory", "half the memory"
+How = Literal["simulated", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +63,17 @@ class WhatIf:
     """
 
     change: str
-    how: Literal["simulated", "planned"]
+    how: How
     iteration_s: float | None = None
     speedup: float | None = None
     shape: PlanShape | None = None
     reason: str = ""
 
-
-def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
-    """A known plan compared with one that takes `base_s` seconds a step."""
-    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=PlanShape.of(plan))
+    @classmethod
+    def of(cls, change: str, how: How, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
+        """The plan that a change gives, compared with one that takes `base_s` seconds a step."""
+        speedup = base_s / iteration_s if iteration_s > 0 else None
+        return cls(change=change, how=how, iteration_s=iteration_s, speedup=speedup, shape=PlanShape.of(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     left_out = []
     for sensitivity, words, other, weight in tasks:
         if words in MEMORY and budget_s > 0 and fits_whole(posed) and fits_whole(strategy.posed(other)):
-            found[sensitivity].append(planned(words, plan, iteration_s, iteration_s))
+            found[sensitivity].append(WhatIf.of(words, "planned", plan, iteration_s, iteration_s))
             continue
         if time.monotonic() - began + weight * plan.search_s > budget_s:
             left_out.append(words)
@@ -144,7 +146,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
 
 def _outcome(words: str, iteration_s: float, problem: Problem, strategy: Strategy, plan: Plan | None = None) -> WhatIf:
     """A plan simulated, or, without one, the problem planned."""
-    how: Literal["simulated", "planned"] = "planned" if plan is None else "simulated"
+    how: How = "planned" if plan is None else "simulated"
     try:
         if plan is None:
             plan = strategy.plan(problem)
@@ -157,10 +159,4 @@ def _outcome(words: str, iteration_s: float, problem: Problem, strategy: Strateg
         # A planner's bug on a changed problem must not lose the run's own plan.
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         return WhatIf(change=words, how=how, reason=reason)
-    return WhatIf(
-        change=words,
-        how=how,
-        iteration_s=seconds,
-        speedup=iteration_s / seconds if seconds > 0 else None,
-        shape=PlanShape.of(plan),
-    )
+    return WhatIf.of(words, how, plan, seconds, iteration_s)
