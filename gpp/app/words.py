@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpp.app.values import Data, Loss, Planning, Run
 from gpp.app.vocabulary import FOLDER_WORDS, nearest
@@ -74,15 +74,6 @@ ANSWERS = {
 """What to write instead of a word that no single value is."""
 
 
-class Meaning(NamedTuple):
-    """A field of one of the values, what a word makes of it, and that as a user writes it."""
-
-    kind: type
-    name: str
-    value: Any
-    shown: str
-
-
 def with_words(values: Values, given: Mapping[str, Any], *, size: int = 0, stacklevel: int) -> Values:
     """The values of a call with its other words in them.
 
@@ -111,26 +102,26 @@ def with_words(values: Values, given: Mapping[str, Any], *, size: int = 0, stack
     return found
 
 
-def _meaning(word: str, value: Any, values: Values, size: int) -> Meaning:
-    """What a word stands for."""
+def _meaning(word: str, value: Any, values: Values, size: int) -> tuple[type, str, Any, str]:
+    """What a word stands for: the class and the name of a field, the field's value, and that as a user writes it."""
     if word in COUNTS and Planning in values:
         if not isinstance(value, int) or value < 1 or size % value:
             fix = "say strategy=gpp.Planning(microbatch_size=...), the samples of a micro-batch"
             raise InvalidConfig(word, value, f"must divide the {size} samples of a mini-batch", fix)
-        return Meaning(Planning, "microbatch_size", size // value, str(size // value))
+        return Planning, "microbatch_size", size // value, str(size // value)
     if word in SAVES:
-        return Meaning(Run, "checkpoint", Checkpoints(every=value), f"gpp.Checkpoints(every={value})")
+        return Run, "checkpoint", Checkpoints(every=value), f"gpp.Checkpoints(every={value})"
     if word in PRECISION_WORDS or (word in PRECISIONS and value is True):
         type_of = PRECISIONS.get(str(word if value is True else value).removesuffix("-mixed").lower())
         if type_of is None:
             rule = "must be bf16 or fp16, the type of passes and messages; weights stay as they are"
             raise InvalidConfig(word, value, rule, "leave it out, or say run=gpp.Run(engine=gpp.Distributed(autocast='bfloat16'))")
         engine = replace(values[Run].engine or Distributed(), autocast=type_of)
-        return Meaning(Run, "engine", engine, f"gpp.Distributed(autocast={type_of!r})")
+        return Run, "engine", engine, f"gpp.Distributed(autocast={type_of!r})"
     kind, name = RENAMED.get(word, (type(None), ""))
     if kind not in values:
         raise InvalidConfig(word, value, "is no argument of this function", _answer(word, values))
-    return Meaning(kind, name, value, repr(value) if isinstance(value, int | float | str) else "...")
+    return kind, name, value, repr(value) if isinstance(value, int | float | str) else "..."
 
 
 def _answer(word: str, values: Values) -> str:

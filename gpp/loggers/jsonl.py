@@ -19,7 +19,6 @@ class JsonlRecord(AbstractRecord):
     """
 
     def __init__(self, run: RunInfo) -> None:
-        self._warnings: list[str] = []
         self._file, path = None, run.run_dir / "metrics.jsonl"
         try:
             folder(run.run_dir)
@@ -27,11 +26,7 @@ class JsonlRecord(AbstractRecord):
             self._file = open_lines(path)
             self._file.writelines(kept)
         except OSError as error:
-            self._warnings.append(f"metrics are not written: {error}")
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(self._warnings)
+            self.warnings += (f"metrics are not written: {error}",)
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -39,7 +34,7 @@ class JsonlRecord(AbstractRecord):
         try:
             self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
         except OSError as error:
-            self._warnings.append(f"metrics are no longer written: {error}")
+            self.warnings += (f"metrics are no longer written: {error}",)
             self.finish()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -54,7 +49,7 @@ class JsonlRecord(AbstractRecord):
             try:
                 file.close()
             except OSError as error:
-                self._warnings.append(f"metrics may be incomplete: {error}")
+                self.warnings += (f"metrics may be incomplete: {error}",)
 
 
 def _before(path: Path, first_step: int) -> list[str]:

@@ -28,7 +28,7 @@ PATHS = ("cache_dir", "cost.cache_dir")
 def comparison(first: RunFiles, second: RunFiles) -> dict[str, Any]:
     """What the page of a comparison shows."""
     both = {"A": first, "B": second}
-    plans = {name: (run.plan, run.graph) for name, run in both.items()}
+    plans = {name: (run.read(Plan, "job/plan.json"), run.read(OpGraph, "job/graph.json")) for name, run in both.items()}
     lines = {name: run.timelines for name, run in both.items()}
     scale = span_s(line for each in lines.values() for line in (each.predicted, each.measured) if line is not None)
     drawn = []

@@ -10,7 +10,7 @@ from gpp.plan.plan import Plan
 from gpp.report.draw.charts import PAGE_WIDTH
 from gpp.report.draw.packed import pack_operators, pack_timelines
 from gpp.report.draw.page import embedded, render
-from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph, hatch_definition
+from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph
 from gpp.report.draw.timelines import event_swatches, rows_of
 from gpp.report.run.record import RunRecord
 from gpp.timeline import Timeline
@@ -37,7 +37,6 @@ def problem_page(
     return render(
         template,
         title=title,
-        hatch=hatch_definition(),
         model=run.asked.model,
         status=str(run.status),
         facts=facts,
