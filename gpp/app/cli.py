@@ -179,27 +179,19 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
         if group.startswith("strategy/"):
             groups += [f"{group}@compared.{name}.{group.partition('/')[2]}={override.value()}" for name in names]
     found = options(groups).compared if names else {}
+    absent = object()
     for override in parsed:
-        path = override.key_or_group.split(".")[1:]
-        fitting = [name for name in names if path and _has(found[name], path)]
+        path = override.key_or_group.partition(".")[2]
+        fitting = [name for name in names if path and OmegaConf.select(found[name], path, default=absent) is not absent]
         for name in fitting:
-            OmegaConf.update(found[name], ".".join(path), override.value())
+            OmegaConf.update(found[name], path, override.value())
         if path and not fitting:
-            near = nearest(".".join(path), {key for name in names for key in paths(OmegaConf.to_container(found[name]))})
+            near = nearest(path, {key for name in names for key in paths(OmegaConf.to_container(found[name]))})
             rule = f"none of {', '.join(names)} has this setting"
             fix = f"use strategy.{near}" if near else ALL_SETTINGS
             raise InvalidConfig(override.key_or_group, override.value(), rule, fix)
     assert isinstance(found, dict | DictConfig)
     return [found[name] for name in names]
-
-
-def _has(node: Any, path: list[str]) -> bool:
-    """Whether a configuration has the setting at `path`."""
-    for key in path:
-        if not hasattr(node, "keys") or key not in node:
-            return False
-        node = node[key]
-    return True
 
 
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:

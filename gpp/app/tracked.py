@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpp.report.draw.palette import literal
-from gpp.report.draw.stage_graph import draw_stage_graph, hatch_definition
+from gpp.report.draw.stage_graph import device_words, draw_stage_graph, hatch_definition
 from gpp.report.draw.svg import standalone
 from gpp.report.draw.text import quotient
 from gpp.report.draw.timelines import device_bubbles, draw_timelines, rows_of
@@ -86,11 +86,11 @@ def stages_table(run: RunRecord) -> TableOf:
     columns = ("stage", "modules", "devices", "micro-batch", "in flight", "forward s", "backward s", "peak bytes", "limit bytes")
     rows = tuple(
         (
-            f"s{line.stage}",
+            f"s{line.number}",
             ", ".join(line.modules),
-            line.devices,
-            line.microbatch_size,
-            line.in_flight,
+            device_words(line.stage),
+            line.stage.microbatch_size,
+            line.stage.in_flight,
             line.forward_s,
             line.backward_s,
             line.memory_bytes,
