@@ -45,7 +45,7 @@ def with_twice_the_devices(cluster: Cluster) -> Cluster:
     return cluster.with_copies(range(cluster.num_devices), nodes)
 
 
-def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
+def _with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The plan with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
     # A loss on the whole mini-batch keeps its size.
     whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
@@ -56,6 +56,12 @@ def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
             return None
         pieces.append(replace(stage, microbatch_size=int(size)))
     return _remade(plan, problem, pieces) if all(_dealt_out(piece, plan) for piece in pieces) else None
+
+
+def with_other_microbatches(plan: Plan, problem: Problem) -> list[tuple[str, Plan]]:
+    """The plan with half and with twice the micro-batch, as far as these sizes divide the mini-batch; each with its words."""
+    made = ((words, _with_microbatch(plan, problem, factor)) for factor, words in ((0.5, "half"), (2.0, "twice")))
+    return [(f"{words} the micro-batch", other) for words, other in made if other is not None]
 
 
 def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:

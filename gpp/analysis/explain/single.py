@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from gpp.analysis.explain.changes import with_microbatch
+from gpp.analysis.explain.changes import with_other_microbatches
 from gpp.analysis.explain.what_if import WhatIf
 from gpp.cost.problem import Problem
 from gpp.errors import GppError
@@ -85,9 +85,7 @@ def changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tu
             for moved in range(1, MOVED + 1):
                 if (changed := _shifted(plan, problem, giver, taker, moved)) is not None:
                     yield changed
-    for factor, words in ((0.5, "half"), (2.0, "twice")):
-        if (other := with_microbatch(plan, problem, factor)) is not None:
-            yield f"{words} the micro-batch", other
+    yield from with_other_microbatches(plan, problem)
 
 
 def _shifted(plan: Plan, problem: Problem, giver: int, taker: int, moved: int) -> tuple[str, Plan] | None:

@@ -13,7 +13,7 @@ from gpp.analysis.explain.changes import (
     split_stages,
     with_links,
     with_memory,
-    with_microbatch,
+    with_other_microbatches,
     with_twice_the_devices,
 )
 from gpp.cost.problem import Problem
@@ -98,9 +98,7 @@ def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy
         (f"replicate {which} ({devices})", replicate_stages(plan, problem, bottlenecks)),
         ("the same plan on links twice as fast", (plan, replace(problem, cluster=with_links(problem.cluster, 2.0)))),
     ]
-    for factor, words in ((0.5, "half"), (2.0, "twice")):
-        other = with_microbatch(plan, problem, factor)
-        changed.append((f"the same stages with {words} the micro-batch", (other, problem) if other else None))
+    changed += [(f"the same stages with {words}", (other, problem)) for words, other in with_other_microbatches(plan, problem)]
     out = [_outcome(words, iteration_s, found[1], strategy, found[0]) for words, found in changed if found is not None]
     return tuple(sorted(out, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s))
 
