@@ -125,11 +125,6 @@ class Data:
     held_out: Any = None
     evaluate_every: Natural = 0
 
-    @classmethod
-    def of(cls, given: Any) -> Data:
-        """That value, or the training data alone."""
-        return given if isinstance(given, cls) else cls(train=given)
-
 
 def planning_of(given: Planning | Strategy | Plan | str | None) -> Planning:
     """What `strategy=` of `gpp.parallelize` says, with the strategy itself in it.

@@ -22,13 +22,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, REDUCE
 from gpp.timeline import Event, Timeline
 
 Reason = Literal["runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
-REASONS: tuple[Reason, ...] = ("runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 Beside = Sequence[tuple[float, float]]
 """Of every stage, seconds of a forward and of a backward that are none of its operators' (`Plan.beside_s`)."""
