@@ -39,7 +39,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)
     bound = judging.bound_of(experiment, problem)
-    recorder.know(graph=graph, bound=bound, unbounded=judging.unbounded_of(experiment, problem))
+    unbounded = judging.unbounded(experiment.strategy, problem, compares=experiment.mode == "compare")
+    recorder.know(graph=graph, bound=bound, unbounded=unbounded)
     if experiment.mode in SEVERAL:
         from gpp.app.surveys import SURVEYS
 

@@ -21,7 +21,6 @@ from gpp.analysis.comparison import Attempt, attempt
 from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
-from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import draw_stage_graph, hatch_definition
 from gpp.report.draw.svg import element, standalone
 from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
@@ -59,8 +58,7 @@ def draw(found: Attempt, graph: OpGraph, span: float) -> str:
     plan, predicted = found.plan, found.predicted
     assert plan is not None and predicted is not None, found.reason
     of = branches(graph)
-    tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
-    rows = rows_of(plan.stages_of_device, tones, [predicted])
+    rows = rows_of(plan, graph, of, [predicted])
     timeline = draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span)
     return below(draw_stage_graph(plan, graph, of, WIDTH), timeline)
 

@@ -13,7 +13,6 @@ from docs.draw import ROOT, WIDTH, below
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
-from gpp.report.draw.palette import branch_of, tone
 from gpp.report.draw.stage_graph import draw_stage_graph
 from gpp.report.draw.timelines import draw_timelines, rows_of
 from gpp.serialization import read_json
@@ -25,9 +24,8 @@ def main(run_dir: Path) -> None:
     plan, graph = read_json(Plan, run_dir / "job/plan.json"), read_json(OpGraph, run_dir / "job/graph.json")
     both = read_json(dict[str, Timeline], run_dir / "timeline.json")
     of = branches(graph)
-    tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
     named = [(name.capitalize(), timeline) for name, timeline in both.items()]
-    rows = rows_of(plan.stages_of_device, tones, list(both.values()))
+    rows = rows_of(plan, graph, of, both.values())
     path = ROOT / "docs" / "timeline.svg"
     path.write_text(below(draw_stage_graph(plan, graph, of, WIDTH), draw_timelines(named, rows, WIDTH)))
     print(f"{path.relative_to(ROOT)}: {', '.join(f'{name} {1e3 * t.metrics.iteration_s:.1f} ms' for name, t in both.items())}")

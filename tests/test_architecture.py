@@ -141,7 +141,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"refusals"},
         {"command", "command_line", "new_project", "sweep_tracking"},
         {"composing"},
-        {"peers", "training", "values", "words"},
+        {"training", "values", "words"},
         {"api", "batches", "changes", "forms", "multirun", "optimizer_factory", "parallel", "pipeline", "wanted"},
         {"cli"},
     ],

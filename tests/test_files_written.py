@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "app/new_project.py": {"mkdir", "write_text"},  # the files of a new project are the user's own, to be shared as they like
     "app/streams.py": {"open"},  # /dev/null
     "report/run/result.py": {"write_text"},  # /proc/self/clear_refs
-    "ui/keeper.py": {"open"},  # a pipe that it was given
     "runtime/transport/shared_memory.py": {"open"},  # memory of another worker, which has no name
 }
 

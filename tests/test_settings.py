@@ -25,7 +25,7 @@ from pydantic import Field
 from gpp import SGD, Analytical, Device, Even, Link, Loss, OneFOneB, Planning, Run, Simulate, Strategy, local
 from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, written
-from gpp.loggers.jsonl import Jsonl
+from gpp.loggers.tensorboard import TensorBoard
 from gpp.models.random_graph import RandomGraph
 from gpp.runtime.cards import local as cards
 from gpp.runtime.cards.local import Speeds
@@ -60,7 +60,7 @@ DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, 
 EVEN = Strategy(name="even", planner=Even(), schedule=OneFOneB())
 OBJECTS = (
     Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
-    Jsonl(), SGD(lr=0.1), EVEN, RandomGraph(num_ops=3).captured(), Loss(), Planning(strategy=EVEN), Run(),
+    TensorBoard(), SGD(lr=0.1), EVEN, RandomGraph(num_ops=3).captured(), Loss(), Planning(strategy=EVEN), Run(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
 

@@ -70,8 +70,8 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True, first:
         first: whether any plan that fits will do, as for `Strategy.plan`.
     """
     start = time.perf_counter()
-    made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, unbounded=strategy.schedule.unbounded)
-    made = partial(made, ceiling=strategy.ceiling)
+    told = {"drains": strategy.schedule.drains, "unbounded": strategy.schedule.unbounded, "ceiling": strategy.ceiling}
+    made = partial(Attempt, strategy=strategy.name, **told)
     try:
         plan = strategy.plan(problem, first=first)
         predicted = strategy.predict(plan, problem, record=record)

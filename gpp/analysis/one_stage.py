@@ -16,25 +16,6 @@ from gpp.timeline import Metrics
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What a step of a plan consists of, per device.
-
-    Args:
-        busy_s: seconds in which a device computes, a mean over the devices.
-        idle_s: seconds in which it does not.
-    """
-
-    busy_s: float
-    idle_s: float
-
-    @classmethod
-    def of(cls, metrics: Metrics) -> Share:
-        idle_s = metrics.bubble_fraction * metrics.iteration_s
-        return cls(busy_s=metrics.iteration_s - idle_s, idle_s=idle_s)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OneStage:
     """A single stage beside a pipeline.
 

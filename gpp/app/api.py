@@ -170,8 +170,8 @@ def train(
     from gpp.runtime.checkpoint import final
     from gpp.runtime.checkpoint.state import copy_into
 
-    values = with_words({Data: Data.of(data), Run: run or Run()}, words, stacklevel=3)
-    said, asked = values[Data], values[Run]
+    said = data if isinstance(data, Data) else Data(train=data)
+    said, asked = with_words({Data: said, Run: run or Run()}, words, stacklevel=3).values()
     run_dir, steps = Path(asked.folder), _steps(asked, said)
     optimizer, engine = problem.optimizer or Adam(lr=1e-3), asked.engine or Distributed()
     check_unreplanned(strategy)

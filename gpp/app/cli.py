@@ -41,14 +41,11 @@ def main(story: Story) -> None:
         if "mode=explore" in sys.argv[1:]:
             rule = "is gone: a page that plans live has taken its place"
             raise InvalidConfig("mode", "explore", rule, "make a run with mode=plan, and start gpp ui on its directory")
+        if "mode=new" in sys.argv[1:]:
+            print(write_project(sys.argv[1:]))
+            return
     except InvalidConfig as error:
         _stop(str(error))
-    if "mode=new" in sys.argv[1:]:
-        try:
-            print(write_project(sys.argv[1:]))
-        except InvalidConfig as error:
-            _stop(str(error))
-        return
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(Vocabulary(folders=folders())))
         return
@@ -182,27 +179,19 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
         if group.startswith("strategy/"):
             groups += [f"{group}@compared.{name}.{group.partition('/')[2]}={override.value()}" for name in names]
     found = options(groups).compared if names else {}
+    absent = object()
     for override in parsed:
-        path = override.key_or_group.split(".")[1:]
-        fitting = [name for name in names if path and _has(found[name], path)]
+        path = override.key_or_group.partition(".")[2]
+        fitting = [name for name in names if path and OmegaConf.select(found[name], path, default=absent) is not absent]
         for name in fitting:
-            OmegaConf.update(found[name], ".".join(path), override.value())
+            OmegaConf.update(found[name], path, override.value())
         if path and not fitting:
-            near = nearest(".".join(path), {key for name in names for key in paths(OmegaConf.to_container(found[name]))})
+            near = nearest(path, {key for name in names for key in paths(OmegaConf.to_container(found[name]))})
             rule = f"none of {', '.join(names)} has this setting"
             fix = f"use strategy.{near}" if near else ALL_SETTINGS
             raise InvalidConfig(override.key_or_group, override.value(), rule, fix)
     assert isinstance(found, dict | DictConfig)
     return [found[name] for name in names]
-
-
-def _has(node: Any, path: list[str]) -> bool:
-    """Whether a configuration has the setting at `path`."""
-    for key in path:
-        if not hasattr(node, "keys") or key not in node:
-            return False
-        node = node[key]
-    return True
 
 
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
@@ -267,7 +256,6 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
     with stopping.held_back():  # a signal that comes while they are imported ends the command here, before there is a run
         from gpp.app.launch import check_started
         from gpp.app.recording import Recorder
-        from gpp.app.tracking import check_loggers
 
     recorder = Recorder(
         experiment=experiment,
@@ -285,7 +273,8 @@ def _tell(story: Story, cfg: Any, held_back: list[str], before: Path | None = No
                 recorder.warn(f"the attempt before this one left no checkpoint in {before}: begins anew (see checkpoint.every)")
             elif cfg.get("resume") == AUTO and RunFolder.timed and not multirun and not again:
                 recorder.warn("resume=auto goes on in the run's own directory, which is a new one at each start: set hydra.run.dir")
-            check_loggers(experiment.logger)
+            for logger in experiment.logger.values():
+                logger.check()
             check_started(experiment)
             story(experiment, recorder)
         except SystemExit as end:

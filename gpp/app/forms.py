@@ -89,11 +89,31 @@ class Forms:
             batch: the inputs among the rows, as they were given.
 
         Raises:
-            InvalidConfig: the model calls other operators at these lengths, or was captured at too many; the plan does not fit.
+            InvalidConfig: the model calls other operators at these lengths, or was captured at too many; the plan does not fit the
+                devices at these sizes.
         """
         size, lengths = self._shape(rows, batch)
         captured, graph = self._captured.get(lengths) or self._captured_at(lengths, rows, batch)
-        return self._job_of(size, captured, graph)
+        job, strategy = self._job, self._strategy
+        plan = _smaller(replace(job.plan, graph_fingerprint=graph.fingerprint), size)
+        # Times play no part: the plan is given. Measured ones would be of another graph.
+        problem = replace(self._problem, graph=graph, minibatch_size=size, microbatch_size=None, cost=Analytical())
+        try:
+            strategy.check(plan, problem)
+        except (Infeasible, InvalidPlan) as error:
+            shown = [size, *([list(node.shape or ())[1:] for node in captured.rows.values()])]
+            raise InvalidConfig("batch", shown, f"does not fit the plan: {error}", "give the largest batch as example") from error
+        cards = job.settings.backend == "nccl"
+        return replace(
+            job,
+            settings=replace(job.settings, minibatch_size=size, train_samples=size, evaluation_samples=size),
+            captured=captured,
+            graph=graph,
+            plan=plan,
+            program=strategy.lower(plan, problem, cards=cards),
+            evaluation=strategy.lower_evaluation(plan, problem, size, cards=cards),
+            costs=plan.bills(strategy.posed(problem)),
+        )
 
     def keep(self, rows: Rows, batch: ModelInputs, job: Job) -> int:
         """Note the job of a batch's form; its number."""
@@ -188,33 +208,6 @@ class Forms:
             and captured.results == self._job.captured.results
             and captured.batch == self._job.captured.batch
             and reduce_groups(self._job.plan, graph) == reduce_groups(self._job.plan, self._job.graph)
-        )
-
-    def _job_of(self, size: int, captured: Captured, graph: OpGraph) -> Job:
-        """The job of a form.
-
-        Raises:
-            InvalidConfig: the plan does not fit the devices at these sizes.
-        """
-        job, strategy = self._job, self._strategy
-        plan = _smaller(replace(job.plan, graph_fingerprint=graph.fingerprint), size)
-        # Times play no part: the plan is given. Measured ones would be of another graph.
-        problem = replace(self._problem, graph=graph, minibatch_size=size, microbatch_size=None, cost=Analytical())
-        try:
-            strategy.check(plan, problem)
-        except (Infeasible, InvalidPlan) as error:
-            shown = [size, *([list(node.shape or ())[1:] for node in captured.rows.values()])]
-            raise InvalidConfig("batch", shown, f"does not fit the plan: {error}", "give the largest batch as example") from error
-        cards = job.settings.backend == "nccl"
-        return replace(
-            job,
-            settings=replace(job.settings, minibatch_size=size, train_samples=size, evaluation_samples=size),
-            captured=captured,
-            graph=graph,
-            plan=plan,
-            program=strategy.lower(plan, problem, cards=cards),
-            evaluation=strategy.lower_evaluation(plan, problem, size, cards=cards),
-            costs=plan.bills(strategy.posed(problem)),
         )
 
 

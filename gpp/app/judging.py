@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpp.analysis.comparison import Attempt, attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
-from gpp.analysis.explain.what_if import planned
+from gpp.analysis.explain.what_if import WhatIf
 from gpp.analysis.gains import Gains, Rival, predicted_gains, rivals
 from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem
@@ -38,11 +38,6 @@ def bound_of(experiment: Experiment, problem: Problem) -> Bound | None:
         found = bound_under(experiment.strategy, problem, experiment.strategies, compares=experiment.mode == "compare")
         known = experiment.made.bound = problem, found
     return known[1]
-
-
-def unbounded_of(experiment: Experiment, problem: Problem) -> str:
-    """What no bound is known for (`unbounded`)."""
-    return unbounded(experiment.strategy, problem, compares=experiment.mode == "compare")
 
 
 def bound_under(strategy: Strategy, problem: Problem, others: Sequence[Strategy] = (), *, compares: bool = False) -> Bound | None:
@@ -103,7 +98,7 @@ def explanation_of(
     if _in_one_piece(experiment) or plan.periodic:
         return None
     base_s = predicted.metrics.iteration_s
-    known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
+    known = tuple(WhatIf.of(f.strategy, "planned", f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
     return explain(
         plan,
         predicted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,10 +58,7 @@ def better(strategy: Strategy, plan: Plan, problem: Problem) -> Better | None:
 def changes(old: Plan, new: Plan) -> tuple[Moved, ...]:
     """The operators that change their stages, by old and new stage."""
     stage_of = {op: s for s, stage in enumerate(old.stages) for op in stage.ops}
-    counts: dict[tuple[int, int], int] = {}
-    for t, stage in enumerate(new.stages):
-        for s in (stage_of[op] for op in stage.ops if stage_of[op] != t):
-            counts[s, t] = counts.get((s, t), 0) + 1
+    counts = Counter((stage_of[op], t) for t, stage in enumerate(new.stages) for op in stage.ops if stage_of[op] != t)
     return tuple(Moved(operators=count, source=s, destination=t) for (s, t), count in sorted(counts.items()))
 
 

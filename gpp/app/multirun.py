@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
+from hydra.utils import instantiate
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -163,7 +164,9 @@ class Sweep(Callback):
         self.known = config.hydra.sweeper._target_.endswith(f".{BasicSweeper.__name__}")
         try:
             self.jobs = _jobs(config) if self.known else []
-            self.loggers = _loggers(config)
+            self.loggers = instantiate(config.get("logger") or {}, _convert_="all")
+            for logger in self.loggers.values():
+                logger.check()
             self.directory = RunDir(Path(os.path.abspath(config.hydra.sweep.dir)), field="hydra.sweep.dir")
             self.directory.claim()
         except Exception as error:
@@ -260,22 +263,6 @@ def _jobs(config: Any) -> list[AskedJob]:
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     return [_job(loader.load_sweep_config(config, list(overrides)), number, overrides) for number, overrides in enumerate(jobs)]
-
-
-def _loggers(config: Any) -> dict[str, Any]:
-    """The loggers of a sweep's own record.
-
-    Raises:
-        HydraException: one cannot be made.
-        InvalidConfig: the package that one needs is not installed.
-    """
-    from hydra.utils import instantiate
-
-    from gpp.app.tracking import check_loggers
-
-    loggers = instantiate(config.get("logger") or {}, _convert_="all")
-    check_loggers(loggers)
-    return loggers
 
 
 def _job(config: Any, number: int, overrides: list[str]) -> AskedJob:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpp.app.batches import examples_size, named_targets
 from gpp.app.optimizer_factory import optimizer_of
 from gpp.app.pipeline import Pipeline
-from gpp.app.values import Loss, Planning, Run, loss_value, planning_of
+from gpp.app.values import Loss, Planning, Run, planning_of
 from gpp.app.wanted import Wanted, plain_module
 from gpp.app.words import with_words
 from gpp.cluster import Cluster, local
@@ -89,7 +89,8 @@ def parallelize(
     model = plain_module(model, warn)
     examples, targets = taken_apart(model, example_inputs), named_targets(example_targets)
     size = examples_size({**examples.tensors, **targets})
-    values = {Loss: loss_value(loss), Planning: planning_of(strategy), Run: run or Run()}
+    criterion = loss if isinstance(loss, Loss) else Loss(function=loss)
+    values = {Loss: criterion, Planning: planning_of(strategy), Run: run or Run()}
     values = with_words(values, words, size=size, stacklevel=3)
     criterion, asked = values[Loss], values[Run]
     place = _place(asked.engine or Distributed())

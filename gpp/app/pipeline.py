@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 from gpp.app.batches import check_ignored, named_targets, rows_of
 from gpp.app.changes import UserObjects
 from gpp.app.forms import Forms
-from gpp.app.peers import INSTEAD, StepLoss
 from gpp.app.uneven import evened_rows
 from gpp.app.wanted import Wanted
+from gpp.app.words import INSTEAD, StepLoss
 from gpp.cost.problem import Problem
 from gpp.data.base import TARGET
 from gpp.errors import GppError, InvalidConfig

@@ -186,10 +186,6 @@ class Recorder:
         self.begin()
         write_value(self.run_dir / "job" / "plan.json", plan)
 
-    def starting(self, strategy: str) -> None:
-        """Say on a terminal which strategy of a comparison is searching."""
-        self.pass_by(f"planning with {strategy} ...")
-
     def pass_by(self, words: str) -> None:
         """Say on a terminal what goes on; the next line takes its place."""
         if self.console.is_terminal:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from gpp.app.vocabulary import Vocabulary, brief, nearest
+from gpp.app.vocabulary import Vocabulary, at, brief, nearest
 from gpp.errors import LONGEST, GppError, InvalidConfig
 from gpp.models.dotted import raised_by, resolve
 
@@ -352,9 +352,7 @@ def another_kind(error: InvalidConfig, config: Any, vocabulary: Vocabulary) -> I
     options = vocabulary.options(group)
     if "of the class" not in error.rule or not options:
         return error
-    node: Any = config
-    for part in error.field.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
+    node = at(config, error.field)
     if isinstance(node, Mapping) and "_target_" in node:
         rule = f"makes a {type(value).__name__}, and must make {error.rule.removeprefix('must be ')}"
         fix = f"leave it out, or {vocabulary.choose(group, '')}"

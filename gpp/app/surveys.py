@@ -32,7 +32,7 @@ STEPS = 3
 
 def compare_strategies(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
     """The plan of each strategy for one problem, and what the best one gains."""
-    attempts = compare(experiment.strategies, problem, recorder.starting)
+    attempts = compare(experiment.strategies, problem, lambda name: recorder.pass_by(f"planning with {name} ..."))
     best = recorder.compared(attempts)
     if best is None or best.plan is None or best.predicted is None:
         return

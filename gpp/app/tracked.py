@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpp.graph.op_graph import OpGraph
-from gpp.plan.plan import Plan
-from gpp.report.draw.palette import branch_of, literal, tone
-from gpp.report.draw.stage_graph import draw_stage_graph, hatch_definition
+from gpp.report.draw.palette import literal
+from gpp.report.draw.stage_graph import device_words, draw_stage_graph, hatch_definition
 from gpp.report.draw.svg import standalone
 from gpp.report.draw.text import quotient
 from gpp.report.draw.timelines import device_bubbles, draw_timelines, rows_of
@@ -88,11 +86,11 @@ def stages_table(run: RunRecord) -> TableOf:
     columns = ("stage", "modules", "devices", "micro-batch", "in flight", "forward s", "backward s", "peak bytes", "limit bytes")
     rows = tuple(
         (
-            f"s{line.stage}",
+            f"s{line.number}",
             ", ".join(line.modules),
-            line.devices,
-            line.microbatch_size,
-            line.in_flight,
+            device_words(line.stage),
+            line.stage.microbatch_size,
+            line.stage.in_flight,
             line.forward_s,
             line.backward_s,
             line.memory_bytes,
@@ -155,40 +153,17 @@ def boundaries_table(run: RunRecord) -> TableOf:
 
 
 def drawings(run: RunRecord) -> dict[str, str]:
-    """Whole SVG files by name: the stage graph, and the timelines; none without a plan and its graph."""
+    """Whole SVG files by name: the stage graph, and each timeline; none without a plan and its graph."""
     plan, graph = run.plan, run.graph
     if plan is None or graph is None:
         return {}
-    out = {"stage_graph": stage_graph_picture(plan, graph, run.branches)}
-    for name, heading, timeline in (
-        ("predicted", "Predicted", run.predicted),
-        ("measured", run.source.capitalize(), run.measured),
-    ):
+    out = {"stage_graph": _with_hatch(draw_stage_graph(plan, graph, run.branches))}
+    both = (("predicted", "Predicted", run.predicted), ("measured", run.source.capitalize(), run.measured))
+    for name, heading, timeline in both:
         if timeline is not None and timeline.events:
-            out[f"timeline_{name}"] = timelines_picture([(heading, timeline)], plan, graph, run.branches)
+            rows = rows_of(plan, graph, run.branches, [timeline])
+            out[f"timeline_{name}"] = _with_hatch(draw_timelines([(heading, timeline)], rows))
     return out
-
-
-def stage_graph_picture(plan: Plan, graph: OpGraph, branches: Sequence[int | None] = ()) -> str:
-    """The stage graph as an SVG file.
-
-    Args:
-        branches: for each operator, its branch; () where unknown.
-    """
-    return _with_hatch(draw_stage_graph(plan, graph, tuple(branches) or (None,) * graph.num_ops))
-
-
-def timelines_picture(
-    named: Sequence[tuple[str, Timeline]], plan: Plan, graph: OpGraph, branches: Sequence[int | None] = ()
-) -> str:
-    """Timelines on one scale as an SVG file.
-
-    Args:
-        named: heading and timeline, from top to bottom.
-    """
-    known = tuple(branches) or (None,) * graph.num_ops
-    tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}
-    return _with_hatch(draw_timelines(named, rows_of(plan.stages_of_device, tones, [timeline for _, timeline in named])))
 
 
 def _with_hatch(svg: str) -> str:

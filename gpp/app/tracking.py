@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.app.several import SEVERAL
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo, start
+from gpp.loggers.base import AbstractRecord, End, MaskedRecord, RunInfo, start
 from gpp.runtime.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -52,15 +52,9 @@ class Tracking:
         if self._opened:
             return
         self._opened = True
-        loggers = list[AbstractLogger]()
-        if steps:
-            from gpp.loggers.jsonl import Jsonl
-
-            loggers.append(Jsonl())
-        loggers += self.experiment.logger.values()
-        if not loggers:
-            return
         e = self.experiment
+        if not steps and not e.logger:
+            return
         strategies = ", ".join(strategy.name for strategy in e.strategies) if e.mode in SEVERAL else e.strategy.name
         names = {"model": e.model.name, "strategy": strategies, "cluster": e.cluster.name, "engine": e.engine.name}
         simulates = e.mode == "train" and not e.engine.runs
@@ -75,7 +69,11 @@ class Tracking:
             tags=tuple(dict.fromkeys((e.model.name, e.mode if e.mode in SEVERAL else e.strategy.name, e.cluster.name))),
             commit=commit_of(Path.cwd()) if e.logger else None,
         )
-        self._records = [start(logger, info) for logger in loggers]
+        if steps:
+            from gpp.loggers.jsonl import JsonlRecord
+
+            self._records.append(MaskedRecord(JsonlRecord(info)))
+        self._records += [start(logger, info) for logger in e.logger.values()]
         for words in self._early:
             self.heard(words)
         self._early.clear()
@@ -135,27 +133,15 @@ class Tracking:
 
     def close(self, run: RunRecord | None, exit_code: int, reason: str | None) -> None:
         """Close the records with the run's summary and end."""
-        records, self._records = self._records, []
         values: dict[str, Any] = {}
-        if run is not None and records:
+        if run is not None and self._records:
             from gpp.app.tracked import summary
 
             values = summary(run)
-        for record in records:
+        for record in self._records:
             record.finish(values, End(exit_code=exit_code, reason=reason))
-        self._records = records
         self._listen()
         self._records = []
-
-
-def check_loggers(loggers: Mapping[str, AbstractLogger]) -> None:
-    """Refuse loggers that cannot record, before anything starts.
-
-    Raises:
-        InvalidConfig: names the missing package.
-    """
-    for logger in loggers.values():
-        logger.check()
 
 
 def commit_of(folder: Path) -> str | None:

@@ -125,11 +125,6 @@ class Data:
     held_out: Any = None
     evaluate_every: Natural = 0
 
-    @classmethod
-    def of(cls, given: Any) -> Data:
-        """That value, or the training data alone."""
-        return given if isinstance(given, cls) else cls(train=given)
-
 
 def planning_of(given: Planning | Strategy | Plan | str | None) -> Planning:
     """What `strategy=` of `gpp.parallelize` says, with the strategy itself in it.
@@ -147,8 +142,3 @@ def planning_of(given: Planning | Strategy | Plan | str | None) -> Planning:
         rule = "must be a word of conf/strategy, a gpp.Strategy, a plan, or gpp.Planning"
         raise InvalidConfig("strategy", type(given).__name__, rule, "say strategy='graphpipe', or leave it out")
     return replace(planning, strategy=planning.made)
-
-
-def loss_value(given: Any) -> Loss:
-    """What `loss=` of `gpp.parallelize` says."""
-    return given if isinstance(given, Loss) else Loss(function=given)

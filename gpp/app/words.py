@@ -1,6 +1,7 @@
 """Other words for the arguments of `gpp.parallelize` and `gpp.train`: earlier ones of this project, and those of its peers.
 
-A word that means the same is taken, and a `FutureWarning` says the new form; any other is answered by what to write.
+A word that means the same is taken, and a `FutureWarning` says the new form; any other is answered by what to write. So is what
+users of other libraries ask of a pipeline, and of the loss of a step.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Never, Self, final
 
 from gpp.app.values import Data, Loss, Planning, Run
 from gpp.app.vocabulary import FOLDER_WORDS, nearest
@@ -74,15 +75,6 @@ ANSWERS = {
 """What to write instead of a word that no single value is."""
 
 
-class Meaning(NamedTuple):
-    """A field of one of the values, what a word makes of it, and that as a user writes it."""
-
-    kind: type
-    name: str
-    value: Any
-    shown: str
-
-
 def with_words(values: Values, given: Mapping[str, Any], *, size: int = 0, stacklevel: int) -> Values:
     """The values of a call with its other words in them.
 
@@ -111,26 +103,26 @@ def with_words(values: Values, given: Mapping[str, Any], *, size: int = 0, stack
     return found
 
 
-def _meaning(word: str, value: Any, values: Values, size: int) -> Meaning:
-    """What a word stands for."""
+def _meaning(word: str, value: Any, values: Values, size: int) -> tuple[type, str, Any, str]:
+    """What a word stands for: the class and the name of a field, the field's value, and that as a user writes it."""
     if word in COUNTS and Planning in values:
         if not isinstance(value, int) or value < 1 or size % value:
             fix = "say strategy=gpp.Planning(microbatch_size=...), the samples of a micro-batch"
             raise InvalidConfig(word, value, f"must divide the {size} samples of a mini-batch", fix)
-        return Meaning(Planning, "microbatch_size", size // value, str(size // value))
+        return Planning, "microbatch_size", size // value, str(size // value)
     if word in SAVES:
-        return Meaning(Run, "checkpoint", Checkpoints(every=value), f"gpp.Checkpoints(every={value})")
+        return Run, "checkpoint", Checkpoints(every=value), f"gpp.Checkpoints(every={value})"
     if word in PRECISION_WORDS or (word in PRECISIONS and value is True):
         type_of = PRECISIONS.get(str(word if value is True else value).removesuffix("-mixed").lower())
         if type_of is None:
             rule = "must be bf16 or fp16, the type of passes and messages; weights stay as they are"
             raise InvalidConfig(word, value, rule, "leave it out, or say run=gpp.Run(engine=gpp.Distributed(autocast='bfloat16'))")
         engine = replace(values[Run].engine or Distributed(), autocast=type_of)
-        return Meaning(Run, "engine", engine, f"gpp.Distributed(autocast={type_of!r})")
+        return Run, "engine", engine, f"gpp.Distributed(autocast={type_of!r})"
     kind, name = RENAMED.get(word, (type(None), ""))
     if kind not in values:
         raise InvalidConfig(word, value, "is no argument of this function", _answer(word, values))
-    return Meaning(kind, name, value, repr(value) if isinstance(value, int | float | str) else "...")
+    return kind, name, value, repr(value) if isinstance(value, int | float | str) else "..."
 
 
 def _answer(word: str, values: Values) -> str:
@@ -143,3 +135,47 @@ def _answer(word: str, values: Values) -> str:
         return f"say {ARGUMENT[known[near]]}=gpp.{known[near].__name__}({near}=...)"
     listed = "; ".join(f"gpp.{kind.__name__} has {', '.join(s.name for s in fields(kind))}" for kind in values)
     return f"say {near}=..." if near else f"leave it out; {listed}"
+
+
+_STEP = "pipeline.step(inputs, targets) does forwards, backwards and the update, and returns the mean loss"
+_WEIGHTS = "the workers have the weights; pipeline.state_dict() has them now, and the model when the pipeline is closed"
+_DEVICES = "workers are placed when it is made: gpp.parallelize(..., devices=gpp.local_gpus())"
+_CHECKPOINTS = "run=gpp.Run(checkpoint=gpp.Checkpoints(every=100)) saves, run=gpp.Run(resume='auto') goes on"
+
+_OUTPUTS = "the outputs stay with the workers; close the pipeline, and call the model, which has the trained weights then"
+
+INSTEAD = {
+    **dict.fromkeys(("forward", "backward", "zero_grad", "train_batch", "forward_backward", "training_step"), _STEP),
+    **dict.fromkeys(("predict", "predict_step"), _OUTPUTS),
+    **dict.fromkeys(("parameters", "named_parameters", "modules"), _WEIGHTS),
+    **dict.fromkeys(("to", "cuda"), _DEVICES),
+    **dict.fromkeys(("save_checkpoint", "save_state", "load_checkpoint", "load_state"), _CHECKPOINTS),
+    "eval_batch": "pipeline.evaluate(inputs, targets) returns loss and metrics",
+    "eval": "pipeline.evaluate(inputs, targets) is in evaluation mode by itself",
+    "fit": "say pipeline.train(loader, steps=...)",
+    "load_state_dict": "load the weights into the model before gpp.parallelize",
+    "clip_grad_norm_": "say optimizer=gpp.ByFactory(factory=optimizer, clip_norm=1.0)",
+}
+"""A name that a pipeline does not have -> what to write."""
+
+
+@final
+class StepLoss(float):
+    """The loss of a step: a number, which may be asked for itself as a tensor is."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+    def detach(self) -> Self:
+        """Itself: it has no graph."""
+        return self
+
+    def backward(self) -> Never:
+        """The step has been taken.
+
+        Raises:
+            InvalidConfig: always; says what `step` has done.
+        """
+        rule = "has been called by the workers: a step is forwards, backwards and the update"
+        raise InvalidConfig("loss.backward", "()", rule, "leave out loss.backward() and optimizer.step()")

@@ -35,11 +35,10 @@ class BackEndRecord(AbstractRecord):
     shows: ClassVar[bool] = True
 
     def __init__(self, open_run: Callable[[], Any], warnings: Sequence[str] = ()) -> None:
-        self._warnings, self._run = list(warnings), None
-        self._hints: tuple[str, ...] = ()
+        self.warnings, self._run = tuple(warnings), None
         try:
             self._run = open_run()
-            self._hints = self._where(self._run)
+            self.hints = self._where(self._run)
         except Exception as error:
             self._fail("start", error)
 
@@ -52,7 +51,7 @@ class BackEndRecord(AbstractRecord):
         """Close a record that has failed."""
 
     def _fail(self, what: str, error: Exception) -> None:
-        self._warnings.append(f"{self.back_end} stopped recording ({what}): {type(error).__name__}: {error}")
+        self.warnings += (f"{self.back_end} stopped recording ({what}): {type(error).__name__}: {error}",)
         run, self._run = self._run, None
         if run is not None:
             with suppress(Exception):  # that it does not close either is no news
@@ -65,14 +64,6 @@ class BackEndRecord(AbstractRecord):
             action(self._run)
         except Exception as error:
             self._fail(what, error)
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return self._hints
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(self._warnings)
 
 
 def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,15 +66,10 @@ class AbstractRecord:
     shows: ClassVar[bool] = False
     """Whether it keeps tables, drawings, pages or files, which take time to make."""
 
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """Command lines for the user to look at or upload the record."""
-        return ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Errors of the back end, in words."""
-        return ()
+    hints: tuple[str, ...] = ()
+    """Command lines for the user to look at or upload the record."""
+    warnings: tuple[str, ...] = ()
+    """Errors of the back end, in words."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one training step (0-based): `loss`, `learning_rate`, `samples_per_s`, ..."""
@@ -146,11 +141,11 @@ class MaskedRecord(AbstractRecord):
         self.shows = record.shows  # type: ignore[misc]
 
     @property
-    def hints(self) -> tuple[str, ...]:
+    def hints(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._record.hints
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(map(masked, self._record.warnings))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -8,28 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from gpp.files import folder, open_lines
-from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
+from gpp.loggers.base import AbstractRecord, End, RunInfo
 from gpp.report.run.result import finite
-from gpp.settings import settings
 
 
 class JsonlRecord(AbstractRecord):
-    """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
+    """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation.
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
-        self._warnings: list[str] = []
-        self._file = None
+    The file keeps the steps of an earlier attempt that this run goes on from.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        self._file, path = None, run.run_dir / "metrics.jsonl"
         try:
-            folder(path.parent)
-            kept = _before(path, first_step)
+            folder(run.run_dir)
+            kept = _before(path, run.first_step)
             self._file = open_lines(path)
             self._file.writelines(kept)
         except OSError as error:
-            self._warnings.append(f"metrics are not written: {error}")
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(self._warnings)
+            self.warnings += (f"metrics are not written: {error}",)
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -37,7 +34,7 @@ class JsonlRecord(AbstractRecord):
         try:
             self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
         except OSError as error:
-            self._warnings.append(f"metrics are no longer written: {error}")
+            self.warnings += (f"metrics are no longer written: {error}",)
             self.finish()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -52,7 +49,7 @@ class JsonlRecord(AbstractRecord):
             try:
                 file.close()
             except OSError as error:
-                self._warnings.append(f"metrics may be incomplete: {error}")
+                self.warnings += (f"metrics may be incomplete: {error}",)
 
 
 def _before(path: Path, first_step: int) -> list[str]:
@@ -68,16 +65,3 @@ def _before(path: Path, first_step: int) -> list[str]:
         if line.endswith("\n") and record["step"] < first_step + ("eval" in record):
             kept.append(line)
     return kept
-
-
-@settings("logger")
-class Jsonl(AbstractLogger):
-    """File `name` in the run directory; it keeps the steps of an earlier attempt that this run goes on from."""
-
-    name: str = "metrics.jsonl"
-
-    def check(self) -> None:
-        pass  # it needs no package
-
-    def start(self, run: RunInfo) -> JsonlRecord:
-        return JsonlRecord(run.run_dir / self.name, run.first_step)

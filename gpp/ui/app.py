@@ -20,7 +20,6 @@ from starlette.routing import Route
 from gpp.errors import GppError, counted
 from gpp.report.draw.packed import squeeze
 from gpp.report.draw.page import render
-from gpp.report.draw.stage_graph import hatch_definition
 from gpp.ui.compare import comparison
 from gpp.ui.guard import Guard
 from gpp.ui.kept import KeptRuns
@@ -105,7 +104,7 @@ def application(folder: Path, *, hosts: frozenset[str], key: str, trusted: Seque
 
 
 def _page(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
-    return render(template, scripts=scripts, beside=TEMPLATES, hatch=hatch_definition(), **values)
+    return render(template, scripts=scripts, beside=TEMPLATES, **values)
 
 
 def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
@@ -120,7 +119,7 @@ def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
         facts=[("run", run.name), *((name, result.get(name)) for name in ("strategy", "cluster", "engine") if result.get(name))],
         reason=reason or result.get("reason") or "",
         warnings=(),
-        command=run.command,
+        command=run.identity.command,
         files=(),
         report=run.link("report") if run.has_report else "",
         live=not reason,

@@ -35,10 +35,6 @@ from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.draw import text
-from gpp.report.draw.palette import branch_of, tone
-from gpp.report.draw.stage_graph import branch_swatches
-from gpp.report.draw.svg import Swatch, escape
-from gpp.report.draw.timelines import event_swatches, rows_of
 from gpp.report.sweep.jobs import RESULT, ResultFile
 from gpp.runtime.job import overheads_of
 from gpp.runtime.mode import mode_named
@@ -49,7 +45,7 @@ from gpp.serialization import from_json, read_json, to_json
 from gpp.strategy import Strategy
 from gpp.ui.moved import BorderShift, OperatorMove, moved, moves, shifted
 from gpp.ui.settings import settings_of
-from gpp.ui.views import Control, figures, meaning, plan_view, timeline_view
+from gpp.ui.views import Control, figures, meaning, plan_view
 
 AUTO = "auto"
 """The micro-batch that the planner chooses."""
@@ -241,9 +237,7 @@ class Bench:
             return out
         graph = problem.graph
         return out | {
-            "plan": plan_view(plan, graph, self.branches),
-            "timeline": timeline_view(plan, found.predicted, graph, self.branches),
-            "legends": _legends(found, graph, self.branches),
+            **plan_view(plan, found.predicted, graph, self.branches),
             "size": max(stage.microbatch_size for stage in plan.stages),
             "json": to_json(plan),
             "operators": [len(stage.ops) for stage in plan.stages],
@@ -294,20 +288,6 @@ def _numbers(field: str, given: Sequence[int], count: int) -> Sequence[int]:
     if len(given) != count:
         raise InvalidConfig(field, list(given), f"must be {count} numbers", "load the page again")
     return given
-
-
-def _legends(found: Attempt, graph: OpGraph, known: tuple[int | None, ...]) -> tuple[str, str]:
-    """The legends of an attempt's timeline and of its stage graph, as markup."""
-    plan, predicted = found.plan, found.predicted
-    if plan is None or predicted is None:
-        return "", ""
-    tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}
-    events = event_swatches([predicted], rows_of(plan.stages_of_device, tones, [predicted]))
-    return _legend(events) + "<span>number: micro-batch</span>", _legend(branch_swatches(plan, graph, known))
-
-
-def _legend(swatches: Sequence[Swatch]) -> str:
-    return "".join(f"<span>{each.patch}{escape(each.words)}</span>" for each in swatches)
 
 
 def quick(strategy: Strategy, problem: Problem, near: int | None) -> tuple[Strategy, Problem]:

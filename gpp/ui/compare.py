@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ PATHS = ("cache_dir", "cost.cache_dir")
 def comparison(first: RunFiles, second: RunFiles) -> dict[str, Any]:
     """What the page of a comparison shows."""
     both = {"A": first, "B": second}
-    plans = {name: (run.plan, run.graph) for name, run in both.items()}
+    plans = {name: (run.read(Plan, "job/plan.json"), run.read(OpGraph, "job/graph.json")) for name, run in both.items()}
     lines = {name: run.timelines for name, run in both.items()}
     scale = span_s(line for each in lines.values() for line in (each.predicted, each.measured) if line is not None)
     drawn = []
@@ -35,7 +36,7 @@ def comparison(first: RunFiles, second: RunFiles) -> dict[str, Any]:
         plan, graph = plans[name]
         source = "Emulated" if run.result.get("engine") == EMULATE else "Measured"
         named = [("Predicted", lines[name].predicted), (source, lines[name].measured)]
-        known = tuple(branches(graph)) if graph else ()
+        known = branches(graph) if graph else ()
         drawn.append({"name": name, "run": run.name, **plan_drawings(plan, graph, known, named, scale)})
     (old, graph), (new, other) = plans.values()
     same = graph is not None and other is not None and graph.fingerprint == other.fingerprint
@@ -89,9 +90,7 @@ def _plans(old: Plan, new: Plan, graph: OpGraph) -> PageTable:
     stage_of = {op: s for s, stage in enumerate(old.stages) for op in stage.ops}
     rows = []
     for s, stage in enumerate(new.stages):
-        came = dict[int, int]()
-        for op in stage.ops:
-            came[stage_of[op]] = came.get(stage_of[op], 0) + 1
+        came = Counter(stage_of[op] for op in stage.ops)
         whole = len(came) == 1 and len(old.stages[next(iter(came))].ops) == len(stage.ops)
         parts = (f"s{t}" if whole else f"{counted(count, 'operator')} of s{t}" for t, count in sorted(came.items()))
         before = old.stages[min(came)]

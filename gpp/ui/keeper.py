@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
 from gpp.errors import GppError, printable
 from gpp.ui.bench import Bench, question, written
@@ -27,14 +28,12 @@ READ = 1 << 16
 """Bytes that are read at once."""
 
 
-@dataclass(eq=False)
-class _OpenQuestion:
-    """A question that is being answered: its page, its number, the process, and what this has said so far."""
+class _OpenQuestion(NamedTuple):
+    """A question that is being answered: its page, its number, and the process."""
 
     page: str
     number: int
-    process: int
-    said: bytearray
+    process: BaseProcess
 
 
 def refusal(error: Exception) -> bytes:
@@ -51,68 +50,52 @@ def serve(answer: Callable[[bytes], bytes], requests: int, frames: int) -> None:
     Args:
         answer: called in a process of its own, with the JSON of a question.
     """
-    open_questions: dict[int, _OpenQuestion] = {}
-    unread = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(requests, selectors.EVENT_READ)
+    forks, unread = get_context("fork"), b""
+    open_questions: dict[Connection, _OpenQuestion] = {}
 
-        def end(source: int, *, killed: bool) -> None:
-            selector.unregister(source)
-            os.close(source)
-            asked = open_questions.pop(source)
-            if killed:
-                os.kill(asked.process, signal.SIGKILL)
-            os.waitpid(asked.process, 0)
-            lost = written({"status": "failed", "reason": "the process that planned has died"})
-            _frame(frames, asked.number, b"" if killed else bytes(asked.said) or lost)
+    def end(source: Connection, said: bytes = b"") -> None:
+        asked = open_questions.pop(source)
+        source.close()
+        asked.process.kill()
+        asked.process.join()
+        _frame(frames, asked.number, said)
 
-        while True:
-            for key, _ in selector.select():
-                if key.fd != requests and open_questions.get(key.fd) is not key.data:
-                    continue  # ended by a question that came in the same turn; another one may have its number now
-                content = os.read(key.fd, READ)
-                if key.fd != requests:
-                    open_questions[key.fd].said.extend(content)
-                    if not content:
-                        end(key.fd, killed=False)
-                    continue
-                if not content:
-                    for source in list(open_questions):
-                        end(source, killed=True)
-                    return
-                *lines, unread = (unread + content).split(b"\n")
-                for line in lines:
-                    head = json.loads(line)
-                    for source in [s for s, asked in open_questions.items() if asked.page == head["page"]]:
-                        end(source, killed=True)
-                    source, process = _forked(answer, head["asked"].encode())
-                    open_questions[source] = _OpenQuestion(head["page"], head["number"], process, bytearray())
-                    selector.register(source, selectors.EVENT_READ, open_questions[source])
+    while True:
+        for ready in wait([requests, *open_questions]):
+            if isinstance(ready, Connection):
+                if ready in open_questions:  # else a question that came in the same turn has ended it
+                    end(ready, _said(ready))
+                continue
+            content = os.read(requests, READ)
+            *lines, unread = (unread + content).split(b"\n")
+            for line in lines:
+                head = json.loads(line)
+                for source in [source for source, asked in open_questions.items() if asked.page == head["page"]]:
+                    end(source)
+                source, out = forks.Pipe(duplex=False)
+                process = forks.Process(target=_answer, args=(answer, head["asked"].encode(), out))
+                process.start()
+                out.close()
+                open_questions[source] = _OpenQuestion(head["page"], head["number"], process)
+            if not content:
+                for source in list(open_questions):
+                    end(source)
+                return
 
 
-def _forked(answer: Callable[[bytes], bytes], asked: bytes) -> tuple[int, int]:
-    """Start a process that answers; where to read the answer, and the process."""
-    read, write = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(read)
-        _answer(answer, asked, write)
-    os.close(write)
-    return read, process
-
-
-def _answer(answer: Callable[[bytes], bytes], asked: bytes, out: int) -> NoReturn:
-    code = 1
+def _said(source: Connection) -> bytes:
     try:
-        try:
-            said = answer(asked)
-        except Exception as error:
-            said = refusal(error)
-        with open(out, "wb") as file:
-            file.write(said)
-        code = 0
-    finally:
-        os._exit(code)  # the parent's handlers are not this process's
+        return source.recv_bytes()
+    except (EOFError, OSError):
+        return written({"status": "failed", "reason": "the process that planned has died"})
+
+
+def _answer(answer: Callable[[bytes], bytes], asked: bytes, out: Connection) -> None:
+    try:
+        said = answer(asked)
+    except Exception as error:
+        said = refusal(error)
+    out.send_bytes(said)
 
 
 def _frame(out: int, number: int, content: bytes) -> None:

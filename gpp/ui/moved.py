@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,15 +45,17 @@ def moves(plan: Plan, graph: OpGraph) -> list[list[OperatorMove]]:
     An operator may go where what it reads is made no later, and what reads it comes no earlier: then no path comes back to a stage.
     """
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
-    beside = [{*plan.predecessors[s], *plan.successors[s]} for s in range(len(plan.stages))]
+    out = list[list[OperatorMove]]()
+    for s, stage in enumerate(plan.stages):
+        beside = sorted({*plan.predecessors[s], *plan.successors[s]}) if len(stage.ops) > 1 else ()
+        out.append([OperatorMove(op, t) for op in stage.ops for t in beside if _may_go(op, t, stage_of, graph)])
+    return out
 
-    def allowed(s: int) -> Iterator[OperatorMove]:
-        for op in plan.stages[s].ops if len(plan.stages[s].ops) > 1 else ():
-            first = max((stage_of[other] for other in bits(graph.predecessors[op])), default=0)
-            last = min((stage_of[other] for other in bits(graph.successors[op])), default=len(plan.stages))
-            yield from (OperatorMove(op, t) for t in sorted(beside[s]) if first <= t <= last)
 
-    return [list(allowed(s)) for s in range(len(plan.stages))]
+def _may_go(op: int, to: int, stage_of: Mapping[int, int], graph: OpGraph) -> bool:
+    """Whether an operator may go to a stage beside its own."""
+    before, behind = bits(graph.predecessors[op]), bits(graph.successors[op])
+    return all(stage_of[other] <= to for other in before) and all(stage_of[other] >= to for other in behind)
 
 
 def moved(plan: Plan, problem: Problem, strategy: Strategy, move: OperatorMove) -> EditedPlan:
@@ -88,12 +90,7 @@ def shifted(plan: Plan, problem: Problem, strategy: Strategy, shift: BorderShift
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     left, gone = set(plan.stages[source].ops) if beside else set[int](), list[int]()
 
-    def may_go(op: int) -> bool:
-        before = (stage_of[other] for other in bits(graph.predecessors[op]))
-        behind = (stage_of[other] for other in bits(graph.successors[op]))
-        return all(s <= to for s in before) and all(s >= to for s in behind)
-
-    while len(left) > 1 and len(gone) < number and (free := [op for op in left if may_go(op)]):
+    while len(left) > 1 and len(gone) < number and (free := [op for op in left if _may_go(op, to, stage_of, graph)]):
         op = max(free) if to > source else min(free)
         left.remove(op)
         gone.append(op)

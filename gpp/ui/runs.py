@@ -6,6 +6,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,6 @@ from urllib.parse import urlencode
 
 from gpp.app.recording import Timelines
 from gpp.errors import GppError
-from gpp.graph.op_graph import OpGraph
-from gpp.plan.plan import Plan
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.draw.svg import Drawing, element
@@ -59,32 +58,12 @@ class RunFiles:
         return is_locked(self.path)
 
     @cached_property
-    def identity(self) -> RunIdentity | None:
-        """Which run it is; None where nobody says."""
-        try:
-            return run_of(self.path)
-        except GppError:
-            return None
-
-    @property
-    def started(self) -> str:
-        """Local date and time; empty where nobody says."""
-        return self.identity.started if self.identity else ""
-
-    @property
-    def command(self) -> str:
-        """The command line that began it; empty where nobody says."""
-        return self.identity.command if self.identity else ""
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan that it ran."""
-        return self.read(Plan, "job/plan.json")
-
-    @property
-    def graph(self) -> OpGraph | None:
-        """The operators of its plan."""
-        return self.read(OpGraph, "job/graph.json")
+    def identity(self) -> RunIdentity:
+        """Which run it is; its words are empty where nobody says."""
+        with suppress(GppError):
+            if (found := run_of(self.path)) is not None:
+                return found
+        return RunIdentity(id="", started="", command="", pid=0, host="")
 
     @property
     def timelines(self) -> Timelines:
@@ -95,11 +74,6 @@ class RunFiles:
     def has_report(self) -> bool:
         """Whether its own page is there."""
         return self.inside("report.html") is not None
-
-    @property
-    def plans_again(self) -> bool:
-        """Whether it says of which settings it is."""
-        return self.inside(CONFIG) is not None
 
     def link(self, page: str) -> str:
         """The address of a page about it."""
@@ -128,7 +102,7 @@ def found_runs(folder: Path) -> dict[str, RunFiles]:
             folders.clear()
         folders[:] = [each for each in folders if not each.startswith(".")]
     # A run directory has its time in its name, and tells it in run.json.
-    return {run.name: run for run in sorted(found, key=lambda run: (run.started, run.name), reverse=True)}
+    return {run.name: run for run in sorted(found, key=lambda run: (run.identity.started, run.name), reverse=True)}
 
 
 def table(runs: Mapping[str, RunFiles]) -> PageTable:
@@ -142,7 +116,7 @@ def table(runs: Mapping[str, RunFiles]) -> PageTable:
 
 def _words_apart(runs: Sequence[RunFiles]) -> list[str]:
     """For each run the words of its command that not all runs beside it in their folder have."""
-    words, beside = {run.name: run.command.split() for run in runs}, defaultdict[Path, list[set[str]]](list)
+    words, beside = {run.name: run.identity.command.split() for run in runs}, defaultdict[Path, list[set[str]]](list)
     for run in runs:
         beside[run.path.parent].append(set(words[run.name]))
     shared = {folder: set.intersection(*each) for folder, each in beside.items()}
@@ -160,10 +134,10 @@ def _row(run: RunFiles, apart: str) -> list[str | Cell]:
     peaks = [peak for peak in (predicted.get("peak_memory_bytes") or {}).values() if peak is not None]
     losses = [loss for loss in result.get("loss") or [] if loss is not None]
     box = element("input", type="checkbox", name="run", value=run.name, aria_label=f"compare {run.name}")
-    linked = run.link("run") if run.plans_again else run.link("report") if run.has_report else ""
+    linked = run.link("run") if run.inside(CONFIG) else run.link("report") if run.has_report else ""
     status = Cell(text="under way", look="line") if run.under_way else Cell(text=str(result["status"]), look="status")
     model, strategy, cluster, engine = (str(result.get(name) or "–") for name in ("model", "strategy", "cluster", "engine"))
-    below = ", ".join(words for words in (run.started[:16].replace("T", " "), apart) if words)
+    below = ", ".join(words for words in (run.identity.started[:16].replace("T", " "), apart) if words)
     return [
         Drawing(box),
         Cell(text=SAID_BELOW.sub("", run.name), link=linked, small=below),

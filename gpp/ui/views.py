@@ -13,9 +13,9 @@ from gpp.planners.base import AbstractPlanner
 from gpp.report.draw import text
 from gpp.report.draw.charts import PAGE_WIDTH
 from gpp.report.draw.packed import pack_timelines
-from gpp.report.draw.palette import branch_of, tone
-from gpp.report.draw.stage_graph import draw_stage_graph, module_names
-from gpp.report.draw.timelines import rows_of
+from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph
+from gpp.report.draw.svg import Swatch, escape
+from gpp.report.draw.timelines import event_swatches, rows_of
 from gpp.schedules.base import AbstractSchedule
 from gpp.timeline import Timeline
 
@@ -61,18 +61,24 @@ def figures(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def plan_view(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
-    """A plan: its drawing, its size, and the words of its planner."""
+def plan_view(plan: Plan, predicted: Timeline, graph: OpGraph, branches: Sequence[int | None]) -> dict[str, Any]:
+    """A plan: its drawing, its size, and the words of its planner; its step, as `timeline` of the page's scripts draws it; and the
+    legends of the step and of the drawing, as markup."""
+    rows = rows_of(plan, graph, branches, [predicted])
     return {
-        "drawing": draw_stage_graph(plan, graph, branches, PAGE_WIDTH),
-        "stages": len(plan.stages),
-        "depth": plan.depth,
-        "words": list(plan.explanation),
+        "plan": {
+            "drawing": draw_stage_graph(plan, graph, branches, PAGE_WIDTH),
+            "stages": len(plan.stages),
+            "depth": plan.depth,
+            "words": list(plan.explanation),
+        },
+        "timeline": pack_timelines([("", predicted)], rows),
+        "legends": (
+            _legend(event_swatches([predicted], rows)) + "<span>number: micro-batch</span>",
+            _legend(branch_swatches(plan, graph, branches)),
+        ),
     }
 
 
-def timeline_view(plan: Plan, predicted: Timeline, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[str, Any]:
-    """A predicted step, as `timeline` of the page's scripts draws it."""
-    tones = {s: tone(branch_of(stage, graph, branches)) for s, stage in enumerate(plan.stages)}
-    names = {s: ", ".join(module_names(plan, graph, s)) for s in range(len(plan.stages))}
-    return pack_timelines([("", predicted)], rows_of(plan.stages_of_device, tones, [predicted]), names=names)
+def _legend(swatches: Sequence[Swatch]) -> str:
+    return "".join(f"<span>{each.patch}{escape(each.words)}</span>" for each in swatches)

@@ -16,8 +16,7 @@ from torch.nn.functional import mse_loss
 
 import gpp
 from gpp.app.composing import strategy_of
-from gpp.app.peers import INSTEAD
-from gpp.app.words import ANSWERS, RENAMED
+from gpp.app.words import ANSWERS, INSTEAD, RENAMED
 from gpp.errors import InvalidConfig
 from tests.support.conf import option
 from tests.support.threads import workers_in_threads

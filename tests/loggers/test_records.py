@@ -5,7 +5,7 @@ import pytest
 
 from gpp.errors import InvalidConfig
 from gpp.loggers.base import AbstractLogger, RunInfo
-from gpp.loggers.jsonl import Jsonl
+from gpp.loggers.jsonl import JsonlRecord
 from gpp.loggers.wandb import Wandb
 from tests.support.conf import option
 
@@ -15,7 +15,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_one_line_a_step(tmp_path: Path) -> None:
-    with Jsonl().start(RunInfo(run_dir=tmp_path / "run", name="x")) as record:
+    with JsonlRecord(RunInfo(run_dir=tmp_path / "run", name="x")) as record:
         record.log(0, {"loss": 1.5})
         assert lines_of(tmp_path / "run" / "metrics.jsonl") == [{"step": 0, "loss": 1.5}]  # readable while the run goes on
         record.log(1, {"loss": float("nan")})
@@ -33,7 +33,7 @@ def test_metrics_are_one_line_a_step(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    record = Jsonl().start(RunInfo(run_dir=tmp_path / "file", name="x"))
+    record = JsonlRecord(RunInfo(run_dir=tmp_path / "file", name="x"))
     record.log(0, {"loss": 1.0})
     record.finish()
     assert len(record.warnings) == 1 and "not written" in record.warnings[0]

@@ -18,7 +18,7 @@ from gpp.app.recording import Recorder
 from gpp.app.stopping import Stopped
 from gpp.app.sweep_tracking import track_sweep
 from gpp.app.tracked import devices_table, drawings, stages_table, summary
-from gpp.app.tracking import check_loggers, commit_of
+from gpp.app.tracking import commit_of
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
@@ -244,10 +244,10 @@ def test_online_without_an_answer_is_offline_with_one_warning(monkeypatch: pytes
 
 def test_a_missing_package_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpp.loggers.back_end.find_spec", lambda name: None)
-    for logger, fix in (({"wandb": Wandb()}, "pip install wandb"), ({"tensorboard": TensorBoard()}, "gpp\\[tensorboard\\]")):
+    for logger, fix in ((Wandb(), "pip install wandb"), (TensorBoard(), "gpp\\[tensorboard\\]")):
         with pytest.raises(InvalidConfig, match=f"not installed.*{fix}"):
-            check_loggers(logger)
-    check_loggers({"wandb": Wandb(mode="disabled")})
+            logger.check()
+    Wandb(mode="disabled").check()
 
 
 def test_secrets_that_are_printed_are_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

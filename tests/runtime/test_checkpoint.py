@@ -19,7 +19,7 @@ from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
 from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
-from gpp.loggers.jsonl import Jsonl
+from gpp.loggers.jsonl import JsonlRecord
 from gpp.optimizers import SGD, Adam, LearningRate, NAdam, RMSprop
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.checkpoint.manifest import Manifest
@@ -345,7 +345,7 @@ def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
     drop_halves(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_1"]
     assert find(tmp_path, STEPS).manifest.step == 1
-    with Jsonl().start(RunInfo(run_dir=tmp_path, name="test", first_step=1)) as record:
+    with JsonlRecord(RunInfo(run_dir=tmp_path, name="test", first_step=1)) as record:
         record.log(1, {"loss": 5.0})
     assert [json.loads(line) for line in metrics.read_text().splitlines()] == [
         {"step": 0, "loss": 3},

@@ -45,23 +45,23 @@ def with_twice_the_devices(cluster: Cluster) -> Cluster:
     return cluster.with_copies(range(cluster.num_devices), nodes)
 
 
-def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
+def _with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The plan with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
     # A loss on the whole mini-batch keeps its size.
     whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
-    sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]
-    fits = all(
-        size == int(size)
-        and size >= 1
-        and plan.minibatch_size % int(size) == 0
-        and _dealt_out(replace(stage, microbatch_size=int(size)), plan)
-        for size, stage in zip(sizes, plan.stages, strict=True)
-    )
-    return (
-        _remade(plan, problem, [replace(s, microbatch_size=int(b)) for s, b in zip(plan.stages, sizes, strict=True)])
-        if fits
-        else None
-    )
+    pieces = list[Stage]()
+    for stage, kept in zip(plan.stages, whole, strict=True):
+        size = stage.microbatch_size * (1 if kept else factor)
+        if size < 1 or size != int(size) or plan.minibatch_size % int(size):
+            return None
+        pieces.append(replace(stage, microbatch_size=int(size)))
+    return _remade(plan, problem, pieces) if all(_dealt_out(piece, plan) for piece in pieces) else None
+
+
+def with_other_microbatches(plan: Plan, problem: Problem) -> list[tuple[str, Plan]]:
+    """The plan with half and with twice the micro-batch, as far as these sizes divide the mini-batch; each with its words."""
+    made = ((words, _with_microbatch(plan, problem, factor)) for factor, words in ((0.5, "half"), (2.0, "twice")))
+    return [(f"{words} the micro-batch", other) for words, other in made if other is not None]
 
 
 def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:
@@ -75,7 +75,7 @@ def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[P
         if len(stage.ops) < 2:
             return None
         cut = balanced_cut(stage, problem)
-        return [_part(stage, stage.ops[:cut], stage.devices), _part(stage, stage.ops[cut:], more)]
+        return [stage.within(stage.ops[:cut]), replace(stage.within(stage.ops[cut:]), devices=more)]
 
     return _on_twice_the_devices(plan, problem, stages, halves)
 
@@ -94,11 +94,6 @@ def _dealt_out(stage: Stage, plan: Plan) -> bool:
     """Whether replicas get equal shares of a micro-batch, and equally many micro-batches."""
     count = -(-plan.minibatch_size // stage.microbatch_size)
     return stage.unit % len(stage.replicas) == 0 and count % stage.stride == 0
-
-
-def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
-    """A stage of some operators of another one, which run as they did."""
-    return replace(stage.within(ops), devices=devices)
 
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:

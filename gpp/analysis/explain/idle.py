@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, REDUCE
 from gpp.timeline import Event, Timeline
 
 Reason = Literal["runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
-REASONS: tuple[Reason, ...] = ("runtime", "host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 Beside = Sequence[tuple[float, float]]
 """Of every stage, seconds of a forward and of a backward that are none of its operators' (`Plan.beside_s`)."""
@@ -55,15 +56,12 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int], beside:
             own[event.device].append(event)
             if event.kind == REDUCE:
                 reached[event.microbatch] = max(reached[event.microbatch], event.start_s)
+    for events in own.values():
+        events.sort(key=lambda e: (e.start_s, e.end_s))
+    time_of = partial(_device_time, reached=reached, step=timeline.metrics.iteration_s)
     if timeline.steps > 1:
-        length_s, steps = timeline.length_s, timeline.steps
-        return tuple(
-            _steady_time(device, stage_of_device[device], events, copied, beside, length_s, steps) for device, events in own.items()
-        )
-    step = timeline.metrics.iteration_s
-    return tuple(
-        _device_time(device, stage_of_device[device], events, copied, beside, reached, step) for device, events in own.items()
-    )
+        time_of = partial(_steady_time, length_s=timeline.length_s, steps=timeline.steps)
+    return tuple(time_of(device, stage_of_device[device], events, copied, beside) for device, events in own.items())
 
 
 Copied = dict[tuple[int, int, str], set[float]]
@@ -92,7 +90,6 @@ def _steady_time(
     device: int, stage: int, events: list[Event], copied: Copied, beside: Beside, length_s: float, steps: int
 ) -> DeviceTime:
     """The mean step of a continuous pipeline; an event across the end of the view stands for one across its start."""
-    events.sort(key=lambda e: (e.start_s, e.end_s))
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
     behind = behind_s(events[-1], beside) if events else 0.0
@@ -116,7 +113,6 @@ def _steady_time(
 def _device_time(
     device: int, stage: int, events: list[Event], copied: Copied, beside: Beside, reached: Mapping[int, float], step: float
 ) -> DeviceTime:
-    events.sort(key=lambda e: (e.start_s, e.end_s))
     backwards = [e.start_s for e in events if KINDS[e.kind].returns]
     forwards = [e for e in events if KINDS[e.kind].holds]
     full = backwards[0] if backwards else forwards[0].start_s if forwards else step

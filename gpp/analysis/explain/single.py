@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from gpp.analysis.explain.changes import with_microbatch
-from gpp.analysis.explain.what_if import PlanShape, WhatIf
+from gpp.analysis.explain.changes import with_other_microbatches
+from gpp.analysis.explain.what_if import WhatIf
 from gpp.cost.problem import Problem
 from gpp.errors import GppError
 from gpp.graph.op_graph import mask_of
@@ -28,8 +28,8 @@ GIVERS = 3
 
 def single_changes(
     plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, loads: Sequence[float]
-) -> tuple[tuple[WhatIf, Plan], ...]:
-    """The changes that help most, best first, each with the plan that it makes; none where no change helps.
+) -> tuple[WhatIf, ...]:
+    """The changes that help most, best first; none where no change helps.
 
     Args:
         loads: seconds of each stage, by which those are chosen that others relieve.
@@ -50,10 +50,7 @@ def single_changes(
         if 0 < seconds < iteration_s:
             found.append((seconds, words, changed))
     best = sorted(found, key=lambda one: one[:2])[:SHOWN]
-    return tuple(
-        (WhatIf(change=w, how="simulated", iteration_s=t, speedup=iteration_s / t, shape=PlanShape.of(made)), made)
-        for t, w, made in best
-    )
+    return tuple(WhatIf.of(words, "simulated", made, seconds, iteration_s) for seconds, words, made in best)
 
 
 def least_s(plan: Plan, problem: Problem, strategy: Strategy) -> float:
@@ -88,9 +85,7 @@ def changes(plan: Plan, problem: Problem, loads: Sequence[float]) -> Iterator[tu
             for moved in range(1, MOVED + 1):
                 if (changed := _shifted(plan, problem, giver, taker, moved)) is not None:
                     yield changed
-    for factor, words in ((0.5, "half"), (2.0, "twice")):
-        if (other := with_microbatch(plan, problem, factor)) is not None:
-            yield f"{words} the micro-batch", other
+    yield from with_other_microbatches(plan, problem)
 
 
 def _shifted(plan: Plan, problem: Problem, giver: int, taker: int, moved: int) -> tuple[str, Plan] | None:

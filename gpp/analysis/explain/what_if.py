@@ -13,7 +13,7 @@ from gpp.analysis.explain.changes import (
     split_stages,
     with_links,
     with_memory,
-    with_microbatch,
+    with_other_microbatches,
     with_twice_the_devices,
 )
 from gpp.cost.problem import Problem
@@ -24,6 +24,7 @@ from gpp.plan.plan import Plan
 from gpp.strategy import Strategy
 
 MORE_MEMORY, LESS_MEMORY = MEMORY = "twice the memory", "half the memory"
+How = Literal["simulated", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +63,17 @@ class WhatIf:
     """
 
     change: str
-    how: Literal["simulated", "planned"]
+    how: How
     iteration_s: float | None = None
     speedup: float | None = None
     shape: PlanShape | None = None
     reason: str = ""
 
-
-def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
-    """A known plan compared with one that takes `base_s` seconds a step."""
-    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=PlanShape.of(plan))
+    @classmethod
+    def of(cls, change: str, how: How, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
+        """The plan that a change gives, compared with one that takes `base_s` seconds a step."""
+        speedup = base_s / iteration_s if iteration_s > 0 else None
+        return cls(change=change, how=how, iteration_s=iteration_s, speedup=speedup, shape=PlanShape.of(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +98,7 @@ def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy
         (f"replicate {which} ({devices})", replicate_stages(plan, problem, bottlenecks)),
         ("the same plan on links twice as fast", (plan, replace(problem, cluster=with_links(problem.cluster, 2.0)))),
     ]
-    for factor, words in ((0.5, "half"), (2.0, "twice")):
-        other = with_microbatch(plan, problem, factor)
-        changed.append((f"the same stages with {words} the micro-batch", (other, problem) if other else None))
+    changed += [(f"the same stages with {words}", (other, problem)) for words, other in with_other_microbatches(plan, problem)]
     out = [_outcome(words, iteration_s, found[1], strategy, found[0]) for words, found in changed if found is not None]
     return tuple(sorted(out, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s))
 
@@ -128,7 +128,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     left_out = []
     for sensitivity, words, other, weight in tasks:
         if words in MEMORY and budget_s > 0 and fits_whole(posed) and fits_whole(strategy.posed(other)):
-            found[sensitivity].append(planned(words, plan, iteration_s, iteration_s))
+            found[sensitivity].append(WhatIf.of(words, "planned", plan, iteration_s, iteration_s))
             continue
         if time.monotonic() - began + weight * plan.search_s > budget_s:
             left_out.append(words)
@@ -144,7 +144,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
 
 def _outcome(words: str, iteration_s: float, problem: Problem, strategy: Strategy, plan: Plan | None = None) -> WhatIf:
     """A plan simulated, or, without one, the problem planned."""
-    how: Literal["simulated", "planned"] = "planned" if plan is None else "simulated"
+    how: How = "planned" if plan is None else "simulated"
     try:
         if plan is None:
             plan = strategy.plan(problem)
@@ -157,10 +157,4 @@ def _outcome(words: str, iteration_s: float, problem: Problem, strategy: Strateg
         # A planner's bug on a changed problem must not lose the run's own plan.
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         return WhatIf(change=words, how=how, reason=reason)
-    return WhatIf(
-        change=words,
-        how=how,
-        iteration_s=seconds,
-        speedup=iteration_s / seconds if seconds > 0 else None,
-        shape=PlanShape.of(plan),
-    )
+    return WhatIf.of(words, how, plan, seconds, iteration_s)

@@ -35,16 +35,14 @@ def pack_timelines(
     *,
     scale_s: float | None = None,
     limits: Mapping[int, float] | None = None,
-    names: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Timelines on one scale as the data of `gpp.timeline`, ready for `json.dumps`.
 
     Args:
         named: heading and timeline, from top to bottom.
-        rows: devices, and the stages and colours of each.
+        rows: devices, and the stages, colours and modules of each.
         scale_s: seconds that the whole width stands for; None for the longest timeline here.
         limits: device -> bytes that it has; None leaves out memory over time.
-        names: stage -> its modules in words.
     """
     span = scale_s or span_s(timeline for _, timeline in named) or 1.0
     tick = span / TICKS
@@ -56,7 +54,7 @@ def pack_timelines(
         "kinds": [_kind(kind) for kind in kinds],
         "rows": [{"device": device, "stages": rows.stages_of[device]} for device in rows.devices],
         "stages": {
-            stage: {"tone": tone.name, "hatched": tone.hatched, "names": text.shorten((names or {}).get(stage, ""), MOST_NAMES)}
+            stage: {"tone": tone.name, "hatched": tone.hatched, "names": text.shorten(rows.names.get(stage, ""), MOST_NAMES)}
             for stage in sorted({stage for stages in rows.stages_of.values() for stage in stages})
             for tone in [rows.tone(stage)]
         },

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gpp.errors import printable
 from gpp.report.draw.palette import tokens_css
+from gpp.report.draw.stage_graph import hatch_definition
 from gpp.report.draw.svg import Drawing
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def render(template: str, *, scripts: Sequence[str] = (), beside: Path | None = 
         jinja2.UndefinedError: the template names a value that is not given.
     """
     script = page_script(*scripts, beside=beside)
-    return _environment(beside).get_template(template).render(tokens=Drawing(tokens_css()), script=script, **values)
+    own = {"tokens": Drawing(tokens_css()), "hatch": hatch_definition(), "script": script}
+    return _environment(beside).get_template(template).render(**own, **values)
 
 
 def page_script(*more: str, beside: Path | None = None) -> Drawing:

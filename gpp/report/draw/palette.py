@@ -12,6 +12,7 @@ universal design", 2008), each in three shades: a soft one (forward), which is n
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -186,7 +187,7 @@ def tone(branch: int | None) -> Tone:
     return Tone(name=f"hue{branch % len(_HUES)}", hatched=branch // len(_HUES) % 2 == 1)
 
 
-def branch_shares(stage: Stage, graph: OpGraph, branches: tuple[int | None, ...]) -> dict[int | None, float]:
+def branch_shares(stage: Stage, graph: OpGraph, branches: Sequence[int | None]) -> dict[int | None, float]:
     """Share of a stage's FLOPs in each branch (None: trunk), largest first; a stage without FLOPs counts operators."""
     weight = {op: graph.ops[op].forward_flops + graph.ops[op].backward_flops for op in stage.ops}
     total = sum(weight.values())
@@ -197,7 +198,7 @@ def branch_shares(stage: Stage, graph: OpGraph, branches: tuple[int | None, ...]
     return dict(sorted(out.items(), key=lambda item: (-item[1], -1 if item[0] is None else item[0])))
 
 
-def branch_of(stage: Stage, graph: OpGraph, branches: tuple[int | None, ...]) -> int | None:
+def branch_of(stage: Stage, graph: OpGraph, branches: Sequence[int | None]) -> int | None:
     """The branch that holds most of a stage (60 % at least); None for the trunk and for mixtures."""
     branch, share = next(iter(branch_shares(stage, graph, branches).items()))
     return branch if share >= 0.6 else None

@@ -61,7 +61,7 @@ def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None
     }
 
 
-def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], width: float = 1320.0) -> Drawing:
+def draw_stage_graph(plan: Plan, graph: OpGraph, branches: Sequence[int | None], width: float = 1320.0) -> Drawing:
     """The stage graph as an SVG element."""
     pad = 8.0
     place = layout(len(plan.stages), plan.edges, width - 2 * pad)
@@ -131,7 +131,7 @@ def _edge_label(route: Route, size: float | None, gap: float) -> str:
     )
 
 
-def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box, place: GraphDrawing) -> str:
+def _box(plan: Plan, graph: OpGraph, branches: Sequence[int | None], box: Box, place: GraphDrawing) -> str:
     stage, style = plan.stages[box.stage], place.style
     shares = branch_shares(stage, graph, branches)
     colours = tone(branch_of(stage, graph, branches))
@@ -177,7 +177,7 @@ def _lines(names: tuple[str, ...], lines: int, chars: int) -> list[str]:
     return [*(text.path_end(name, chars) for name in names[: lines - 1]), f"+{len(names) - lines + 1} more modules"[:chars]]
 
 
-def branch_swatches(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> list[Swatch]:
+def branch_swatches(plan: Plan, graph: OpGraph, branches: Sequence[int | None]) -> list[Swatch]:
     """The legend of the branches' colours, the trunk first."""
     present = {branch for stage in plan.stages for branch in branch_shares(stage, graph, branches)}
     out = []

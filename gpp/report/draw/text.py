@@ -58,13 +58,18 @@ def quotient(a: float | None, b: float | None) -> float | None:
 
 def ranges(numbers: Iterable[int], prefix: str = "") -> str:
     """Ascending integers as ranges: `d0-3, d6`."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
+    return ", ".join(f"{prefix}{a}" if a == b else f"{prefix}{a}-{b}" for a, b in _runs((n, n) for n in numbers))
+
+
+def _runs(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Spans of integers, those that touch as one, ascending."""
+    out: list[list[int]] = []
+    for first, last in sorted(spans):
+        if out and first <= out[-1][1] + 1:
+            out[-1][1] = max(out[-1][1], last)
         else:
-            runs.append([n, n])
-    return ", ".join(f"{prefix}{a}" if a == b else f"{prefix}{a}-{b}" for a, b in runs)
+            out.append([first, last])
+    return out
 
 
 def sentence(words: str) -> str:
@@ -167,12 +172,6 @@ def _join(paths: list[tuple[_Part, ...]], position: int) -> list[tuple[_Part, ..
         if len(members) == 1:
             out += members
             continue
-        runs: list[list[int]] = []
-        for first, last in sorted((path[position][1], path[position][2]) for path in members):
-            if runs and first <= runs[-1][1] + 1:
-                runs[-1][1] = max(runs[-1][1], last)
-            else:
-                runs.append([first, last])
-        path = members[0]
+        runs, path = _runs(path[position][1:] for path in members), members[0]
         out += [(*path[:position], (path[position][0], a, b), *path[position + 1 :]) for a, b in runs]
     return out

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
 from gpp.program import kinds
 from gpp.program.kinds import BESIDE, COMPUTE, COPIES, KINDS, TRANSFERS, Kind, Resource
 from gpp.report.draw import palette, text
 from gpp.report.draw.palette import FETCH, IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Shade, Tone, text_on
-from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
+from gpp.report.draw.stage_graph import HATCH, HATCH_DARK, module_names
 from gpp.report.draw.svg import Drawing, Swatch, element, escape, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import Event, Timeline
 
@@ -25,24 +27,37 @@ COPY_TRACK = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRows:
-    """The rows of a timeline: devices in the order of the page, their stages and colours."""
+    """The rows of a timeline: devices in the order of the page, their stages; and the colours and modules of each stage."""
 
     devices: tuple[int, ...]
     stages_of: dict[int, tuple[int, ...]]
-    tones: dict[int, Tone]  # by stage
+    tones: dict[int, Tone]
+    names: dict[int, str]
 
     def tone(self, stage: int) -> Tone:
         return self.tones.get(stage, TRUNK)
 
 
-def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> TimelineRows:
-    """Rows for the devices of a plan, or, without a plan, for the devices that have events."""
-    stages_of = stages_by_device(stages_of_device, timelines)
-    return TimelineRows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
+def rows_of(
+    plan: Plan | None, graph: OpGraph | None, branches: Sequence[int | None], timelines: Iterable[Timeline]
+) -> TimelineRows:
+    """Rows for the devices of a plan, or, without a plan, for the devices that have events.
+
+    Args:
+        branches: for each operator, its branch; () where unknown.
+    """
+    stages_of = stages_by_device(plan, timelines)
+    tones, names = dict[int, Tone](), dict[int, str]()
+    if plan is not None and graph is not None:
+        for s, stage in enumerate(plan.stages):
+            tones[s] = palette.tone(palette.branch_of(stage, graph, branches))
+            names[s] = ", ".join(module_names(plan, graph, s))
+    return TimelineRows(devices=tuple(stages_of), stages_of=stages_of, tones=tones, names=names)
 
 
-def stages_by_device(planned: Mapping[int, tuple[int, ...]], timelines: Iterable[Timeline]) -> dict[int, tuple[int, ...]]:
+def stages_by_device(plan: Plan | None, timelines: Iterable[Timeline]) -> dict[int, tuple[int, ...]]:
     """The stages of every device, ascending: the plan's, or the events' for a device that is not in the plan."""
+    planned: Mapping[int, tuple[int, ...]] = plan.stages_of_device if plan else {}
     seen: dict[int, set[int]] = {device: set(stages) for device, stages in planned.items()}
     for timeline in timelines:
         for event in timeline.events:

@@ -107,19 +107,17 @@ def one_stage_lines(found: OneStage, command: str) -> tuple[str, str]:
     Args:
         command: the command line at hand.
     """
-    from gpp.analysis.one_stage import Share
-
     stage, count = found.plan.stages[0], len(found.pipeline.stages)
-    own, other = Share.of(found.own), Share.of(found.other)
+    own_idle_s, idle_s = (metrics.bubble_fraction * metrics.iteration_s for metrics in (found.own, found.other))
+    own_busy_s, busy_s = found.own.iteration_s - own_idle_s, found.other.iteration_s - idle_s
     copies = len(stage.devices)
     what = f"One stage, copied to {copies} devices (data parallel)," if copies > 1 else "One stage on one device"
     times = f"{what} takes {text.seconds(found.own.iteration_s)} a step; the best pipeline found, of {count} stages, "
     times += f"{text.seconds(found.other.iteration_s)}"
-    more_busy, more_idle = other.busy_s - own.busy_s, other.idle_s - own.idle_s
-    if more_idle >= more_busy:
-        why = f"its devices compute nothing for {text.seconds(other.idle_s)} of that (the single stage: {text.seconds(own.idle_s)})"
+    if idle_s - own_idle_s >= busy_s - own_busy_s:
+        why = f"its devices compute nothing for {text.seconds(idle_s)} of that (the single stage: {text.seconds(own_idle_s)})"
     else:
-        why = f"its devices compute for {text.seconds(other.busy_s)} of that (the single stage: {text.seconds(own.busy_s)})"
+        why = f"its devices compute for {text.seconds(busy_s)} of that (the single stage: {text.seconds(own_busy_s)})"
         size, whole = min(one.microbatch_size for one in found.pipeline.stages), stage.microbatch_size
         why += f", as micro-batches of {size} samples cost more each than those of {whole}" if size < whole else ""
     memory = (

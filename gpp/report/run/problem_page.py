@@ -10,8 +10,7 @@ from gpp.plan.plan import Plan
 from gpp.report.draw.charts import PAGE_WIDTH
 from gpp.report.draw.packed import pack_operators, pack_timelines
 from gpp.report.draw.page import embedded, render
-from gpp.report.draw.palette import Tone, branch_of, tone
-from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph, hatch_definition, module_names
+from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph
 from gpp.report.draw.timelines import event_swatches, rows_of
 from gpp.report.run.record import RunRecord
 from gpp.timeline import Timeline
@@ -38,7 +37,6 @@ def problem_page(
     return render(
         template,
         title=title,
-        hatch=hatch_definition(),
         model=run.asked.model,
         status=str(run.status),
         facts=facts,
@@ -74,21 +72,17 @@ def plan_drawings(
         "timelines": "",
         "event_swatches": (),
     }
-    tones: dict[int, Tone] = {}
-    names: dict[int, str] = {}
     if plan is not None and graph is not None:
-        known = tuple(branches) or (None,) * graph.num_ops
         out |= {
-            "stage_graph": draw_stage_graph(plan, graph, known),
-            "stage_graph_narrow": draw_stage_graph(plan, graph, known, PAGE_WIDTH),
-            "branch_swatches": branch_swatches(plan, graph, known),
+            "stage_graph": draw_stage_graph(plan, graph, branches),
+            "stage_graph_narrow": draw_stage_graph(plan, graph, branches, PAGE_WIDTH),
+            "branch_swatches": branch_swatches(plan, graph, branches),
             "operators": embedded(pack_operators([[graph.ops[op].name for op in stage.ops] for stage in plan.stages])),
         }
-        names = {s: ", ".join(module_names(plan, graph, s)) for s in range(len(plan.stages))}
-        tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}
     named = [(heading, timeline) for heading, timeline in timelines if timeline is not None and timeline.events]
     if named:
-        rows = rows_of(plan.stages_of_device if plan else {}, tones, [timeline for _, timeline in named])
-        out["event_swatches"] = event_swatches([timeline for _, timeline in named], rows)
-        out["timelines"] = embedded(pack_timelines(named, rows, scale_s=scale_s, limits=limits, names=names))
+        drawn = [timeline for _, timeline in named]
+        rows = rows_of(plan, graph, branches, drawn)
+        out["event_swatches"] = event_swatches(drawn, rows)
+        out["timelines"] = embedded(pack_timelines(named, rows, scale_s=scale_s, limits=limits))
     return out

@@ -246,7 +246,7 @@ class RunRecord:
         for name, value in (("emulation", outcome.emulation), ("versions", outcome.versions), ("checked", self.planned.checked)):
             if value is not None:
                 out[name] = asdict(value)
-        if judged.explanation is not None and judged.explanation.idle_s is not None:
+        if judged.explanation is not None:
             out["idle_s"] = dict(judged.explanation.idle_s)
         if judged.gains and (gains := gain_dicts(judged.gains)):
             out["gains"] = gains

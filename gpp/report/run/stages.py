@@ -26,11 +26,9 @@ class StageLine:
         operators: the operators that do not run just once on each device's own samples.
     """
 
-    stage: int
+    number: int
+    stage: Stage
     modules: tuple[str, ...]
-    devices: str
-    microbatch_size: int
-    in_flight: int
     forward_s: float | None
     backward_s: float | None
     memory_bytes: float | None
@@ -41,11 +39,11 @@ class StageLine:
     def cells(self) -> dict[str, str]:
         """Every column's text by its name."""
         return {
-            "stage": f"s{self.stage}",
+            "stage": f"s{self.number}",
             "modules": ", ".join(self.modules),
-            "devices": self.devices,
-            "micro-batch": str(self.microbatch_size),
-            "in flight": str(self.in_flight),
+            "devices": device_words(self.stage),
+            "micro-batch": str(self.stage.microbatch_size),
+            "in flight": str(self.stage.in_flight),
             "forward": text.seconds(self.forward_s),
             "backward": text.seconds(self.backward_s),
             "peak memory": text.num_bytes(self.memory_bytes),
@@ -69,11 +67,9 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
             backward_s *= len({e.device for e in run.predicted.events if e.stage == s and KINDS[e.kind].returns})
         out.append(
             StageLine(
-                stage=s,
+                number=s,
+                stage=stage,
                 modules=module_names(plan, run.graph, s),
-                devices=device_words(stage),
-                microbatch_size=stage.microbatch_size,
-                in_flight=stage.in_flight,
                 forward_s=passes.get((s, FORWARD)),
                 backward_s=backward_s,
                 memory_bytes=used,

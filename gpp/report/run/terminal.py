@@ -28,14 +28,8 @@ LEGEND = (
 
 
 def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
-    """A row for every stage of the plan, with the columns for which there is room.
-
-    Raises:
-        ValueError: the run has no plan.
-    """
+    """A row for every stage of the run's plan, with the columns for which there is room."""
     lines = stage_lines(run)
-    if not lines:
-        raise ValueError("a run without a plan has no plan table")
     wide, special = width >= WIDE, max(len(line.operators) for line in lines)
     columns = [("stage", "right", "stage"), ("holds", "left", "modules"), ("devices", "left", "devices")]
     columns += [("b", "right", "micro-batch"), ("in flight", "right", "in flight")]

@@ -36,7 +36,7 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
     flow = 0
     for n, (source, timeline) in enumerate(named):
         base = n * SOURCE_STRIDE
-        for device, stages in stages_by_device(plan.stages_of_device if plan else {}, [timeline]).items():
+        for device, stages in stages_by_device(plan, [timeline]).items():
             process = {"pid": base + device, "tid": 0}
             name = f"{source} d{device} (s{'+'.join(map(str, stages))})"
             out.append({"ph": "M", "name": "process_name", **process, "args": {"name": name}})
@@ -136,26 +136,25 @@ def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]
         for s, stage in enumerate(plan.stages)
         for piece in stage.pieces(plan.minibatch_size)
     }
-    changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    # Of each stage, by instant: how many samples more there are in flight, and how many more that wait late.
+    changes: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    splits = set[int]()
     for event in timeline.events:
         row = KINDS[event.kind]
         size = samples.get((event.stage, event.microbatch, event.device))
-        if size is None or event.stage not in freeing:
+        if size is None or event.stage not in freeing or not row.computes:
             continue
-        if row.holds:
-            changes[event.stage].append((round(event.start_s * 1e9), size, 0))
-        elif row.computes:
-            changes[event.stage].append((round(event.end_s * 1e9), -size * row.returns, size * (row.returns - row.finishes)))
+        change = changes[event.stage][round((event.start_s if row.holds else event.end_s) * 1e9)]
+        change[0] += size * (row.holds - row.returns)
+        change[1] += size * (row.returns - row.finishes)
+        if row.returns != row.finishes:
+            splits.add(event.stage)
     out = []
-    for stage, steps in sorted(changes.items()):
+    for stage, at in sorted(changes.items()):
         full = late = 0
-        at: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for when, *change in steps:
-            at[when].append((change[0], change[1]))
-        splits = any(change for *_, change in steps)
-        for when in sorted(at):
-            full, late = full + sum(change for change, _ in at[when]), late + sum(change for _, change in at[when])
-            held = {"samples": full, "late": late} if splits else {"samples": full}
+        for when, (more, more_late) in sorted(at.items()):
+            full, late = full + more, late + more_late
+            held = {"samples": full, "late": late} if stage in splits else {"samples": full}
             out.append(
                 {
                     "ph": "C",

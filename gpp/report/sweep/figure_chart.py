@@ -84,15 +84,11 @@ def shown(figure: SweepFigure) -> Callable[[float | None], str]:
     """The way in which the figure's values are written."""
     if figure.normalise or figure.multiple_of:
         return text.ratio
-    return (
-        text.seconds
-        if figure.y.endswith("_s") and "_per_s" not in figure.y
-        else text.num_bytes
-        if figure.y.removesuffix(".max").endswith("_bytes")
-        else text.percent
-        if figure.y.endswith("accuracy")
-        else text.significant
-    )
+    if figure.y.endswith("_s") and "_per_s" not in figure.y:
+        return text.seconds
+    if figure.y.removesuffix(".max").endswith("_bytes"):
+        return text.num_bytes
+    return text.percent if figure.y.endswith("accuracy") else text.significant
 
 
 def place_words(figure: SweepFigure, place: str) -> str:

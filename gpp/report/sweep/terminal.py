@@ -41,8 +41,10 @@ def results_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH) ->
                 text.num_bytes(max(peaks, default=None)),
                 "–" if depth is None else str(depth),
             ]
+        why = str(result.get("reason") or "") if status != "ok" else ""
+        end = f"{status}: {text.shorten_end(why.splitlines()[0], 90 if wide else 40)}" if why else status
         style = {"ok": "green", "infeasible": "yellow"}.get(status, "red")
-        table.add_row(*[escape(cell) for cell in row], Text(status + _why(result, 90 if wide else 40), style=style))
+        table.add_row(*[escape(cell) for cell in row], Text(end, style=style))
     return table
 
 
@@ -60,15 +62,6 @@ def show_figures(console: Console, figures: Sequence[FigureData]) -> None:
             console.print(shown)
             for note in data.figure.notes:
                 console.print(Text(note, style="dim"))
-
-
-def _why(result: dict[str, Any], length: int) -> str:
-    """The first words of the reason of a run that is not ok."""
-    reason = str(result.get("reason") or "")
-    if result.get("status") == "ok" or not reason:
-        return ""
-    first = reason.splitlines()[0]
-    return f": {text.shorten_end(first, length)}"
 
 
 def _speedup(result: dict[str, Any], results: Sequence[dict[str, Any]]) -> float | None:
