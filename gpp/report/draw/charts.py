@@ -172,7 +172,9 @@ def line_chart(
     own, show_x = sorted({x for x, _ in finite}), x_show or (lambda mark: f"{mark:,.0f}")
     whole = [m for m in ticks(x0, x1, 6) if x_show or m == round(m)]
     x_marks = own if points and len(own) <= 10 else whole or [x0]
-    out += [label(px(mark), height - foot + 15, show_x(mark), 10.5, MUTED, "middle") for mark in x_marks]
+    for mark in x_marks:
+        words = show_x(mark)  # in the middle below its mark, but within the picture
+        out.append(label(min(px(mark), width - 3.4 * len(words)), height - foot + 15, words, 10.5, MUTED, "middle"))
     out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
     x = left
     for name, colour, pairs in series:
