@@ -55,7 +55,7 @@ def grouped_bars(
         unit=show(top).partition(" ")[2],
     )
     out = []
-    for mark in ticks(0.0, high, 4):
+    for mark in ticks(0.0, high, 4) if known else [0.0]:
         y = frame.base - mark * frame.scale
         out.append(line(left, y, left + slot * len(groups), y, RULE if mark else MUTED))
         out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
