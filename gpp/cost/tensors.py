@@ -11,6 +11,7 @@ import numpy as np
 
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.sums import SetSums
+from gpp.graph.transients import gradients_waiting, shared_weights
 
 
 class Moments(NamedTuple):
@@ -43,7 +44,10 @@ class StageTensors:
         self.incoming, self.incoming_back, self.outgoing_back = sums.incoming, sums.incoming_back, sums.outgoing_back
         self.saved = np.array([saved[op] for op in self.ops])
         self.transient = np.array([graph.ops[op].transient_bytes for op in self.ops])
-        self.fixed = np.array([graph.ops[op].fixed_bytes for op in self.ops])
+        members = np.zeros((1, graph.num_ops), bool)
+        members[0, list(self.ops)] = True
+        waiting = gradients_waiting(shared_weights(graph), members)[0]
+        self.fixed = np.array([graph.ops[op].fixed_bytes + waiting[op] for op in self.ops])
         # Of what each holds, what it hands to others; there is more where an operator declares that it is computed again.
         self.handed = np.zeros(n)
         self.follows = np.zeros((n, n))  # [v, w]: whether w follows from v

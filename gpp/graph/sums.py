@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from gpp.compiled import reals
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.totals import TOTALS, SetTotals
 from gpp.graph.transients import TransientLine, Transients
 
@@ -85,6 +85,7 @@ class OpSums:
     def __init__(self, graph: OpGraph) -> None:
         self._num_bytes, self._num_ops = (graph.num_ops + 7) // 8, graph.num_ops
         self._transients = Transients(graph)
+        self._shared = [mask_of(readers) for _, readers in self._transients.shared]
         self._found = reals(len(TOTALS))
         self._totals = SetTotals(GraphNumbers(graph, self._transients), self._found)
 
@@ -92,6 +93,8 @@ class OpSums:
         """The sums of one set."""
         self._totals.add_up(mask.to_bytes(self._num_bytes, "little"))
         trainable, frozen, rows, saved, late, into, into_back, out, out_back, unsaved, count, slope, first, *of_params = self._found
+        if any((readers & mask).bit_count() > 1 for readers in self._shared):
+            first = float(self._transients.of(self._members(mask)[None]).first[0])
         transient = TransientLine(slope, first).within(into_back, out_back)
         fixed, kept = transient.fixed, into + unsaved
         return SetSums(
@@ -101,9 +104,12 @@ class OpSums:
 
     def transient(self, mask: int, samples: int) -> float:
         """Bytes that the operators of a set take beyond what it keeps, with so many samples, gradients at its boundary aside."""
+        return self._transients.most(self._members(mask), samples)
+
+    def _members(self, mask: int) -> np.ndarray:
         members = np.zeros(self._num_ops, bool)
         members[list(bits(mask))] = True
-        return self._transients.most(members, samples)
+        return members
 
 
 def listed(groups: Iterable[Iterable[int]]) -> tuple[array[int], array[int]]:

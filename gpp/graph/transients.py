@@ -9,6 +9,9 @@ counted beyond everything that the set saves. Branches may run in any order, so 
 what leaves the set are there during the whole backward and are counted with the boundary (`TransientLine.within`). The operator
 that they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
 
+Autograd adds up the gradients of a weight that several operators of a set read before it adds them to the sum of the micro-batches.
+They count as fixed bytes (`gradients_waiting`).
+
 Activations that are made again (`again_bytes`, in views of a problem that a memory policy makes) are all there at once, beside
 that.
 
@@ -20,6 +23,7 @@ number of samples is known, `Transients.most` says what they take.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -65,7 +69,7 @@ class Transients:
         rows = np.array([(op.transient_bytes, op.fixed_bytes) for op in graph.ops], dtype=float).reshape(-1, 2)
         self._own, self._fixed = rows[:, 0], rows[:, 1]
         self._again = np.array([op.again_bytes for op in graph.ops])
-        self.any = bool(rows.any() or self._again.any())
+        self.any, self.shared = bool(rows.any() or self._again.any()), shared_weights(graph)
         if not self.any:
             return
         n, tensors = graph.num_ops, [t for t in graph.tensors if t.consumers and t.differentiable and not t.saved]
@@ -96,9 +100,8 @@ class Transients:
             return TransientLine(np.zeros(len(members)), np.zeros(len(members)))
         inside = members.astype(float)
         slopes, again = self._slopes(members), inside @ self._again
-        return TransientLine(
-            slopes.max(axis=1, initial=0.0) + again, (slopes + inside * self._fixed).max(axis=1, initial=0.0) + again
-        )
+        fixed = inside * self._fixed + gradients_waiting(self.shared, members)
+        return TransientLine(slopes.max(axis=1, initial=0.0) + again, (slopes + fixed).max(axis=1, initial=0.0) + again)
 
     def most(self, members: np.ndarray, samples: int) -> float:
         """Bytes of one set with so many samples.
@@ -109,7 +112,8 @@ class Transients:
         if not self.any:
             return 0.0
         slopes, inside = self._slopes(members[None])[0], members.astype(float)
-        return float((slopes * samples + inside * self._fixed).max(initial=0.0) + inside @ self._again * samples)
+        fixed = inside * self._fixed + gradients_waiting(self.shared, members[None])[0]
+        return float((slopes * samples + fixed).max(initial=0.0) + inside @ self._again * samples)
 
     def _slopes(self, members: np.ndarray) -> np.ndarray:
         """[sets, num_ops] slope of each operator's line; 0 outside the set."""
@@ -134,7 +138,7 @@ class Transients:
             box = (slice(0, p + 1), slice(p + 1, n + 1))
             own = after[p, : p + 1, None] + (self._own[op] - after[p, None, p + 1 :] - leaving[p, None, p + 1 :])
             np.maximum(slope[box], own, out=slope[box])
-            np.maximum(first[box], own + self._fixed[op], out=first[box])
+            np.maximum(first[box], own + self._fixed[op] + _waiting_in_intervals(self.shared, ids, p), out=first[box])
         if self._again.any():
             prefix = np.concatenate([[0.0], self._again[ids].cumsum()])
             again = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
@@ -145,8 +149,55 @@ class Transients:
 def grouped(graph: OpGraph, ops: Sequence[int]) -> TransientLine:
     """The line of one operator made of several of a graph; gradients of what leaves it are its own."""
     line = TransientLine(0.0, 0.0)
-    mask = mask_of(ops)
+    mask, members = mask_of(ops), np.zeros((1, graph.num_ops), bool)
+    members[0, list(ops)] = True
+    waiting = gradients_waiting(shared_weights(graph), members)[0]
     for v in ops:
         slope = graph.ops[v].transient_bytes - sum(graph.ops[w].saved_bytes for w in bits(graph.descendants[v] & mask))
-        line = TransientLine(max(line.slope, slope), max(line.first, slope + graph.ops[v].fixed_bytes))
+        line = TransientLine(max(line.slope, slope), max(line.first, slope + graph.ops[v].fixed_bytes + float(waiting[v])))
     return line
+
+
+Shared = Sequence[tuple[int, tuple[int, ...]]]
+"""Bytes and readers, ascending, of each trainable parameter that several operators read."""
+
+
+def shared_weights(graph: OpGraph) -> Shared:
+    """Those of a graph."""
+    trainable = [(param.num_bytes, graph.readers[param.name]) for param in graph.params if param.trainable]
+    return [(size, tuple(bits(readers))) for size, readers in trainable if readers.bit_count() > 1]
+
+
+def gradients_waiting(shared: Shared, members: np.ndarray) -> np.ndarray:
+    """Bytes of gradients that wait, while an operator of a set is at work, for others of the same weight.
+
+    The last reader's gradient waits until the first reader has made its own. Where a reader adds one, the new sum lies beside both.
+
+    Args:
+        members: [sets, num_ops] bool.
+
+    Returns:
+        [sets, num_ops], 0 outside the set.
+    """
+    out = np.zeros(members.shape)
+    for size, readers in shared:
+        met = members[:, readers]
+        for v in range(readers[0], readers[-1]):
+            at = bisect_right(readers, v)
+            waits = members[:, v] & met[:, :at].any(axis=1) & met[:, at:].any(axis=1)
+            out[:, v] += waits * size * (1 + (v in readers))
+    return out
+
+
+def _waiting_in_intervals(shared: Shared, order: Sequence[int], place: int) -> np.ndarray | float:
+    """`gradients_waiting` for the operator at a place of a linear order, in the intervals [i, j) of which it is one: [i, j]."""
+    n, v = len(order), order[place]
+    out: np.ndarray | float = 0.0
+    begins, ends = np.arange(place + 1)[:, None], np.arange(place + 1, n + 1)[None, :]
+    for size, readers in shared:
+        places = [order.index(reader) for reader in readers]
+        sides = [np.zeros((place + 1, n - place), bool) for _ in range(2)]
+        for reader, at in zip(readers, places, strict=True):
+            sides[reader > v] |= (begins <= at) & (at < ends)
+        out = out + (sides[0] & sides[1]) * size * (1 + (v in readers))
+    return out

@@ -11,7 +11,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.profiler import ProfilerActivity, profile
 
-from gpp.capture.stage import StageModule, build_stage
+from gpp import capture_model
+from gpp.capture.stage import StageModule, build_stage, initial_state
 from gpp.cost.stage import stage_amounts
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
@@ -115,3 +116,25 @@ def test_the_bill_of_a_stage_is_what_the_allocator_says(name: str, settings: tup
             # One micro-batch in flight and no weights, so transients weigh much; a weight's gradient may be counted too much. Of
             # an operator that is kept behind a run it is not known when in its backward it asks for the run.
             assert 0.93 * true <= stated <= (1.8 if recompute else 1.3) * true, (ops, samples, recompute, stated, true)
+
+
+class Repeated(torch.nn.Module):
+    """One layer, three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(self.layer(x).relu()).relu())
+
+
+@pytest.mark.parametrize("max_ops", [64, 1])
+def test_gradients_of_a_weight_that_is_used_again_are_in_the_bill(max_ops: int) -> None:
+    """Autograd holds two gradients and their sum beside the sum of the micro-batches; of operators, and of a group of them."""
+    model, x, y = Repeated(), torch.rand(2, 128), torch.rand(2, 128)
+    captured = capture_model(model, {"x": x}, y, torch.nn.functional.mse_loss)
+    problem = inprocess.problem_of(captured, 1, 8, max_ops=max_ops)
+    stage = Stage(ops=tuple(range(problem.graph.num_ops)), devices=(0,), microbatch_size=2, in_flight=2)
+    bill, (_, beyond) = stage_amounts(problem, stage), measured(captured, problem.graph, stage, initial_state(model, captured), 2)
+    assert 0.98 * beyond <= bill.once * 2 + bill.fixed <= 1.05 * beyond

@@ -129,11 +129,18 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
     for tensor in graph.tensors:
         if tensor.producer in own and set(tensor.consumers) - own and tensor.differentiable and not tensor.saved:
             slopes[tensor.producer] -= tensor.bytes_per_sample
+    # The gradient of a weight that is read again waits, and a new sum is made of it and of the next one.
+    fixed = {op: graph.ops[op].fixed_bytes for op in own}
+    for param in graph.params:
+        readers = [op for op in own if param.name in graph.ops[op].params and param.trainable]
+        for op in own:
+            if min(readers, default=op) <= op < max(readers, default=op):
+                fixed[op] += param.num_bytes * (2 if op in readers else 1)
     slope = max(coming, 0.0, *slopes.values()) + going
-    first = max(coming, 0.0, *(slopes[op] + graph.ops[op].fixed_bytes for op in own)) + going
+    first = max(coming, 0.0, *(slopes[op] + fixed[op] for op in own)) + going
     beyond = first + slope * (samples - 1)
     if not line:
-        beyond = max(coming * samples, 0.0, *(slopes[op] * samples + graph.ops[op].fixed_bytes for op in own)) + going * samples
+        beyond = max(coming * samples, 0.0, *(slopes[op] * samples + fixed[op] for op in own)) + going * samples
     if not any(graph.differentiated >> op & 1 for op in own):
         return total + kept * samples + beyond
     return total + kept * samples * in_flight + beyond

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
+from gpp.graph.sums import OpSums
 from gpp.graph.transients import TransientLine, Transients, grouped
 
 
@@ -18,7 +19,12 @@ def random_graph(rng: random.Random, chain: bool) -> OpGraph:
         return float(rng.choice([0, rng.randint(0, most)]))
 
     n = rng.randint(1, 9)
-    ops = tuple(Op(name=f"op{i}", saved_bytes=amount(20), transient_bytes=amount(40), fixed_bytes=amount(80)) for i in range(n))
+    params = tuple(Param(name=f"w{i}", num_bytes=rng.randint(1, 30)) for i in range(rng.choice([0, 0, 2])))
+    read = [tuple(param.name for param in params if rng.random() < 0.4) for _ in range(n)]
+    ops = tuple(
+        Op(name=f"op{i}", saved_bytes=amount(20), transient_bytes=amount(40), fixed_bytes=amount(80), params=read[i])
+        for i in range(n)
+    )
     tensors = tuple(
         Tensor(
             name=f"t{i}",
@@ -30,12 +36,13 @@ def random_graph(rng: random.Random, chain: bool) -> OpGraph:
         )
         for i in range(n - 1)
     )
-    return OpGraph(name="g", ops=ops, tensors=tensors)
+    return OpGraph(name="g", ops=ops, tensors=tensors, params=params)
 
 
 def walked(graph: OpGraph, own: list[int], samples: int) -> float:
     """Most bytes at a time in a forward and a backward of some operators, less what they save and the boundary's gradients."""
     there: dict[int, float] = {}
+    waiting: set[str] = set()
     most = 0.0
 
     def work(op: int) -> None:
@@ -47,6 +54,8 @@ def walked(graph: OpGraph, own: list[int], samples: int) -> float:
             if t.producer == op and t.differentiable and not t.saved and set(t.consumers) - set(own)
         )
         beyond = (graph.ops[op].transient_bytes - twice) * samples + graph.ops[op].fixed_bytes
+        # A sum of gradients that waits, and the sum of it and the operator's own gradient.
+        beyond += sum(graph.param_of[name].num_bytes * (1 + (name in graph.ops[op].params)) for name in waiting)
         most = max(most, sum(there.values()) + beyond - whole)
 
     whole = sum(graph.ops[op].saved_bytes for op in own) * samples
@@ -56,6 +65,9 @@ def walked(graph: OpGraph, own: list[int], samples: int) -> float:
     for op in reversed(own):
         work(op)
         del there[op]
+        waiting = {
+            name for other in own if other < op for name in graph.ops[other].params if name in {*graph.ops[op].params, *waiting}
+        }
     return most
 
 
@@ -86,6 +98,9 @@ def test_intervals_of_any_order_and_groups_say_what_sets_say(seed: int) -> None:
         for j in range(i, n + 1):
             one = table.of(np.array([[op in order[i:j] for op in range(n)]]))
             assert (found.slope[i, j], found.first[i, j]) == (one.slope[0], one.first[0])
+            sums = OpSums(graph).of(mask_of(order[i:j]))
+            inside = one.within(sums.incoming_back, sums.outgoing_back)
+            assert (sums.transient, sums.fixed) == (inside.slope[0], inside.fixed[0])
     # Nothing leaves the whole graph: as a group it is what it is as a stage.
     whole = table.of(np.ones((1, n), bool))
     assert grouped(graph, range(n)) == (whole.slope[0], whole.first[0])

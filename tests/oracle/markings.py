@@ -142,7 +142,17 @@ class Markings:
                 computing.append(self._computing(group, way) - sum(self._lost(w, way) for w in group))
         own = graph.ops[v].transient_bytes
         own -= sum(t.bytes_per_sample for t in self._going() if t.producer == v and t.differentiable and not t.saved)
-        return [(there + own, graph.ops[v].fixed_bytes), *((there + came + more, 0.0) for more in computing)]
+        return [(there + own, self._fixed(v)), *((there + came + more, 0.0) for more in computing)]
+
+    def _fixed(self, v: int) -> float:
+        """Bytes at any number of samples; of a weight that is read by others after v too, a gradient waits, and is added to v's."""
+        graph = self.problem.graph
+        more = 0.0
+        for p in (p for p in graph.params if p.trainable):
+            readers = {op for op in self.ops if p.name in graph.ops[op].params}
+            if any(op > v for op in readers) and any(op <= v for op in readers):
+                more += p.num_bytes * (1 + (v in readers))
+        return graph.ops[v].fixed_bytes + more
 
     def _back(self) -> float:
         """Gradients of what leaves the stage, bytes per sample."""
@@ -190,7 +200,7 @@ class Markings:
             slopes.append(
                 slope - sum(t.bytes_per_sample for t in self._going() if t.producer == v and t.differentiable and not t.saved)
             )
-        once = self._once(slopes, [s + graph.ops[v].fixed_bytes for s, v in zip(slopes, self.ops, strict=True)])
+        once = self._once(slopes, [s + self._fixed(v) for s, v in zip(slopes, self.ops, strict=True)])
         return self._static() + kept * self.samples * self.held + once
 
     def _seconds(self, again: set[int], moved: float) -> float:

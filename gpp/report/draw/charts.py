@@ -55,7 +55,7 @@ def grouped_bars(
         unit=show(top).partition(" ")[2],
     )
     out = []
-    for mark in ticks(0.0, high, 4):
+    for mark in ticks(0.0, high, 4) if known else [0.0]:
         y = frame.base - mark * frame.scale
         out.append(line(left, y, left + slot * len(groups), y, RULE if mark else MUTED))
         out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
@@ -172,7 +172,9 @@ def line_chart(
     own, show_x = sorted({x for x, _ in finite}), x_show or (lambda mark: f"{mark:,.0f}")
     whole = [m for m in ticks(x0, x1, 6) if x_show or m == round(m)]
     x_marks = own if points and len(own) <= 10 else whole or [x0]
-    out += [label(px(mark), height - foot + 15, show_x(mark), 10.5, MUTED, "middle") for mark in x_marks]
+    for mark in x_marks:
+        words = show_x(mark)  # in the middle below its mark, but within the picture
+        out.append(label(min(px(mark), width - 3.4 * len(words)), height - foot + 15, words, 10.5, MUTED, "middle"))
     out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
     x = left
     for name, colour, pairs in series:

@@ -121,8 +121,8 @@ def _medians(groups: Sequence[dict[str, Any]]) -> PageTable:
     settings = list(dict.fromkeys(key for group in groups for key in group["overrides"]))
     columns = [Column(name=name) for name in ("model", "strategy", "cluster", "engine", *settings)]
     source = source_of(groups)
-    medians = ("predicted", source, f"{source} / predicted", "speed-up over sequential", "bubble", "peak memory", "ok jobs")
-    columns += [Column(name=name, kind="n") for name in medians]
+    medians = ("predicted", source, f"{source} / predicted", "speed-up over sequential", "bubble", "peak memory")
+    columns += [*(Column(name=name, kind="n") for name in medians), Column(name="ok jobs")]
     rows = []
     for group in groups:
         predicted, measured = group["predicted"] or {}, group["measured"] or {}
