@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpp import DoubleBuffer, Flush, Stash
+from gpp import Distributed, DoubleBuffer, Flush, Stash
 from gpp.capture.copies import NarrowCopies, narrow_copy
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.losses import loss, loss_terms
-from gpp.runtime.engines.distributed import Distributed
 from gpp.weights.base import AbstractWeights
 from tests.runtime.test_options import trained
 from tests.support import inprocess
