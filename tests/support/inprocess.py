@@ -28,7 +28,6 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
-from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, WritesItself, assemble, restore
@@ -40,6 +39,7 @@ from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from tests.support.conf import model_named
 from tests.support.fake_transport import FakeNetwork, FakeTransport
+from tests.support.training import fit
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
@@ -253,21 +253,7 @@ def reference(
             if name in weights:
                 tensor.copy_(weights[name])
     samples = data.load("train", model, seed=seed, dtype=dtype)
-    torch_optimizer = optimizer.build(network.parameters())
-    measure, losses = loss(model.loss), []
-    for step in range(steps):
-        for group in torch_optimizer.param_groups:
-            group["lr"] = optimizer.lr * optimizer.learning_rate.factor(step, steps)
-        values = samples.fetch(minibatch(step, minibatch_size, len(samples), seed))
-        inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
-        targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
-        value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum()
-        torch_optimizer.zero_grad()
-        value.backward()
-        if optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), optimizer.clip_norm)
-        torch_optimizer.step()
-        losses.append(value.item())
+    losses = fit(network, model, samples, optimizer, steps=steps, minibatch_size=minibatch_size, seed=seed)
     return losses, {name: t.detach() for name, t in network.named_parameters()}
 
 
