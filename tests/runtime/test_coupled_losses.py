@@ -63,9 +63,9 @@ def test_cut_micro_batches_make_it_another_loss(tmp_path: Path) -> None:
     problem, whole = planned(found, 4, seed=3)
     plan: Plan = make_plan(problem, "test", [(sum(1 << op for op in s.ops), 1) for s in whole.stages], 4)
     cut = replace(problem, minibatch_ops=0)
-    job = inprocess.make_job(found, cut, plan, OneFOneB(), model=model, data=DATA, optimizer=OPTIMIZER, steps=1, dtype="float64")
+    job = inprocess.make_job(found, cut, plan, OneFOneB(), model=model, data=DATA, optimizer=OPTIMIZER, steps=1)
     losses, _, _ = inprocess.run(job, tmp_path, weights)
-    expected, _ = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=1, minibatch_size=16, dtype="float64")
+    expected, _ = inprocess.reference_of(job, weights)
     assert abs(losses[0] - expected[0]) > 0.1
 
 

@@ -257,9 +257,15 @@ def reference(
     return losses, {name: t.detach() for name, t in network.named_parameters()}
 
 
-def staged_reference(
-    job: Job, model: AbstractModel, data: AbstractData, weights: dict[str, torch.Tensor]
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def reference_of(job: Job, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The training of a job on one device in plain PyTorch."""
+    own = job.settings
+    model, data, optimizer = (restore(each) for each in (own.model, own.data, own.optimizer))
+    settings = {"steps": own.steps, "minibatch_size": own.minibatch_size, "dtype": own.dtype, "seed": own.seed}
+    return reference(model, data, optimizer, weights, **settings)
+
+
+def staged_reference(job: Job, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training in one process and one autograd graph a step, cut and seeded as the plan says: for random operations."""
     plan, settings = job.plan, job.settings
     modules = []
@@ -268,7 +274,7 @@ def staged_reference(
         modules[-1].load(weights)
     params = {name: param for module in modules for name, param in module.named_parameters()}
     optimizer, losses = restore(settings.optimizer).build([p for p in params.values() if p.requires_grad]), []
-    samples = data.load("train", model, seed=settings.seed, dtype=settings.dtype)
+    samples = restore(settings.data).load("train", restore(settings.model), seed=settings.seed, dtype=settings.dtype)
     for step in range(settings.steps):
         values = samples.fetch(minibatch(step, settings.minibatch_size, len(samples), settings.seed))
         total = torch.zeros((), dtype=torch.float64)
