@@ -224,13 +224,6 @@ def test_the_core_names_no_mechanism() -> None:
     assert {name: files for name, files in touched.naming(touched.core()).items() if files} == NAMING
 
 
-def test_hooks_of_a_mechanism_are_counted_as_its_classes_have_them() -> None:
-    found = touched.hooks()
-    assert found["round_robin"]["AbstractSharing"] >= {"check", "chosen"}
-    assert found["tensor_parallel"]["AbstractSearch"] == {"plan"}
-    assert not any("AbstractPlanner" in bases for bases in found.values())
-
-
 @pytest.mark.parametrize("room", WINGS)
 def test_wings_see_only_those_before_them(room: str) -> None:
     level_of = {wing: level for level, wings in enumerate(WINGS[room]) for wing in wings}

@@ -12,7 +12,7 @@ import pytest
 from gpp.errors import printable
 from tests.support import cli, machines
 from tests.support.cli import ROOT, run
-from tests.support.island import ADDRESS, island
+from tests.support.machines import ADDRESS, island
 from tests.support.warm import warm
 
 KEY = "0123456789abcdef0123456789abcdefdeadbeef"

@@ -234,7 +234,7 @@ def check_refusals(pipeline: gpp.Pipeline) -> None:
 def test_a_dead_worker_is_named_and_the_others_end(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="killed by SIGKILL"), started(model_of(), tmp_path / "run") as pipeline:
         pipeline.step(*batches(1)[0])
-        os.kill(workers_of(tmp_path / "run")[0], signal.SIGKILL)
+        os.kill(next(iter(workers_of(tmp_path / "run"))), signal.SIGKILL)
         pipeline.step(*batches(1)[0])
     assert not workers_of(tmp_path / "run")
 

@@ -26,8 +26,9 @@ from gpp.optimizers import SGD, AbstractOptimizer, Adam
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
-from tests.support.asynchronous import DATA, MINIBATCH, POLICIES, STEPS, captured, make_job
+from tests.support.asynchronous import DATA, MINIBATCH, POLICIES, STEPS, make_job
 from tests.support.cli import run
+from tests.support.staged import captured
 
 DEPTH = 4
 SGDM = SGD(lr=0.1, momentum=0.9)

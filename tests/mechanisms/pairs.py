@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from gpp import mechanism
+from gpp import Checkpoints, Distributed, Even, Flush, NoFlush, OneFOneB, Plan, Stash, Strategy, ZeroBubbleH1, mechanism
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import InvalidConfig, InvalidPlan, UnsupportedPlan
@@ -26,26 +26,16 @@ from gpp.mechanisms.round_robin.sharing import SHARING
 from gpp.mechanisms.serving.course import Requests
 from gpp.mechanisms.serving.mode import MODE
 from gpp.mechanisms.serving.model import served
-from gpp.mechanisms.split_backward.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
-from gpp.mechanisms.weight_versions.stash import Stash
 from gpp.models.base import describe
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
-from gpp.planners.chains.even import Even
-from gpp.runtime.checkpoint.resume import Checkpoints
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.job_asked import asked, asked_model, with_asked
 from gpp.runtime.mode import RunSettings
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.no_flush import NoFlush
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.stage import Stage
-from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.split import halves
 

@@ -21,16 +21,10 @@ def test_what_is_allowed_trains_as_one_device_does(pair: tuple[str, str], tmp_pa
     assert met.said == pairs.ALLOWED or len(met.said.split()) > 5
     if met.job is None:
         return
-    model, _, weights = inprocess.captured_named("mlp")
+    _, _, weights = inprocess.captured_named("mlp")
     losses, _, _ = inprocess.run(met.job, tmp_path, weights)
-    asked = pairs.training()
     turns = any(stage.stride > 1 for stage in met.job.plan.stages)
-    if met.job.streams and not turns:
-        expected, _ = run_reference(met.job, weights)
-    else:
-        expected, _ = inprocess.reference(
-            model, asked["data"], asked["optimizer"], weights, steps=pairs.STEPS, minibatch_size=pairs.MINIBATCH, dtype="float64"
-        )
+    expected, _ = (run_reference if met.job.streams and not turns else inprocess.reference_of)(met.job, weights)
     # The reference engine has no versions of the weights for each replica in turn: the losses before the first update remain.
     known = 1 if met.job.streams and turns else pairs.STEPS
     assert losses[:known] == pytest.approx(expected[:known], abs=1e-12)

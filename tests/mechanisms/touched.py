@@ -1,23 +1,11 @@
-"""What each mechanism has outside its folder: files of the core that name it, and hooks of the core that are there for it.
+"""What each mechanism has outside its folder: files of the core that name it."""
 
-    python -m tests.mechanisms.touched
-
-A hook is a method that a class of the mechanism overrides, of an abstract class of the core. One that no other mechanism
-overrides is the mechanism's own part of the core; the others are there for all. Of `split_backward`, the ten schedules are not
-counted: a schedule is a file beside those of the core.
-"""
-
-import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Final
 
-from gpp.mechanism import packages
 from tests.support.pages import ROOT
-from tests.support.sources import said
 
 WORDS: Final = {
     "helpers": r"weight_device|input_share|\bhelpers?\b|\bhelped\b",
@@ -53,59 +41,3 @@ def naming(texts: Mapping[str, str]) -> dict[str, set[str]]:
     found = {name: {file for file, text in texts.items() if re.search(words, text)} for name, words in WORDS.items()}
     found["serving"] -= {file for file in texts if file.startswith("ui/")}
     return found
-
-
-def hooks() -> dict[str, dict[str, set[str]]]:
-    """By mechanism: the abstract classes of the core that it implements, and their own bases, with the methods overridden."""
-    classes = {node.name: node for name in core() for node in said(ROOT / "gpp" / name).classes}
-    out: dict[str, dict[str, set[str]]] = {}
-    for package in packages():
-        mine = out.setdefault(package.rpartition(".")[2], defaultdict(set))
-        for path in (ROOT / Path(*package.split("."))).rglob("*.py"):
-            for node in said(path).classes:
-                for base in abstract(node, classes):
-                    mine[base] |= methods(node) & methods(classes[base])
-    return out
-
-
-SHIPPED: Final = {"AbstractPlanner", "AbstractChainPlanner", "AbstractSchedule", "AbstractExporter", "AbstractModel"}
-"""What a user chooses by name: an option of a mechanism is a file beside those of the core, and asks nothing of the core."""
-
-
-def abstract(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
-    """The names of the abstract classes among `classes` that a class derives from, but for those of `SHIPPED`."""
-    for name in (ast.unparse(base).partition("[")[0] for base in node.bases):
-        if name.startswith("Abstract") and name not in SHIPPED and name in classes:
-            yield name
-            yield from abstract(classes[name], classes)
-
-
-def methods(node: ast.ClassDef) -> set[str]:
-    """The names of a class's methods, constructors left out, and of fields that stand in for one."""
-    named = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}
-    return named | {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
-
-
-def main() -> None:
-    """Print the table."""
-    named, every = naming(core()), hooks()
-    users: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for name, bases in every.items():
-        for base, found in bases.items():
-            for method in found:
-                users[base, method].add(name)
-    print("| mechanism | files, lines of its folder | files and rooms of the core that name it | hooks | for it alone |")
-    print("|---|---|---|---|---|")
-    for name, bases in every.items():
-        files = [path.read_text().count("\n") for path in (ROOT / "gpp" / "mechanisms" / name).rglob("*.py")]
-        rooms = {file.partition("/")[0] for file in named[name]}
-        alone = sorted(f"{base}.{method}" for (base, method), who in users.items() if who == {name})
-        count = sum(map(len, bases.values()))
-        print(f"| {name} | {len(files)}, {sum(files)} | {len(named[name])}, {len(rooms)} | {count} | {len(alone)} |")
-    for name in every:
-        alone = sorted(f"{base}.{method}" for (base, method), who in users.items() if who == {name})
-        print(f"\n{name}: named by {', '.join(sorted(named[name])) or 'no file'}\n  alone: {', '.join(alone) or 'no hook'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+import networkx as nx
+
 from gpp.cluster import Cluster
 from gpp.graph.op_graph import OpGraph
 
@@ -42,7 +44,7 @@ class Served:
                 messages[source, target] = messages.get((source, target), 0.0) + tensor.bytes_per_sample * self.samples
                 incoming[target] += tensor.bytes_per_sample * self.samples
             outgoing[source] += tensor.bytes_per_sample * self.samples * bool(readers)
-        if _cycle(devices, set(messages)):
+        if not nx.is_directed_acyclic_graph(nx.DiGraph(messages.keys())):
             return math.inf
         worst = 0.0
         for device in devices:
@@ -65,13 +67,3 @@ class Served:
         """The least bottleneck of all plans; infinite where none fits."""
         numbers = range(self.cluster.num_devices)
         return min(self.bottleneck_s(device_of) for device_of in product(numbers, repeat=self.graph.num_ops))
-
-
-def _cycle(nodes: list[int], edges: set[tuple[int, int]]) -> bool:
-    left = list(nodes)
-    while left:
-        free = [node for node in left if not any(target == node and source in left for source, target in edges)]
-        if not free:
-            return True
-        left = [node for node in left if node not in free]
-    return False

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import networkx as nx
 import numpy as np
 
 from gpp import Plan, Strategy
@@ -57,17 +58,18 @@ def optimum(problem: Problem, strategy: Strategy, most_stages: int) -> Optimum |
         if least_s >= best_s or least_s == float("inf"):
             break
         devices = [groups[g] for g in deal]
-        for order in _topological(problem, masks):
-            parts = [(masks[p], len(devices[p])) for p in order]
-            plan = make_plan(problem, "oracle", parts, b, ordered=True, placement=[devices[p] for p in order])
-            try:
-                plan.validate(problem)
-            except Infeasible:
-                continue
-            predicted += 1
-            took = strategy.predict(plan, problem).metrics.iteration_s
-            if took < best_s:
-                best, best_s = plan, took
+        if (order := _topological(problem, masks)) is None:
+            continue
+        parts = [(masks[p], len(devices[p])) for p in order]
+        plan = make_plan(problem, "oracle", parts, b, ordered=True, placement=[devices[p] for p in order])
+        try:
+            plan.validate(problem)
+        except Infeasible:
+            continue
+        predicted += 1
+        took = strategy.predict(plan, problem).metrics.iteration_s
+        if took < best_s:
+            best, best_s = plan, took
     return best and Optimum(best, best_s, len(found), predicted)
 
 
@@ -88,19 +90,10 @@ def _busy_s(problem: Problem, mask: int, b: int, group: tuple[int, ...]) -> floa
     return problem.minibatch_size // b * sum(problem.stage_times(tuple(bits(mask)), b, group))
 
 
-def _topological(problem: Problem, masks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The stages in an order in which data goes forward, the smallest first operator first; nothing if they form a cycle."""
-    graph, left, out, done = problem.graph, list(range(len(masks))), [], 0
-    while left:
-        for p in left:
-            before = 0
-            for op in bits(masks[p]):
-                before |= graph.predecessors[op]
-            if not before & ~masks[p] & ~done:
-                out.append(p)
-                left.remove(p)
-                done |= masks[p]
-                break
-        else:
-            return
-    yield tuple(out)
+def _topological(problem: Problem, masks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The stages in an order in which data goes forward, the smallest first operator first; None if they form a cycle."""
+    owner = {op: p for p, mask in enumerate(masks) for op in bits(mask)}
+    stages = nx.DiGraph((owner[t.producer], owner[c]) for t in problem.graph.tensors for c in t.consumers)
+    stages.add_nodes_from(range(len(masks)))
+    stages.remove_edges_from(list(nx.selfloop_edges(stages)))
+    return tuple(nx.lexicographical_topological_sort(stages)) if nx.is_directed_acyclic_graph(stages) else None

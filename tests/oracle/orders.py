@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.oracle.passes import ends_of
+
 REPEATS = 24
 """Steps after which the growth of the end is taken."""
 
@@ -55,32 +57,25 @@ def _own(of: Pipeline, stage: int) -> Iterator[tuple[int, ...]]:
 
 def _times(of: Pipeline, orders: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Growth of the end from step to step, and the end of the first one; infinite where stages wait for each other."""
-    free, ends = [0.0] * len(orders), []
-    for _ in range(REPEATS):
-        done: dict[tuple[int, int, int], float] = {}
-        place = [0] * len(orders)
-        moved = True
-        while moved:
-            moved = False
-            for stage, word in enumerate(orders):
-                while place[stage] < len(word):
-                    letter = word[place[stage]]
-                    m = list(word[: place[stage]]).count(letter)
-                    if letter == 0:
-                        needs = [((a, 0, m), of.message_s) for a, b in of.edges if b == stage]
-                    elif letter == 1:
-                        needs = [((b, 1, m), of.message_s) for a, b in of.edges if a == stage] + [((stage, 0, m), 0.0)]
-                    else:
-                        needs = [((stage, 1, m), 0.0)]
-                    if any(need not in done for need, _ in needs):
-                        break
-                    start = max([free[stage], *(done[need] + wait for need, wait in needs)])
-                    free[stage] = done[stage, letter, m] = start + of.seconds[stage][letter]
-                    place[stage] += 1
-                    moved = True
-        if any(place[stage] < len(word) for stage, word in enumerate(orders)):
-            return float("inf"), float("inf")
-        ends.append(max(free))
+    lists = [
+        [(step, stage, letter, list(word[:at]).count(letter)) for step in range(REPEATS) for at, letter in enumerate(word)]
+        for stage, word in enumerate(orders)
+    ]
+
+    def needs(task: tuple[int, int, int, int]) -> list[tuple[tuple[int, int, int, int], float]]:
+        step, stage, letter, m = task
+        if letter == 2:
+            return [((step, stage, 1, m), 0.0)]
+        if letter == 0:
+            return [((step, a, 0, m), of.message_s) for a, b in of.edges if b == stage]
+        return [((step, stage, 0, m), 0.0), *(((step, b, 1, m), of.message_s) for a, b in of.edges if a == stage)]
+
+    found = ends_of(lists, needs, lambda task: of.seconds[task[1]][task[2]])
+    if found is None:
+        return float("inf"), float("inf")
+    ends = [0.0] * REPEATS
+    for (step, *_), end in found.items():
+        ends[step] = max(ends[step], end)
     half = REPEATS // 2
     return (ends[-1] - ends[half - 1]) / (REPEATS - half), ends[0]
 
@@ -93,24 +88,13 @@ def earliest(edges: Sequence[tuple[int, int]], seconds: Sequence[tuple[float, fl
         )
         for device in sorted({*device_of})
     ]
-    best = float("inf")
-    for orders in itertools.product(*words):
-        done: dict[tuple[int, int], float] = {}
-        place, free, moved = [0] * len(orders), [0.0] * len(orders), True
-        while moved:
-            moved = False
-            for device, word in enumerate(orders):
-                while place[device] < len(word):
-                    stage, letter = word[place[device]]
-                    needs = [(stage, letter - 1)] if letter else []
-                    needs += [(a, 0) for a, b in edges if b == stage and letter == 0]
-                    needs += [(b, 1) for a, b in edges if a == stage and letter == 1]
-                    if any(need not in done for need in needs):
-                        break
-                    start = max([free[device], *(done[need] for need in needs)])
-                    free[device] = done[stage, letter] = start + seconds[stage][letter]
-                    place[device] += 1
-                    moved = True
-        if all(at == len(word) for at, word in zip(place, orders, strict=True)):
-            best = min(best, max(free))
-    return best
+
+    def needs(task: tuple[int, int]) -> list[tuple[tuple[int, int], float]]:
+        stage, letter = task
+        before = [(stage, letter - 1)] if letter else []
+        before += [(a, 0) for a, b in edges if b == stage and letter == 0]
+        before += [(b, 1) for a, b in edges if a == stage and letter == 1]
+        return [(each, 0.0) for each in before]
+
+    every = (ends_of(orders, needs, lambda task: seconds[task[0]][task[1]]) for orders in itertools.product(*words))
+    return min(max(ends.values()) for ends in every if ends is not None)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from tests.oracle.passes import ends_of
+
 Pass = tuple[str, int]
 """`F`, `I` or `W`, and a micro-batch."""
 
@@ -16,32 +18,20 @@ def step_ends(
     orders: Mapping[int, Sequence[Pass]], edges: Sequence[tuple[int, int]], seconds: Mapping[str, int | Fraction], steps: int
 ) -> list[Fraction]:
     """When the last stage to do so has ended each step, if every stage begins its next one as soon as its own last is over."""
-    before = {s: [a for a, b in edges if b == s] for s in orders}
-    behind = {s: [b for a, b in edges if a == s] for s in orders}
-    todo = {s: [(step, kind, m) for step in range(steps) for kind, m in order] for s, order in orders.items()}
-    done: dict[tuple[int, int, str, int], Fraction] = {}
-    free = dict.fromkeys(orders, Fraction(0))
-    place = dict.fromkeys(orders, 0)
-    while any(place[s] < len(todo[s]) for s in orders):
-        moved = False
-        for s, own in todo.items():
-            while place[s] < len(own):
-                step, kind, m = own[place[s]]
-                needs = {
-                    "F": [(a, "F") for a in before[s]],
-                    "I": [(s, "F"), *((b, "I") for b in behind[s])],
-                    "W": [(s, "I")],
-                }[kind]
-                found = [done.get((step, other, what, m)) for other, what in needs]
-                if any(end is None for end in found):
-                    break
-                start = max([free[s], *(end for end in found if end is not None)])
-                free[s] = done[step, s, kind, m] = start + Fraction(seconds[kind])
-                place[s], moved = place[s] + 1, True
-        if not moved:
-            raise AssertionError(f"blocked at {place}")
-    last = [order[-1] for order in orders.values()]
-    return [max(done[step, s, *what] for s, what in zip(orders, last, strict=True)) for step in range(steps)]
+    lists = [[(step, s, kind, m) for step in range(steps) for kind, m in order] for s, order in orders.items()]
+
+    def needs(task: tuple[int, int, str, int]) -> list[tuple[tuple[int, int, str, int], int]]:
+        step, s, kind, m = task
+        before = {
+            "F": [(a, "F") for a, b in edges if b == s],
+            "I": [(s, "F"), *((b, "I") for a, b in edges if a == s)],
+            "W": [(s, "I")],
+        }[kind]
+        return [((step, other, what, m), 0) for other, what in before]
+
+    ends = ends_of(lists, needs, lambda task: Fraction(seconds[task[2]]))
+    assert ends is not None, "stages wait for each other"
+    return [max(end for (at, *_), end in ends.items() if at == step) for step in range(steps)]
 
 
 def most_held(order: Sequence[Pass], full: Fraction, late: Fraction) -> Fraction:

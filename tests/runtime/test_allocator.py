@@ -89,12 +89,10 @@ def test_a_worker_holds_what_its_bill_says(tmp_path: Path) -> None:
     """All micro-batches in flight: a loss holds a number, though PyTorch makes it in the memory of all squared errors, and the sums
     of gradients are not there yet."""
     model, captured, weights = inprocess.captured_named("mlp")
-    schedule, data = GPipe(), inprocess.data_of(model)
+    schedule = GPipe()
     problem = inprocess.problem_of(captured, 1, 64, regime=Regime(holds=schedule.holds), optimizer_state_factor=2.0)
     plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 8)
-    job = inprocess.make_job(
-        *(captured, problem, plan, schedule), model=model, data=data, optimizer=Adam(lr=1e-3), steps=2, dtype="float64"
-    )
+    job = inprocess.make_job(captured, problem, plan, schedule, model=model, optimizer=Adam(lr=1e-3))
     job.save(tmp_path, weights)
     (worker,) = inprocess.workers_of(job, tmp_path)
     worker._listens = True

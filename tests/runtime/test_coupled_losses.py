@@ -12,7 +12,6 @@ from gpp.capture.build import capture
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.models.losses import loss
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
 from gpp.runtime.cut_batches import IN_STEPS, OF_A_LOOP, cut_warnings
@@ -21,6 +20,7 @@ from tests.support import inprocess
 from tests.support.long import thinned
 from tests.support.one_device import equals_one_device
 from tests.support.problems import random_partition
+from tests.support.training import held_out_loss
 
 CLIP = ("clip_small", "model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1")
 DATA, OPTIMIZER, STEPS = Synthetic(num_samples=48, num_test_samples=36), SGD(lr=0.05, momentum=0.9), 2
@@ -52,16 +52,8 @@ def test_losses_and_gradients_of_clip_equal_one_device(
 def check_evaluation(model, state, workers) -> None:
     """Held-out samples count by mini-batches: 16, 16 and the last 4."""
     shares = inprocess.in_threads([worker.evaluate for worker in workers])
-    network, measure = model.build().double().eval(), loss(model.loss)
-    network.load_state_dict(state)
-    samples = DATA.load("test", model, seed=0, dtype="float64")
-    expected = 0.0
-    with torch.no_grad():
-        for lo in range(0, 36, 16):
-            part = samples.fetch(list(range(lo, min(lo + 16, 36))))
-            outputs = network(**{k: v for k, v in part.items() if not k.startswith("target:")})
-            value = measure(outputs, next(v for k, v in part.items() if k.startswith("target:")))
-            expected += float(value) * min(16, 36 - lo) / 36
+    batches = [range(lo, min(lo + 16, 36)) for lo in range(0, 36, 16)]
+    expected = sum(held_out_loss(model, DATA, state, rows) * len(rows) / 36 for rows in batches)
     assert sum(share.get("loss", 0.0) for share in shares) == pytest.approx(expected, abs=1e-9)
 
 
@@ -71,9 +63,9 @@ def test_cut_micro_batches_make_it_another_loss(tmp_path: Path) -> None:
     problem, whole = planned(found, 4, seed=3)
     plan: Plan = make_plan(problem, "test", [(sum(1 << op for op in s.ops), 1) for s in whole.stages], 4)
     cut = replace(problem, minibatch_ops=0)
-    job = inprocess.make_job(found, cut, plan, OneFOneB(), model=model, data=DATA, optimizer=OPTIMIZER, steps=1, dtype="float64")
+    job = inprocess.make_job(found, cut, plan, OneFOneB(), model=model, data=DATA, optimizer=OPTIMIZER, steps=1)
     losses, _, _ = inprocess.run(job, tmp_path, weights)
-    expected, _ = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=1, minibatch_size=16, dtype="float64")
+    expected, _ = inprocess.reference_of(job, weights)
     assert abs(losses[0] - expected[0]) > 0.1
 
 

@@ -31,7 +31,7 @@ from gpp.runtime.job import Job, assemble
 from gpp.schedules.base import AbstractSchedule
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
-from tests.support import inprocess
+from tests.support import cli, inprocess
 from tests.support.cli import run, start
 from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import in_halves
@@ -232,6 +232,7 @@ def test_settings_that_cannot_be_are_refused(setting: str, value: Any) -> None:
 
 
 SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2"]
+WORKER = "gpp.runtime.emulator.worker"
 COMMON = [*SMALL, "cluster=mixed_2x4", "cost=analytical", "engine=emulate", "logger=none", "minibatch_size=32"]
 
 
@@ -266,31 +267,15 @@ def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 1, out
     assert "killed by SIGKILL" in out
-    assert not _workers(tmp_path), "orphans"
-
-
-def _workers(run_dir: Path) -> list[tuple[int, int]]:
-    """(process, parent) of every process of a run's workers."""
-    out = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if b"gpp.runtime.emulator.worker" in words and os.fsencode(run_dir) in words:
-                out.append((int(entry.name), parent))
-    return out
+    assert not cli.workers_of(tmp_path, WORKER), "orphans"
 
 
 def _a_child_of_a_worker(run_dir: Path) -> int:
     """A forked worker that has begun its steps."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
-        found = _workers(run_dir)
-        pids = {pid for pid, _ in found}
-        forked = [pid for pid, parent in found if parent in pids]
+        found = cli.workers_of(run_dir, WORKER)
+        forked = [pid for pid, parent in found.items() if parent in found]
         if forked and (run_dir / "ranks" / "rank_0.jsonl").exists():
             return forked[-1]
         time.sleep(0.1)

@@ -68,7 +68,7 @@ def test_frozen_towers_of_llava_send_nothing_back_and_keep_nothing(
             assert not held.train and not held._passes, "nothing is kept for a backward"
     assert sent == predicted.metrics.communication_bytes > 0
     losses = [sum(r.get("loss", 0.0) for r in records if r["step"] == step) for step in range(2)]
-    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=2, minibatch_size=8)
+    expected, params = inprocess.reference_of(job, weights)
     assert losses == pytest.approx(expected, abs=1e-9)
     for worker in workers:
         for name, param in worker.params.items():
@@ -148,7 +148,7 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
     of = replace(problem_of(found, schedule, len(masks)), minibatch_size=24)
     plan = make_plan(of, "test", [(mask, 1) for mask in masks], 1, k=k, ordered=True)
     data = Synthetic(num_samples=24, num_test_samples=8)
-    job = inprocess.make_job(found, of, plan, schedule, model=model, data=data, optimizer=OPTIMIZER, steps=2, dtype="float64")
+    job = inprocess.make_job(found, of, plan, schedule, model=model, data=data, optimizer=OPTIMIZER)
     limits = [most_sends(job.program.actions[s], plan) for s in range(len(masks))]
     assert limits[0] is not None and limits[-1] is None
     job.save(tmp_path, weights)
@@ -160,7 +160,7 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
         for part in (worker, worker.training, *worker.training.mailboxes.values()):
             part.transport = narrow[-1]  # pyright: ignore[reportAttributeAccessIssue]
     inprocess.in_threads([lambda w=w: [w.train(step, 1, lambda record: None) for step in range(2)] for w in workers])
-    _, params = inprocess.reference(model, data, OPTIMIZER, weights, steps=2, minibatch_size=24)
+    _, params = inprocess.reference_of(job, weights)
     for worker in workers:
         for name, param in worker.params.items():
             torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-8)

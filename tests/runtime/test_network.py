@@ -15,6 +15,7 @@ from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.devices import address_of, check_interface
 from gpp.runtime.transport.network import clock_offset_s, interface_of, meet, open_store
 from tests.support.inprocess import in_threads
+from tests.support.machines import listening
 
 
 def job(launch: str = "external", interface: str = "lo", startup_timeout_s: float = 5.0) -> Any:
@@ -50,23 +51,11 @@ def test_an_interface_without_an_address_is_refused() -> None:
         address_of("nothere0")
 
 
-def listening(port: int) -> set[str]:
-    """Addresses at which this machine listens on a port, as the kernel writes them."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            address, _, number = local.partition(":")
-            if state == "0A" and int(number, 16) == port:
-                found.add(address)
-    return found
-
-
 def test_workers_meet_through_the_run_directory_on_the_named_interface_only(tmp_path: Path) -> None:
     folder = run_dir(tmp_path / "a")
     stores = in_threads([lambda rank=rank: open_store(job(), folder, rank, 2) for rank in (0, 1)])
     found = json.loads((folder / "ranks" / "store.json").read_text())
-    assert listening(found["port"]) == {"0100007F"}  # 127.0.0.1, lowest byte first
+    assert {address for address, port in listening() if port == found["port"]} == {"127.0.0.1"}
     stores[1].set("x", "y")
     assert stores[0].get("x") == b"y"
 

@@ -17,13 +17,13 @@ from gpp.capture.examples import default_dtype
 from gpp.capture.stage import initial_state
 from gpp.data.sampler import minibatch
 from gpp.data.synthetic import Synthetic
-from gpp.models.losses import loss, loss_terms
 from gpp.runtime.job import restore
 from gpp.schedules.base import AbstractSchedule
 from tests.support import inprocess, staged
 from tests.support.conf import option
 from tests.support.long import thinned
 from tests.support.one_device import equals_one_device
+from tests.support.training import held_out_loss
 
 DATA = Synthetic(num_samples=48, num_test_samples=21)
 SGD_ = SGD(lr=0.2, momentum=0.9)
@@ -32,13 +32,7 @@ job_of = partial(staged.job_of, data=DATA, optimizer=SGD_)
 
 def evaluated(job: Any, state: dict[str, Tensor]) -> float:
     """The loss, its terms summed, of the network in evaluation mode on all held-out samples."""
-    model = restore(job.settings.model)
-    network = model.build().double().eval()
-    network.load_state_dict(state)
-    samples = DATA.load("test", model, seed=0, dtype="float64").fetch(list(range(DATA.num_test_samples)))
-    with torch.no_grad():
-        terms = loss_terms(loss(model.loss)(network(x=samples["x"]), samples["target:y"]))
-    return float(sum(terms.values()))
+    return held_out_loss(restore(job.settings.model), DATA, state, range(DATA.num_test_samples))
 
 
 def test_a_second_input_at_a_later_stage_is_read_there(tmp_path: Path) -> None:

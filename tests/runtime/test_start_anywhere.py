@@ -35,7 +35,7 @@ from tests.app.test_pipeline import started as pipeline_of
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
 from tests.support.long import thinned
-from tests.support.machines import Machine, two_machines, why_not
+from tests.support.machines import Machine, listening, two_machines, why_not
 from tests.support.one_process import answered, check_only
 
 TORCHRUN = {
@@ -463,13 +463,6 @@ def ended(processes: list[subprocess.Popen[str]], limit_s: float) -> list[str]:
                 process.communicate()
 
 
-def listening(pid: int) -> set[str]:
-    """Addresses at which something listens on the machine of a process."""
-    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    found = [bytes.fromhex(row[1].partition(":")[0])[::-1] for row in rows if row[3] == "0A"]
-    return {".".join(map(str, address)) for address in found}
-
-
 HERE = ["engine.launch=env", "engine.interface=gpp0", "strategy.planner.replication=false"]
 
 
@@ -496,7 +489,7 @@ def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one
     heard = set[str]()
     while all(process.poll() is None for process in processes) and not (run_dir / "ranks" / "device_0.json").exists():
         # Before its first file it may still be on its way into the namespace.
-        heard |= listening(processes[0].pid) if run_dir.exists() else set()
+        heard |= {address for address, _ in listening(processes[0].pid)} if run_dir.exists() else set()
         time.sleep(0.2)
     said = ended(processes, 300.0)
     assert [process.returncode for process in processes] == [0, 0], said

@@ -81,9 +81,7 @@ def test_two_workers_read_their_own_tensors_of_a_folder_with_an_index(
     count = len(problem.graph.ops)
     plan = make_plan(problem, "test", [((1 << count // 2) - 1, 1), ((1 << count) - (1 << count // 2), 1)], 4)
     optimizer = Adam(lr=0.01)
-    job = inprocess.make_job(
-        captured, problem, plan, OneFOneB(), model=model, data=DATA, optimizer=optimizer, steps=STEPS, dtype="float64"
-    )
+    job = inprocess.make_job(captured, problem, plan, OneFOneB(), model=model, data=DATA, optimizer=optimizer, steps=STEPS)
     opened: list[tuple[Path, list[str]]] = []
     original = origin.safe_open
 

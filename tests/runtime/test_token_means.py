@@ -131,18 +131,9 @@ def job_of(
     parts = [(mask, 1 + (i == 2)) for i, mask in enumerate(filter(None, parts_of(graph)))]
     plan = make_plan(problem, "test", parts, [2, 2, 4] if schedule == OneFOneB() else 4)
     plan = with_loss_apart(plan, problem) if scope == "minibatch" else plan
-    job = inprocess.make_job(
-        found,
-        problem,
-        plan,
-        schedule,
-        model=None,  # type: ignore[arg-type]  # tensors need none
-        data=Tensors(folder=str(folder / "data")),
-        optimizer=SGD(lr=0.2, momentum=0.0),
-        steps=UPDATES,
-        dtype="float64",
-        held_out=HELD_OUT,
-    )
+    data, optimizer = Tensors(folder=str(folder / "data")), SGD(lr=0.2, momentum=0.0)
+    own = {"model": None, "data": data, "optimizer": optimizer, "steps": UPDATES, "held_out": HELD_OUT}  # tensors need no model
+    job = inprocess.make_job(found, problem, plan, schedule, **own)
     return job, {name: tensor.clone() for name, tensor in initial_state(network, found, module_of(loss)).items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -12,15 +11,13 @@ from torch import Tensor
 from gpp import DoubleBuffer, Even, Naive, NoFlush, OneFOneB, PipeMare, PipeOptim, SpecTrain, Stash, Strategy, VerticalSync
 from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
-from gpp.graph.captured import Captured
 from gpp.mechanisms.helpers.stage import Helpers, delays
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
-from tests.support.small import Small
-from tests.support.staged import parts_of
+from tests.support.staged import captured, parts_of
 
 MINIBATCH, HELD_OUT, STEPS = 8, 12, 24
 DATA = Synthetic(num_samples=48, num_test_samples=HELD_OUT)
@@ -41,12 +38,6 @@ POLICIES: dict[str, AbstractWeights] = {
 }
 
 
-@cache
-def captured(network: str) -> tuple[Small, Captured, dict[str, Tensor]]:
-    model = Small(kind=network, **({"loss": "tests.support.small.half_squares"} if network == "Springs" else {}))
-    return model, *inprocess.capture(model)
-
-
 def make_job(
     network: str,
     policy: AbstractWeights,
@@ -57,7 +48,6 @@ def make_job(
     steps: int = STEPS,
     minibatch_size: int = MINIBATCH,
     data: AbstractData = DATA,
-    held_out: int = 0,
     whole: bool = False,
     ahead: tuple[int, ...] = (),
     devices: tuple[int, ...] = (),
@@ -97,19 +87,5 @@ def make_job(
         stages = tuple(replace(s, in_flight=(d + 1) * s.microbatch_size) for s, d in zip(stages, late, strict=True))
     plan = replace(plan, minibatch_size=minibatch_size, stages=stages)
     strategy.check(plan, strategy.posed(problem))
-    job = assemble(
-        found,
-        problem,
-        plan,
-        strategy,
-        optimizer=optimizer,
-        data=data,
-        model=model,
-        steps=steps,
-        dtype="float64",
-        seed=0,
-        train_samples=len(data.load("train", model, seed=0, dtype="float64")),
-        evaluation_samples=held_out,
-        **settings,
-    )
-    return job, weights
+    own = {"model": model, "data": data, "optimizer": optimizer, "steps": steps}
+    return inprocess.job_under(strategy, found, problem, plan, **own, **settings), weights

@@ -60,18 +60,8 @@ def make(case: Case, run_dir: Path, *, single: bool = False) -> Job:
     data = Synthetic(num_samples=36, num_test_samples=HELD_OUT)
     problem = inprocess.problem_of(captured, 1 if single else WORLD, MINIBATCH, max_ops=24)
     plan = _plan(case, problem, single)
-    job = inprocess.make_job(
-        captured,
-        problem,
-        plan,
-        OneFOneB(),
-        model=model,
-        data=data,
-        optimizer=optimizer_of(case),
-        steps=STEPS,
-        dtype="float64",
-        held_out=HELD_OUT,
-    )
+    own = {"model": model, "data": data, "optimizer": optimizer_of(case), "steps": STEPS, "held_out": HELD_OUT}
+    job = inprocess.make_job(captured, problem, plan, OneFOneB(), **own)
     job = replace(job, settings=replace(job.settings, engine={"schedule": case.schedule}, timeout_s=60.0))
     run_dir.mkdir(parents=True, exist_ok=True)
     job.save(run_dir, weights)

@@ -15,7 +15,6 @@ from gpp.plan.build import make_plan
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
 from gpp.runtime.job import Job
 from tests.support import inprocess
-from tests.support.inprocess import data_of
 from tests.support.problems import random_partition
 
 STEPS, MINIBATCH = 6, 16
@@ -31,10 +30,7 @@ def random_job(
     parts = random_partition(problem.graph, 1 if one else rng.randint(2, 4), rng)
     replicas = [1 if one else rng.choice([1, 1, 2]) for _ in parts]
     plan = make_plan(problem, "test", list(zip(parts, replicas, strict=True)), [rng.choice([4, 8]) for _ in parts])
-    job = inprocess.make_job(
-        cap, problem, plan, schedule, model=model, data=data_of(model), optimizer=optimizer, steps=STEPS, dtype="float64"
-    )
-    return job, weights
+    return inprocess.make_job(cap, problem, plan, schedule, model=model, optimizer=optimizer, steps=STEPS), weights
 
 
 class Rank(Checkpointer):

@@ -71,15 +71,16 @@ def environment(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **env}
 
 
-def workers_of(run_dir: Path) -> list[int]:
-    """Processes that belong to a run."""
-    found = []
+def workers_of(run_dir: Path, module: str = "gpp.runtime.worker") -> dict[int, int]:
+    """Processes that belong to a run, and their parents."""
+    found = {}
     for proc in Path("/proc").iterdir():
         if proc.name.isdigit():
             try:
                 words = (proc / "cmdline").read_bytes().split(b"\0")
+                parent = int((proc / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
-                found.append(int(proc.name))
+            if module.encode() in words and os.fsencode(run_dir) in words:
+                found[int(proc.name)] = parent
     return found

@@ -6,18 +6,14 @@ import torch
 
 from gpp.capture.stage import build_stage, initial_state
 from gpp.graph.captured import Captured
-from gpp.graph.op_graph import OpGraph
-from gpp.graph.order import kahn
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.serialization import from_json, to_json
+from tests.support.problems import random_partition
 
 
 def random_parts(graph: OpGraph, num_parts: int, seed: int) -> list[list[int]]:
-    """Convex parts in a topological order: a random topological order of the operators, cut at random places."""
-    rng = random.Random(seed)
-    successors = [{j for j in range(graph.num_ops) if graph.successors[i] >> j & 1} for i in range(graph.num_ops)]
-    order = kahn(successors, key=[rng.randrange(1 << 20) for _ in range(graph.num_ops)])
-    cuts = sorted(rng.sample(range(1, graph.num_ops), min(num_parts, graph.num_ops) - 1))
-    return [order[a:b] for a, b in zip([0, *cuts], [*cuts, graph.num_ops], strict=True)]
+    """Convex parts in a topological order, at random."""
+    return [list(bits(mask)) for mask in random_partition(graph, min(num_parts, graph.num_ops), random.Random(seed))]
 
 
 def build_stages(captured: Captured, model, parts, **options):

@@ -1,11 +1,11 @@
-"""Synthetic runs: a model of N branches, a plan, and timelines from a small list scheduler."""
+"""Synthetic runs: a model of N branches, a plan, its predicted timeline, and the same from a slower machine."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from gpp import Cluster, Device, Link, Plan, uniform
+from gpp import Cluster, Device, Even, Link, OneFOneB, Plan, Strategy, uniform
 from gpp.analysis.comparison import Status
 from gpp.cost.holding import DEPTH, Holding
 from gpp.cost.models.constant import Constant
@@ -14,8 +14,9 @@ from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord
-from gpp.timeline import Event, Metrics, Outcome, Timeline, bubble_fraction
-from tests.support.bills import peak_bytes
+from gpp.timeline import Outcome, Timeline
+
+STRATEGY = Strategy(name="graphpipe", planner=Even(), schedule=OneFOneB())
 
 
 def branchy_graph(num_branches: int, depth: int = 4, trunk: int = 3) -> OpGraph:
@@ -89,66 +90,17 @@ def plan_of(
     return replace(plan, search_s=0.213), problem
 
 
-def fake_timeline(plan: Plan, problem: Problem, source: str = "simulate", noise: float = 0.0, seed: int = 0) -> Timeline:
-    """Greedy 1F1B: a stage prefers backward, and starts a forward while it may hold the samples."""
-    rng = random.Random(seed)
-    count = [plan.minibatch_size // stage.microbatch_size for stage in plan.stages]
-    times = [problem.stage_times(s.ops, s.microbatch_size, s.devices) for s in plan.stages]
-    done: dict[tuple[int, str, int], float] = {}
-    at, nxt = [0.0] * len(plan.stages), [[0, 0] for _ in plan.stages]
-    events: list[Event] = []
-
-    def ready(s: int, kind: str, m: int) -> float | None:
-        neighbours = plan.predecessors[s] if kind == "F" else plan.successors[s]
-        need, b = [done.get((s, "F", m))] if kind == "B" else [0.0], plan.stages[s].microbatch_size
-        for t in neighbours:
-            c = plan.stages[t].microbatch_size
-            need += [done.get((t, kind, j)) for j in range(m * b // c, -(-(m + 1) * b // c))]
-        return None if any(v is None for v in need) else max(v for v in need if v is not None)
-
-    while any(n != [c, c] for n, c in zip(nxt, count, strict=True)):
-        best = None
-        for s, (f, b) in enumerate(nxt):
-            for kind, m in (("B", b), ("F", f)):
-                full = kind == "F" and (f - b + 1) * plan.stages[s].microbatch_size > plan.stages[s].in_flight
-                when = None if m >= count[s] or full else ready(s, kind, m)
-                if when is not None and (best is None or (max(when, at[s]), kind, s) < best[:3]):
-                    best = (max(when, at[s]), kind, s, m)
-        assert best is not None, "the fake scheduler is stuck"
-        start, kind, s, m = best
-        start += 1e-4 * (noise > 0)
-        end = start + times[s][kind == "B"] * (1 + noise * rng.random())
-        for device in plan.stages[s].devices:
-            events.append(Event(device, kind, s, m, start, end))
-            if plan.successors[s] and kind == "F":
-                events.append(Event(device, "SF", s, m, end, end + 2e-4, 100_000))
-        done[s, kind, m], at[s] = end + 2e-4, end
-        nxt[s][kind == "B"] += 1
-    for s, stage in enumerate(plan.stages):
-        end = at[s]
-        if len(stage.devices) > 1:
-            events += [Event(d, "R", s, 0, end, end + 3e-3, 4_000_000) for d in stage.devices]
-            end += 3e-3
-        events += [Event(d, "U", s, 0, end, end + 1e-3) for d in stage.devices]
-    return Timeline(source=source, events=tuple(events), metrics=metrics_of(plan, problem, tuple(events), noise))
-
-
-def metrics_of(plan: Plan, problem: Problem, events: tuple[Event, ...], noise: float = 0.0) -> Metrics:
-    step = max(e.end_s for e in events)
-    memory = {
-        d: int((1 + noise) * peak_bytes(problem, s.ops, s.microbatch_size, len(s.devices), s.in_flight))
-        for s in plan.stages
-        for d in s.devices
-    }
-    return Metrics(
-        iteration_s=step,
-        throughput_samples_per_s=plan.minibatch_size / step,
-        bubble_fraction=bubble_fraction(events, sorted(plan.stage_of_device), step),
-        peak_memory_bytes=memory,
-        communication_bytes=sum(e.num_bytes for e in events),
-        max_in_flight_samples={s: stage.in_flight for s, stage in enumerate(plan.stages)},
-        weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
+def timeline_of(plan: Plan, problem: Problem, source: str = "simulate", slower: float = 0.0) -> Timeline:
+    """The prediction of a 1F1B step; of a slower machine, everything takes so much longer, and more memory."""
+    predicted, by = STRATEGY.predict(plan, problem), 1 + slower
+    metrics = replace(
+        predicted.metrics,
+        iteration_s=predicted.metrics.iteration_s * by,
+        throughput_samples_per_s=predicted.metrics.throughput_samples_per_s / by,
+        peak_memory_bytes={device: int(by * size) for device, size in predicted.metrics.peak_memory_bytes.items()},
     )
+    events = tuple(event._replace(start_s=event.start_s * by, end_s=event.end_s * by) for event in predicted.events)
+    return Timeline(source=source, events=events, metrics=metrics)
 
 
 def unplanned_run(status: Status, reason: str) -> RunRecord:
@@ -160,8 +112,8 @@ def make_run(num_branches: int, *, measured: bool = True, **settings: object) ->
     """A whole run of the towers model."""
     graph = branchy_graph(num_branches)
     plan, problem = plan_of(graph, **settings)  # type: ignore[arg-type]
-    predicted = fake_timeline(plan, problem)
-    real = fake_timeline(plan, problem, "distributed", noise=0.25, seed=1) if measured else None
+    predicted = timeline_of(plan, problem)
+    real = timeline_of(plan, problem, "distributed", slower=0.25) if measured else None
     chain, other = plan_of(graph, **{**settings, "chain": True})  # type: ignore[arg-type]
     rng = random.Random(3)
     losses = [2.3 * 0.985**i + 0.05 * rng.random() for i in range(200)]
@@ -177,6 +129,6 @@ def make_run(num_branches: int, *, measured: bool = True, **settings: object) ->
         ),
         planned=Planned(plan=plan, graph=graph, cluster=problem.cluster, predicted=predicted),
         outcome=Outcome(measured=real, losses=tuple(losses), evaluations=(*evaluations, last)),
-        judged=PlanWorth(baseline={"sequential": fake_timeline(chain, other).metrics}),
+        judged=PlanWorth(baseline={"sequential": timeline_of(chain, other).metrics}),
         warnings=("measured on shared cores: times vary by some per cent",),
     )

@@ -8,10 +8,11 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,17 +28,18 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
-from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, WritesItself, assemble, restore
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat, pass_seed
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from tests.support.conf import model_named
 from tests.support.fake_transport import FakeNetwork, FakeTransport
+from tests.support.training import fit
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
@@ -57,37 +59,36 @@ def problem_of(captured: Captured, num_devices: int, minibatch_size: int, *, max
     )
 
 
-def make_job(
+def make_job(captured: Captured, problem: Problem, plan: Plan, schedule: AbstractSchedule, **settings: Any) -> Job:
+    """The job of a valid plan under a schedule; `settings` as of `job_under`."""
+    plan.validate(problem)
+    return job_under(Strategy(name="test", planner=Even(), schedule=schedule), captured, problem, plan, **settings)
+
+
+def job_under(
+    strategy: Strategy,
     captured: Captured,
     problem: Problem,
     plan: Plan,
-    schedule: AbstractSchedule,
     *,
     model: AbstractModel,
-    data: AbstractData,
+    data: AbstractData | None = None,
     optimizer: AbstractOptimizer,
-    steps: int,
+    steps: int = 2,
     dtype: str = "float64",
-    seed: int = 0,
     held_out: int = 0,
     **settings: Any,
 ) -> Job:
-    plan.validate(problem)
-    return assemble(
-        captured,
-        problem,
-        plan,
-        Strategy(name="test", planner=Even(), schedule=schedule),
-        optimizer=optimizer,
-        data=data,
-        model=model,
-        steps=steps,
-        dtype=dtype,
-        seed=seed,
-        train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
-        evaluation_samples=held_out,
-        **settings,
-    )
+    """The job of a plan under a strategy.
+
+    Args:
+        data: `data_of` the model by default.
+        settings: further ones of the job.
+    """
+    data = data or data_of(model)
+    samples = {"train_samples": len(data.load("train", model, seed=0, dtype=dtype)), "evaluation_samples": held_out}
+    own = {"optimizer": optimizer, "data": data, "model": model, "steps": steps, "dtype": dtype, "seed": 0}
+    return assemble(captured, problem, plan, strategy, **own, **samples, **settings)
 
 
 def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
@@ -112,7 +113,6 @@ def run(
     # Summed in the order of the devices, not in that of their arrival.
     parts: dict[int, dict[int, float]] = defaultdict(dict)
     lock = threading.Lock()
-    draw_alone(workers)
 
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:
@@ -127,7 +127,8 @@ def run(
             if job.streams and worker.checkpoints.due(step):
                 worker.checkpoints.save(step)
 
-    in_threads([lambda w=w: train(w) for w in workers])
+    with drawing_in_turn():
+        in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}
     for worker in workers:
         for module in worker.modules.values():
@@ -143,26 +144,25 @@ def courses(workers: Sequence[Worker]) -> list[dict[str, Any]]:
     return [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
 
 
-def draw_alone(workers: Sequence[Worker]) -> None:
-    """Let passes that draw random numbers run one after the other.
+@contextmanager
+def drawing_in_turn() -> Iterator[None]:
+    """While the context lasts passes that draw random numbers run one after the other.
 
     All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws again what its
     forward has drawn, where that was discarded.
     """
     lock = threading.Lock()
-    for worker in workers:
-        for runner in worker.training.runners.values():
-            if runner.module.has_random:
-                for call in ("forward", "backward"):
-                    setattr(runner, call, _alone(getattr(runner, call), lock))
+    calls = {name: getattr(StageRunner, name) for name in ("forward", "backward")}
 
+    def alone(name: str) -> Any:
+        def call(runner: StageRunner, *given: Any) -> Any:
+            with lock if runner.module.has_random else nullcontext():
+                return calls[name](runner, *given)
 
-def _alone(call: Callable[..., Any], lock: threading.Lock) -> Callable[..., Any]:
-    def locked(*given: Any) -> Any:
-        with lock:
-            return call(*given)
+        return call
 
-    return locked
+    with patch.multiple(StageRunner, **{name: alone(name) for name in calls}):
+        yield
 
 
 @contextmanager
@@ -253,27 +253,19 @@ def reference(
             if name in weights:
                 tensor.copy_(weights[name])
     samples = data.load("train", model, seed=seed, dtype=dtype)
-    torch_optimizer = optimizer.build(network.parameters())
-    measure, losses = loss(model.loss), []
-    for step in range(steps):
-        for group in torch_optimizer.param_groups:
-            group["lr"] = optimizer.lr * optimizer.learning_rate.factor(step, steps)
-        values = samples.fetch(minibatch(step, minibatch_size, len(samples), seed))
-        inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
-        targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
-        value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum()
-        torch_optimizer.zero_grad()
-        value.backward()
-        if optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), optimizer.clip_norm)
-        torch_optimizer.step()
-        losses.append(value.item())
+    losses = fit(network, model, samples, optimizer, steps=steps, minibatch_size=minibatch_size, seed=seed)
     return losses, {name: t.detach() for name, t in network.named_parameters()}
 
 
-def staged_reference(
-    job: Job, model: AbstractModel, data: AbstractData, weights: dict[str, torch.Tensor]
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def reference_of(job: Job, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The training of a job on one device in plain PyTorch."""
+    own = job.settings
+    model, data, optimizer = (restore(each) for each in (own.model, own.data, own.optimizer))
+    settings = {"steps": own.steps, "minibatch_size": own.minibatch_size, "dtype": own.dtype, "seed": own.seed}
+    return reference(model, data, optimizer, weights, **settings)
+
+
+def staged_reference(job: Job, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training in one process and one autograd graph a step, cut and seeded as the plan says: for random operations."""
     plan, settings = job.plan, job.settings
     modules = []
@@ -282,7 +274,7 @@ def staged_reference(
         modules[-1].load(weights)
     params = {name: param for module in modules for name, param in module.named_parameters()}
     optimizer, losses = restore(settings.optimizer).build([p for p in params.values() if p.requires_grad]), []
-    samples = data.load("train", model, seed=settings.seed, dtype=settings.dtype)
+    samples = restore(settings.data).load("train", restore(settings.model), seed=settings.seed, dtype=settings.dtype)
     for step in range(settings.steps):
         values = samples.fetch(minibatch(step, settings.minibatch_size, len(samples), settings.seed))
         total = torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,7 @@
-"""Two machines on one: network namespaces with their own addresses, joined by a link that is shaped like a network's."""
+"""Machines on one: network namespaces with their own addresses.
+
+Two are joined by a link that is shaped like a network's; an island has a way out that leads nowhere, which counts what is sent.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import os
 import shlex
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any, Literal
 
 LINK = "gpp0"
 
@@ -79,3 +86,83 @@ def _shape(machine: Machine, delay_ms: float, rate_mbit: int) -> None:
     for shape in (netem, f"tbf rate {rate_mbit}mbit burst 256kb latency 50ms"):
         if shutil.which("tc") and not subprocess.run([*on, *shape.split()], capture_output=True).returncode:
             return
+
+
+OUT = "gpp-out"
+ADDRESS = "10.84.0.1"
+
+_LISTEN = "0A"  # <net/tcp_states.h>
+
+
+@dataclass
+class Island:
+    """The namespace, and the addresses at which something in it has listened so far."""
+
+    name: str
+    heard: set[str] = field(default_factory=set)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end, and watch for sockets meanwhile."""
+        process = self.start(words, **options)
+        out, _ = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(words, process.returncode, out, None)
+
+    def start(self, words: list[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a command there."""
+        command = ["ip", "netns", "exec", self.name, *words]
+        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+    def sent(self) -> int:
+        """Packets that were sent to other machines, or would have been."""
+        path = f"/sys/class/net/{OUT}/statistics/tx_packets"
+        return int(subprocess.run(["ip", "netns", "exec", self.name, "cat", path], check=True, capture_output=True).stdout)
+
+    def watch(self) -> None:
+        """Note who listens, until the island is left."""
+        shown = subprocess.Popen(["ip", "netns", "exec", self.name, "sleep", "600"])
+        try:
+            while not self._ended.wait(0.05):
+                self.heard |= {address for address, _ in listening(shown.pid)}
+        finally:
+            shown.kill()
+            shown.wait()
+
+
+def listening(process: int | Literal["self"] = "self") -> set[tuple[str, int]]:
+    """The addresses and ports at which something listens on the machine of a process."""
+    tables = (Path(f"/proc/{process}/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return {(_address(row[1]), int(row[1].partition(":")[2], 16)) for row in rows if row[3] == _LISTEN}
+
+
+def _address(written: str) -> str:
+    """`0100007F:1F90` as 127.0.0.1."""
+    words = bytes.fromhex(written.partition(":")[0])
+    # Every four bytes are a number of this machine, whose lowest byte comes first.
+    turned = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+    return str(IPv4Address(turned) if len(turned) == 4 else IPv6Address(turned))
+
+
+@contextmanager
+def island() -> Iterator[Island]:
+    """A namespace with the loopback interface, and another whose packets nobody receives. Needs what `why_not` needs."""
+    here = Island(f"gpp-{os.getpid()}-i")
+    try:
+        _ip(f"netns add {here.name}")
+        _ip(f"netns exec {here.name} sysctl -q -w net.ipv6.conf.default.disable_ipv6=1")
+        _ip(f"-n {here.name} link set lo up")
+        _ip(f"-n {here.name} link add {OUT} type veth peer name {OUT}-end")
+        _ip(f"-n {here.name} address add {ADDRESS}/24 dev {OUT}")
+        _ip(f"-n {here.name} link set {OUT}-end up")
+        _ip(f"-n {here.name} link set {OUT} up")
+        _ip(f"-n {here.name} route add default dev {OUT}")
+        watcher = threading.Thread(target=here.watch, daemon=True)
+        watcher.start()
+        time.sleep(0.1)
+        yield here
+        here._ended.set()
+        watcher.join()
+    finally:
+        here._ended.set()
+        subprocess.run(["ip", "netns", "delete", here.name], capture_output=True)

@@ -22,12 +22,13 @@ from gpp.mechanisms.marks.stage import marked
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, AbstractOptimizer
 from gpp.plan.build import make_plan
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
-from tests.support.asynchronous import captured as small_captured
 from tests.support.conf import network_named
 from tests.support.problems import random_partition
+from tests.support.staged import captured
+from tests.support.switches import bits
 
 MINIBATCH = 8
 MOMENTUM = SGD(lr=0.05, momentum=0.9)
@@ -52,7 +53,7 @@ POLICIES: tuple[AbstractWeights, ...] = (Flush(), Stash(), VerticalSync(), Doubl
 def model_of(name: str, dtype: str = "float64") -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
     """A small network by its class, or a model by its option's name; captured, with its weights."""
     if name in SMALL:
-        model = small_captured(name)[0]
+        model = captured(name)[0]
     else:
         model = network_named(name, **NAMED[name]) if NAMED[name] else inprocess.captured_named(name)[0]
     return model, *inprocess.capture(model, dtype)
@@ -69,17 +70,12 @@ class Training:
     def differences(self, other: Training) -> list[str]:
         """What is not equal bit for bit."""
         found = ["losses"] if self.losses != other.losses else []
-        found += [name for name in self.state if _bits(self.state[name]) != _bits(other.state[name])]
+        found += [name for name in self.state if bits(self.state[name]) != bits(other.state[name])]
         for key, mine in self.gradients.items():
             theirs = other.gradients[key]
-            if list(map(_bits, mine)) != list(map(_bits, theirs)):
+            if list(map(bits, mine)) != list(map(bits, theirs)):
                 found.append(f"gradients of device {key[0]}, stage {key[1]}")
         return found
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    # A running variance over one value is not a number, and as such equal to none.
-    return tensor.detach().numpy().tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +93,6 @@ class Case:
         self,
         ways: Callable[[int], str],
         *,
-        dtype: str = "float64",
         steps: int = 3,
         optimizer: AbstractOptimizer = MOMENTUM,
         **settings: Any,
@@ -109,18 +104,9 @@ class Case:
             own = {op: ways(op) if self.plan.runs_backward(s, self.problem.graph) else "k" for op in stage.ops}
             again, moved, ends = (tuple(op for op in stage.ops if own[op] in ways) for ways in ("rb", "m", "b"))
             stages.append(marked(stage, recompute=again, offload=moved, boundaries=ends))
-        data = inprocess.data_of(self.model)
-        return assemble(
-            *(self.found, self.problem, replace(self.plan, stages=tuple(stages)), self.strategy),
-            optimizer=optimizer,
-            data=data,
-            model=self.model,
-            steps=steps,
-            dtype=dtype,
-            seed=0,
-            train_samples=len(data.load("train", self.model, seed=0, dtype=dtype)),
-            **settings,
-        )
+        plan = replace(self.plan, stages=tuple(stages))
+        own = {"model": self.model, "optimizer": optimizer, "steps": steps}
+        return inprocess.job_under(self.strategy, self.found, self.problem, plan, **own, **settings)
 
 
 def with_host(problem: Problem) -> Problem:

@@ -18,11 +18,10 @@ class Moved(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._schema.name.startswith("aten::empty") or any(
-            r.alias_info and not r.alias_info.is_write for r in func._schema.returns
-        ):
-            return out  # memory without values, or a view
         name = func._schema.name.removeprefix("aten::")
+        view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        if view or name.startswith(("empty", "new_empty", "_unsafe_view")):
+            return out  # no values, or those of another
         first = {id(t) for t in tree_leaves(args[:1])}
         overwritten = first if name in ("copy_", "_foreach_copy_", "_foreach_zero_") or name.endswith("_like") else set[int]()
         overwritten |= {id((kwargs or {}).get(a.name)) for a in func._schema.arguments if a.is_out}

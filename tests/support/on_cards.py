@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from gpp.graph.captured import is_loss
 from gpp.program.communicators import communicators
 from gpp.program.program import reduce_groups, teams
-from gpp.program.waits import EVERYONE
-from gpp.runtime.cards.card import AbstractCard, CardCommunicator, CardWork
+from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.final import finish_final, load_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive, channels_of
-from gpp.runtime.transport.form import Form
-from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.clock import CardClock
 from gpp.runtime.worker.main import course
 from gpp.runtime.worker.seat import Seat
@@ -117,65 +114,8 @@ def _wait_in_turn(worker: Worker, card: ModelCard) -> None:
     checkpoints.wait = polite
 
 
-@final
-class TransportOfBefore(AbstractTransport):
-    """How messages went before: a communicator for each channel, and everything queued from the compute stream."""
-
-    def __init__(self, job: Job, card: AbstractCard, device: int) -> None:
-        ranks = {d: r for r, d in enumerate(sorted(job.plan.stages_of_device))}
-        self._lines: dict[Channel, tuple[CardCommunicator, int]] = {}
-        for channel in channels_of(job.plan):
-            pair = channel[3:]
-            line = card.communicator([ranks[d] for d in pair], str(channel))
-            if line is not None:
-                self._lines[channel] = line, ranks[pair[1] if device == pair[0] else pair[0]]
-        groups = [group.devices for group in reduce_groups(job.plan, job.graph)]
-        self._sums = [card.communicator([ranks[d] for d in devices], f"sum {g}") for g, devices in enumerate(groups)]
-        self._all = card.communicator(sorted(ranks.values()), "all")
-        self._card, self._sent = card, list[tuple[CardWork, torch.Tensor]]()
-
-    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
-        return None
-
-    def post(self, channel: Channel, form: Form) -> Receive:
-        line, peer = self._lines[channel]
-        buffer = form.empty()
-        work = line.receive(buffer, peer)
-
-        def arrived() -> torch.Tensor:  # without a side stream
-            work.wait()
-            return buffer
-
-        return arrived
-
-    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        line, peer = self._lines[channel]
-        self._sent.append((line.send(tensor, peer), tensor))
-
-    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
-        line = self._all if group == EVERYONE else self._sums[group]
-        assert line is not None
-        return line.sum(tensor)
-
-    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        raise AssertionError("no replica was split")
-
-    def finished(self) -> Mark:
-        event = self._card.event(timed=True)
-        event.record()
-        return event
-
-    def flush(self, limit: int = 0) -> None:
-        for work, _ in self._sent:
-            work.wait()
-        event = self._card.event()
-        event.record()
-        event.synchronize()
-        self._sent.clear()
-
-
 def wait_for_the_device(worker: Worker) -> None:
-    """A change of a worker: a device-wide wait after every pass, as before."""
+    """A change of a worker: a device-wide wait after every pass."""
     card = worker.card
     assert isinstance(card, ModelCard)
     for runner in worker.training.runners.values():

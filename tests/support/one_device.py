@@ -13,7 +13,7 @@ from torch import Tensor
 from gpp.cost.regime import Regime
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
-from gpp.runtime.job import Job, restore
+from gpp.runtime.job import Job
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -75,19 +75,12 @@ def equals_one_device(
         within: largest difference of a loss, and of a parameter.
         gradients_within: the same of the gradients of every update, which are compared then.
     """
-    own = job.settings
-    model, data, optimizer = (restore(each) for each in (own.model, own.data, own.optimizer))
     with inprocess.recorded_gradients() as gradients:
         losses, state, workers = inprocess.run(job, folder, weights)
-        if any(runner.module.has_random for worker in workers for runner in worker.training.runners.values()):
-            expected, params = inprocess.staged_reference(job, model, data, weights)
-        else:
-            size, dtype = own.minibatch_size, own.dtype
-            expected, params = inprocess.reference(
-                model, data, optimizer, weights, steps=own.steps, minibatch_size=size, dtype=dtype, seed=own.seed
-            )
+        draws = any(runner.module.has_random for worker in workers for runner in worker.training.runners.values())
+        expected, params = (inprocess.staged_reference if draws else inprocess.reference_of)(job, weights)
         if gradients_within is not None:
-            inprocess.check_gradients(workers, params, gradients, steps=own.steps, within=gradients_within)
+            inprocess.check_gradients(workers, params, gradients, steps=job.settings.steps, within=gradients_within)
             assert all(g.abs().max() > 1e-6 for tensor in params.values() for g in gradients(tensor)), "nothing to compare"
     assert losses == pytest.approx(expected, abs=within[0])
     held = [named for worker in workers for module in worker.modules.values() for named in module.named_parameters()]

@@ -17,6 +17,7 @@ from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.build import make_plan
 from gpp.planners.base import AbstractPlanner
+from tests.oracle.passes import ends_of
 from tests.support.graphs import chain
 
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
@@ -160,35 +161,23 @@ def run(planner: AbstractPlanner, problem: Problem) -> tuple[Plan, float] | None
 
 
 def one_f_one_b_s(plan: Plan, problem: Problem) -> float:
-    """Seconds of a 1F1B iteration on links that cost nothing, by fixed-point iteration over the definition."""
-    b, count = plan.stages[0].microbatch_size, len(plan.stages)
+    """Seconds of a 1F1B iteration on links that cost nothing, by the definition."""
+    b = plan.stages[0].microbatch_size
     m = plan.minibatch_size // b
     took = [problem.stage_times(stage.ops, b, stage.devices) for stage in plan.stages]
-    orders = []
-    for stage in plan.stages:
+    lists = []
+    for s, stage in enumerate(plan.stages):
         ahead = min(stage.in_flight // b, m)
-        order = [(0, i) for i in range(ahead)]
-        for i in range(m):
-            order.append((1, i))
-            if ahead + i < m:
-                order.append((0, ahead + i))
-        orders.append(order)
-    done: dict[tuple[int, int, int], float] = {}
-    at, clock = [0] * count, [0.0] * count
-    while any(at[s] < 2 * m for s in range(count)):
-        moved = False
-        for s in range(count):
-            while at[s] < 2 * m:
-                kind, i = orders[s][at[s]]
-                needs = [(0, p, i) for p in plan.predecessors[s]] if kind == 0 else [(1, q, i) for q in plan.successors[s]]
-                if any(need not in done for need in needs):
-                    break
-                clock[s] = max([clock[s], *(done[need] for need in needs)]) + took[s][kind]
-                done[kind, s, i] = clock[s]
-                at[s] += 1
-                moved = True
-        assert moved, "1F1B cannot deadlock"
-    return max(clock)
+        pairs = [each for i in range(m) for each in ((s, 1, i), (s, 0, ahead + i)) if each[2] < m]
+        lists.append([*((s, 0, i) for i in range(ahead)), *pairs])
+
+    def needs(task: tuple[int, int, int]) -> list[tuple[tuple[int, int, int], float]]:
+        s, kind, i = task
+        return [((other, kind, i), 0.0) for other in (plan.successors if kind else plan.predecessors)[s]]
+
+    ends = ends_of(lists, needs, lambda task: took[task[0]][task[1]])
+    assert ends, "1F1B cannot deadlock"
+    return max(ends.values())
 
 
 HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))

@@ -6,13 +6,11 @@ import json
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -21,10 +19,9 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.main import course
-from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.takeover import AbstractExchange, Takeover
 from tests.support.fake_transport import FakeNetwork, FakeTransport
-from tests.support.inprocess import in_threads, workers_of
+from tests.support.inprocess import drawing_in_turn, in_threads, workers_of
 
 Trained = tuple[dict[int, float], dict[str, torch.Tensor], list[dict[str, Any]]]
 """Step -> loss; final parameters and buffers; the lines of the switches."""
@@ -67,25 +64,6 @@ class FakeExchange(AbstractExchange):
             groups = reduce_groups(job.plan, job.graph)
             network = self._meeting.networks.setdefault(job.settings.first_step, FakeNetwork(groups, job.plan.num_devices))
         return FakeTransport(network, device)
-
-
-@contextmanager
-def drawing_in_turn() -> Iterator[None]:
-    """All threads share one generator: nobody draws between another's seeding and its draws."""
-    lock = threading.Lock()
-    calls = {name: getattr(StageRunner, name) for name in ("forward", "backward")}
-
-    def alone(name: str) -> Any:
-        def call(runner: StageRunner, *given: Any) -> Any:
-            if not runner.module.has_random:
-                return calls[name](runner, *given)
-            with lock:
-                return calls[name](runner, *given)
-
-        return call
-
-    with patch.multiple(StageRunner, **{name: alone(name) for name in calls}):
-        yield
 
 
 def train(job: Job, run_dir: Path, weights: dict[str, torch.Tensor], nexts: Sequence[Job] = ()) -> Trained:

@@ -16,7 +16,7 @@ from gpp.runtime.live.worker import LiveWorker
 from gpp.runtime.worker.process import open_lines
 from gpp.runtime.worker.seat import Seat
 from tests.support.fake_transport import FakeNetwork, FakeTransport
-from tests.support.inprocess import draw_alone, in_threads
+from tests.support.inprocess import drawing_in_turn, in_threads
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -32,7 +32,6 @@ class ThreadCrew:
             LiveWorker(job, run_dir, Seat(device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d)))
             for d in job.plan.devices
         ]
-        draw_alone(self._workers)
         for rank, worker in enumerate(self._workers):
             lines = self._stack.enter_context(open_lines(run_dir, rank))
             self._stack.enter_context(worker.opened(lines))
@@ -52,7 +51,6 @@ class ThreadCrew:
         job.save(folder, weights)
         self._forms += 1
         in_threads([lambda w=worker: w.add(folder) for worker in self._workers])
-        draw_alone(self._workers)
         return job
 
     def follow(self, values: Sequence[Mapping[str, Any]]) -> None:
@@ -85,5 +83,5 @@ class ThreadCrew:
 @contextmanager
 def workers_in_threads() -> Iterator[None]:
     """While the context lasts `gpp.parallelize` starts threads, not processes."""
-    with mock.patch("gpp.runtime.live.crew.Crew", ThreadCrew):
+    with drawing_in_turn(), mock.patch("gpp.runtime.live.crew.Crew", ThreadCrew):
         yield

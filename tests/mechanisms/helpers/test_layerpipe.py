@@ -7,13 +7,12 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
-from gpp import OneFOneB, Strategy
+from gpp import Distributed, OneFOneB, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.mechanisms.helpers.layerpipe import Layer, LayerPipe, Placed, dealt, layers_of, loads
 from gpp.mechanisms.helpers.stage import Helpers, helpers_of
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.task import EngineTask
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds, strategy
 from tests.support import inprocess

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpp import SGD, LayerPipe, NoFlush, Plan, Stash, Strategy
 from gpp.cost.models.constant import Constant
@@ -14,14 +15,18 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, MalformedProgram, UnsupportedPlan
 from gpp.mechanisms.helpers.job import JOB
 from gpp.mechanisms.helpers.kinds import HELPED_WEIGHTS
+from gpp.mechanisms.helpers.operands import operands_of_stage
+from gpp.mechanisms.helpers.worker import WORKER
 from gpp.program.kinds import UPDATES
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.runtime.job_fit import check_work
+from gpp.runtime.worker.hooks import OwnDevice
 from gpp.simulate.simulator import simulate
 from tests.mechanisms.helpers.test_prediction import layers, random_seconds
 from tests.mechanisms.helpers.test_stage import PROBLEM, STREAM, delayed, helped
 from tests.support.asynchronous import make_job
+from tests.support.fake_transport import FakeNetwork, FakeTransport
 from tests.support.graphs import cluster
 
 
@@ -136,3 +141,24 @@ def test_gradients_that_are_no_product_of_one_layer_are_not_divided() -> None:
         match=r"divides gradients of inputs .* it has 2 inputs with gradients\. Fix: plan with strategy.planner.divide=false",
     ):
         make_job("Fork", Stash(), SGD(lr=0.1, momentum=0.9), devices=(0, 1, 2, 3), helpers=(None,) * 4, shares={3: ((0, 0.5),)})
+
+
+def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for() -> None:
+    """Else equality (`tests/mechanisms/weight_versions/test_async_equality.py`) would say little: nothing of a linear layer is left
+    to the stage's own device."""
+    devices, helpers = (0, 1, 1, 2), (1, 3, 0, None)
+    job, _ = make_job("Chain4", Stash(), SGD(lr=0.1, momentum=0.9), sizes=2, devices=devices, helpers=helpers)
+    own = OwnDevice(
+        job=job,
+        device_id=3,
+        device=torch.device("cpu"),
+        modules={},
+        params={},
+        transport=FakeTransport(FakeNetwork((), 4), 3),
+        handover={},
+        card=None,
+    )
+    (helper,) = WORKER.build(own).helpers.values()
+    names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}
+    assert set(helper.params) == names == {name for each in operands_of_stage(job, 1) for name in each.params}
+    assert all(param.untyped_storage().nbytes() == 8 for param in helper.params.values())

@@ -11,6 +11,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.helpers.stage import helpers_of
+from tests.oracle.passes import ends_of
 from tests.support.graphs import chain, cluster, with_weights
 
 MICROBATCHES = 90
@@ -71,25 +72,19 @@ def period_of(plan: Plan, seconds: list[tuple[float, float, float]]) -> float:
             (helper,) = stage.adding or (device[s],)
             at = m + first[s] + back[s] + (helper != device[s])
             tasks[helper].append((at, 2, -s, m, ("W", s, m), took[s][2]))
-    end: dict[tuple, float] = {}
-    free, place = defaultdict(float), dict.fromkeys(tasks, 0)
-    order = {where: sorted(own) for where, own in tasks.items()}
-    while any(place[where] < len(own) for where, own in order.items()):
-        moved = False
-        for where, own in order.items():
-            while place[where] < len(own):
-                *_, key, lasts = own[place[where]]
-                kind, s, m = key[:3]
-                needs = [("F", t, m) for t in plan.predecessors[s]] if kind == "F" else [("F", s, m)]
-                if kind == "F" and m >= plan.stages[s].in_flight:
-                    needs.append(("W", s, m - plan.stages[s].in_flight))
-                for t in plan.successors[s] if kind != "F" else ():
-                    needs += [("I", t, m, number) for number in range(1 + len(helpers_of(plan.stages[t]).input_share))]
-                if any(need not in end for need in needs):
-                    break
-                free[where] = end[key] = max([free[where], *(end[need] for need in needs)]) + lasts
-                place[where], moved = place[where] + 1, True
-        assert moved, "tasks wait for each other"
+    seconds_of = {key: lasts for own in tasks.values() for *_, key, lasts in own}
+
+    def needs(key: tuple) -> list[tuple[tuple, float]]:
+        kind, s, m = key[:3]
+        before = [("F", t, m) for t in plan.predecessors[s]] if kind == "F" else [("F", s, m)]
+        if kind == "F" and m >= plan.stages[s].in_flight:
+            before.append(("W", s, m - plan.stages[s].in_flight))
+        for t in plan.successors[s] if kind != "F" else ():
+            before += [("I", t, m, number) for number in range(1 + len(helpers_of(plan.stages[t]).input_share))]
+        return [(each, 0.0) for each in before]
+
+    end = ends_of([[key for *_, key, _ in sorted(own)] for own in tasks.values()], needs, seconds_of.__getitem__)
+    assert end, "tasks wait for each other"
     # The middle, where the pipeline is full; the slowest stage, since others may still get ahead of it.
     low, high = MICROBATCHES // 3, 2 * MICROBATCHES // 3
     return max((end["W", s, high] - end["W", s, low]) / (high - low) for s in stages)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baselines.reference.reference import Reference
-from gpp import Distributed, Emulate, Even, LayerPipe, Naive, NoFlush, OneFOneB, Plan, Recompute, Stash, Strategy
+from gpp import Distributed, DoubleBuffer, Emulate, Even, LayerPipe, Naive, NoFlush, OneFOneB, Plan, Recompute, Stash, Strategy
 from gpp.app.given import check_engine
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
@@ -15,7 +15,6 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
 from gpp.mechanisms.helpers.stage import Helpers, columns, delays
 from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.weight_versions.corrections.gap_aware import GapAware
-from gpp.mechanisms.weight_versions.double_buffer import DoubleBuffer
 from gpp.plan.build import make_plan
 from gpp.program.steady_state import check_stream
 from gpp.serialization import from_json, to_json

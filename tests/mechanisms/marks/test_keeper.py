@@ -37,7 +37,7 @@ from tests.support.cards.machine import Machine, Policy, Rule
 from tests.support.long import thinned
 from tests.support.markings import POLICIES, Case, keep, random_case, random_ways, train, with_host
 from tests.support.one_device import equals_one_device
-from tests.support.staged import parts_of
+from tests.support.staged import captured, parts_of
 
 Ways = Callable[[int], str]
 
@@ -319,7 +319,7 @@ def _closure(captured: Captured, nodes: tuple[str, ...]) -> set[str]:
 def case_of(network: str, policy: AbstractWeights, **settings: Any) -> Case:
     """A stage for each of a small network's submodules."""
     job, weights = asynchronous.make_job(network, policy, SGD(lr=0.05, momentum=0.9), **settings)
-    model, found, _ = asynchronous.captured(network)
+    model, found, _ = captured(network)
     problem = with_host(replace(inprocess.problem_of(found, job.plan.num_devices, job.plan.minibatch_size), graph=job.graph))
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB() if policy.flushes else NoFlush(), weights=policy)
     return Case(model=model, found=found, weights=weights, problem=problem, strategy=strategy, plan=job.plan)
@@ -355,7 +355,7 @@ def test_a_stage_with_a_policy_lets_go_of_what_has_left_it(tmp_path: Path) -> No
 
 def test_a_turn_without_tensors_is_handed_on(tmp_path: Path) -> None:
     """A stage that makes a loss only, in the midst of a chain."""
-    model, found, weights = asynchronous.captured("TwoSinks")
+    model, found, weights = captured("TwoSinks")
     problem = replace(inprocess.problem_of(found, 4, 8), graph=found.graph)
     plan = make_plan(problem, "test", [(mask, 1) for mask in parts_of(found.graph)], 4, chain=True)
     strategy = Strategy(name="test", planner=Even(), schedule=OneFOneB())

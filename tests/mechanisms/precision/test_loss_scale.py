@@ -12,7 +12,6 @@ from gpp.graph.captured import Captured
 from gpp.mechanisms.precision import worker as scaling
 from gpp.mechanisms.precision.worker import ScaledLosses
 from gpp.models.base import AbstractModel
-from gpp.models.losses import loss, loss_terms
 from gpp.plan.build import make_plan
 from gpp.program.kinds import NORM
 from gpp.runtime.job import Job
@@ -21,6 +20,7 @@ from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.problems import random_partition
 from tests.support.small import Small
+from tests.support.training import loss_of
 
 DATA = Synthetic(num_samples=16, num_test_samples=8)
 OPTIMIZER = SGD(lr=0.0005, momentum=0.9)
@@ -49,16 +49,13 @@ def scaled_by_torch(model: AbstractModel, weights: dict[str, torch.Tensor]) -> t
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
             if name in weights:
                 tensor.copy_(weights[name])
-    samples, measure = DATA.load("train", model, seed=0, dtype="float32"), loss(model.loss)
+    samples = DATA.load("train", model, seed=0, dtype="float32")
     optimizer = torch.optim.SGD(network.parameters(), lr=OPTIMIZER.lr, momentum=OPTIMIZER.momentum)
     scaler = torch.amp.GradScaler("cpu", init_scale=scaling.INITIAL, growth_interval=scaling.GROWTH_INTERVAL)
     losses = []
     for step in range(STEPS):
-        values = samples.fetch(inprocess.minibatch(step, 8, len(samples), 0))
-        inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
-        targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
         with torch.autocast("cpu", dtype=torch.float16):
-            value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum()
+            value = loss_of(network, model, samples.fetch(inprocess.minibatch(step, 8, len(samples), 0)))
         optimizer.zero_grad()
         scaler.scale(value).backward()
         scaler.step(optimizer)

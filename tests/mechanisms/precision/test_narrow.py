@@ -1,4 +1,4 @@
-"""The bytes of a model under autocast are those that PyTorch takes, operator by operator."""
+"""The bytes of a model under autocast are those that PyTorch takes, operator by operator; and its products' rate."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpp import Stash
+from gpp import Analytical, Stash
 from gpp.capture.build import capture
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost, stage_amounts
 from gpp.graph.captured import Captured
+from gpp.mechanisms.precision.asked import ASKED
 from gpp.mechanisms.precision.narrow import narrowed
 from gpp.stage import Stage
 from tests.capture.test_memory_bill import measured
 from tests.support import inprocess
+from tests.support.problems import random_problem
 
 
 class Mixed(nn.Module):
@@ -74,3 +76,20 @@ def test_copies_are_billed_once_and_with_every_version() -> None:
     (wide, wide_versions), (narrow, narrow_versions) = bills
     assert narrow.static_bytes - wide.static_bytes == 528
     assert narrow_versions.version_bytes - wide_versions.version_bytes == 528
+
+
+def test_products_run_at_the_rate_of_the_narrow_type() -> None:
+    """16 times the FLOP/s: passes that products bound take a sixteenth; the graph stays as it is."""
+    problem = replace(random_problem(3, max_ops=6, max_devices=2), cost=Analytical())
+    device = replace(
+        problem.cluster.devices[0],
+        peak_flop_per_s={"float32": 1e9, "bfloat16": 16e9},
+        memory_bandwidth_bytes_per_s=1e15,
+        kernel_latency_s=0.0,
+    )
+    problem = replace(problem, cluster=replace(problem.cluster, devices=(device,) * problem.cluster.num_devices))
+    posed = ASKED.posed(problem, {"autocast": "bfloat16"})
+    before, after = problem.op_times(2, 0), posed.op_times(2, 0)
+    assert before.forward_s.sum() > 0
+    assert after.forward_s == pytest.approx(before.forward_s / 16) and after.backward_s == pytest.approx(before.backward_s / 16)
+    assert posed.graph == problem.graph and posed.cost.product_type(posed.graph) == "bfloat16"

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpp import DoubleBuffer, Flush, Stash
+from gpp import Distributed, DoubleBuffer, Flush, Stash
 from gpp.capture.copies import NarrowCopies, narrow_copy
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
-from gpp.models.losses import loss, loss_terms
-from gpp.runtime.engines.distributed import Distributed
 from gpp.weights.base import AbstractWeights
 from tests.runtime.test_options import trained
 from tests.support import inprocess
 from tests.support.markings import keep, random_case, train
 from tests.support.small import Small
+from tests.support.training import loss_of
 
 
 def by_pytorch() -> list[float]:
@@ -26,17 +25,14 @@ def by_pytorch() -> list[float]:
     weights = inprocess.capture(model, "float32")[1]
     network.load_state_dict({name: weights[name] for name in network.state_dict()})
     samples = Synthetic(num_samples=16, num_test_samples=8).load("train", model, seed=0, dtype="float32")
-    optimizer, measure, losses = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9), loss(model.loss), []
+    optimizer, losses = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9), []
     for step in range(2):
         rows = samples.fetch(inprocess.minibatch(step, 8, len(samples), 0))
         optimizer.zero_grad()
         losses.append(0.0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             for lo in (0, 4):
-                part = {name: row[lo : lo + 4] for name, row in rows.items()}
-                inputs = {name: row for name, row in part.items() if not name.startswith("target:")}
-                targets = {name.removeprefix("target:"): row for name, row in part.items() if name.startswith("target:")}
-                value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum() / 2
+                value = loss_of(network, model, {name: row[lo : lo + 4] for name, row in rows.items()}) / 2
                 with torch.autocast("cpu", enabled=False):
                     value.backward()
                 losses[-1] += value.item()

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gpp.graph.op_graph import Tensor
 from gpp.mechanisms.quantised_edges.sizes import clip_factor, decoding, encoding
 from gpp.mechanisms.quantised_edges.worker import Quantiser
+from tests.support.moved import Moved
 
 
 def quantiser(bits: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **more: bool) -> Quantiser:
@@ -85,28 +84,6 @@ def test_what_is_not_finite_stays_so_in_its_sample(wrong: float) -> None:
     assert not back[1].isfinite().any() and torch.equal(back[[0, 2]], own.decode(own.encode(x[[0, 2]])))
 
 
-class _Counted(TorchDispatchMode):
-    """Kernels launched, and the bytes of their arguments and results."""
-
-    VIEWS = ("view", "slice", "split", "empty", "new_empty", "_unsafe_view", "alias", "detach")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels, self.moved = 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name not in self.VIEWS:
-            read = {x.data_ptr(): x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-            if name == "copy_":  # what it is written over is not read
-                read.pop(args[0].data_ptr())
-            made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-            self.kernels += 1
-            self.moved += sum(x.numel() * x.itemsize for x in (*read.values(), *made))
-        return out
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("bits", [2, 3, 6, 8, 13])
 @pytest.mark.parametrize("clip", ["", "laplace", "gelu"])
@@ -116,10 +93,10 @@ def test_the_bill_is_what_the_kernels_do(dtype: torch.dtype, bits: int, clip: st
     values = "gelu" if clip == "gelu" else "real"
     tensor = Tensor(name="x", producer=0, consumers=(1,), bytes_per_sample=2000 * dtype.itemsize, values=values)
     name = str(dtype).removeprefix("torch.")
-    with _Counted() as there:
+    with Moved() as there:
         coded = own.encode(x)
-    with _Counted() as back:
+    with Moved() as back:
         own.decode(coded)
     made = encoding([tensor], name, 3, bits, clip=bool(clip)), decoding([tensor], name, 3, bits)
-    assert [made[0].kernels, made[1].kernels] == [there.kernels, back.kernels]
-    assert [made[0].moved, made[1].moved] == pytest.approx([there.moved, back.moved], rel=0.01)
+    assert [made[0].kernels, made[1].kernels] == [there.launches, back.launches]
+    assert [made[0].moved, made[1].moved] == pytest.approx([there.bytes, back.bytes], rel=0.01)

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpp import DoubleBuffer, Flush, GPipe, NoFlush, OneFOneB, PipeDream, Plan, Sequential, Stash, Strategy
+from gpp import DoubleBuffer, Flush, GPipe, NoFlush, OneFOneB, PipeDream, Plan, Sequential, Stash, Strategy, VerticalSync
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan
 from gpp.mechanisms.round_robin.sharing import SHARING
 from gpp.mechanisms.round_robin.stage import IN_TURN, RoundRobin
-from gpp.mechanisms.weight_versions.vertical_sync import VerticalSync
 from gpp.plan.build import make_plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.lower import POSTED_AHEAD

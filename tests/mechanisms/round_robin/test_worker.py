@@ -15,7 +15,7 @@ from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
 from gpp.mechanisms.round_robin.stage import IN_TURN
 from gpp.plan.build import make_plan
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job
 from gpp.serialization import to_json
 from gpp.simulate.simulator import steady_period
 from gpp.timeline import Timeline
@@ -40,10 +40,7 @@ def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: i
     plan = make_plan(problem, "test", parts, b, ordered=True, sharing=IN_TURN)
     strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=policy)
     strategy.check(plan, problem)
-    settings = {"optimizer": OPTIMIZER, "data": DATA, "model": model, "steps": steps, "dtype": "float64", "seed": 0}
-    return assemble(
-        found, problem, plan, strategy, train_samples=len(DATA.load("train", model, seed=0, dtype="float64")), **settings
-    )
+    return inprocess.job_under(strategy, found, problem, plan, model=model, data=DATA, optimizer=OPTIMIZER, steps=steps)
 
 
 class Reference:

@@ -28,6 +28,7 @@ from gpp.runtime.job_asked import with_asked
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.interleaved_1f1b import Interleaved1F1B
 from gpp.simulate.simulator import simulate
+from tests.oracle.passes import ends_of
 from tests.oracle.split_orders import most_held, step_ends
 from tests.support.graphs import chain, graph, problem, with_weights
 from tests.support.long import thinned
@@ -283,24 +284,17 @@ def test_what_stages_of_one_device_hold_is_reckoned_together() -> None:
 
 def check_gaps(orders: dict[int, list[tuple[str, int, int]]]) -> None:
     """Equal passes of a chain of stages, two on each device: a second half starts only where the other stage could not go."""
-    ends: dict[tuple[str, int, int], int] = {}
-    last, at = max(stage for own in orders.values() for _, stage, _ in own), dict.fromkeys(orders, 0)
-    free, started = dict.fromkeys(orders, 0), list[tuple[int, int, int]]()
+    last = max(stage for own in orders.values() for _, stage, _ in own)
 
-    def ready(kind: str, s: int, m: int) -> int | None:
-        before = {"F": [("F", s - 1, m)] * (s > 0), "I": [("F", s, m), *[("I", s + 1, m)] * (s < last)], "W": [("I", s, m)]}[kind]
-        return max((ends[each] for each in before), default=0) if all(each in ends for each in before) else None
+    def before(task: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+        kind, s, m = task
+        return {"F": [("F", s - 1, m)] * (s > 0), "I": [("F", s, m), *[("I", s + 1, m)] * (s < last)], "W": [("I", s, m)]}[kind]
 
-    while going := [device for device, own in orders.items() if at[device] < len(own) and ready(*own[at[device]]) is not None]:
-        for device in going:
-            kind, stage, microbatch = orders[device][at[device]]
-            start = max(free[device], ready(kind, stage, microbatch) or 0)
-            started += [(device, at[device], start)] if kind == "W" else []
-            free[device] = ends[kind, stage, microbatch] = start + 1
-            at[device] += 1
-    assert all(at[device] == len(own) for device, own in orders.items())
-    for device, place, start in started:
-        stage = orders[device][place][1]
-        other = next((each for each in orders[device][place:] if each[1] != stage), ("W", stage, 0))
-        came = ready(*other)
-        assert other[0] == "W" or (came is not None and came > start), (device, orders[device][place], other)
+    ends = ends_of(orders.values(), lambda task: [(each, 0) for each in before(task)], lambda task: 1)
+    assert ends is not None
+    for own in orders.values():
+        for place, task in enumerate(own):
+            other = next((each for each in own[place:] if each[1] != task[1]), None)
+            if task[0] == "W" and other is not None and other[0] != "W":
+                came = max((ends[each] for each in before(other)), default=0)
+                assert came > ends[task] - 1, (task, other)

@@ -17,7 +17,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.runtime.checkpoint.final import load_final
-from gpp.runtime.job import Job, restore
+from gpp.runtime.job import Job
 from gpp.runtime.worker.worker import Worker
 from gpp.serialization import read_json, to_json
 from tests.support import inprocess
@@ -77,9 +77,8 @@ CASES = {
 def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, **more: Any):
     model, captured, weights = inprocess.captured_named(name)
     problem = inprocess.problem_of(captured, 8, 8, max_ops=60, global_norm=optimizer.clips_model)
-    plan, data = cut(problem), inprocess.data_of(model)
-    settings = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, "dtype": "float64"}
-    return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings, **more), weights, (model, data, optimizer, weights)
+    plan = cut(problem)
+    return inprocess.make_job(captured, problem, plan, OneFOneB(), model=model, optimizer=optimizer, steps=steps, **more), weights
 
 
 SLOW = (
@@ -97,10 +96,10 @@ SLOW = (
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long) if case in SLOW else case for case in CASES])
 def test_split_stages_equal_one_device(case: str, tmp_path: Path) -> None:
     """Losses, and the gradients of every step: the shares of each parameter are cut from the plain module's."""
-    job, weights, plain = prepared(*CASES[case])
+    job, weights = prepared(*CASES[case])
     with inprocess.recorded_gradients() as gradients:
         losses, _, workers = inprocess.run(job, tmp_path, weights)
-        expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+        expected, params = inprocess.reference_of(job, weights)
     assert losses == pytest.approx(expected, abs=1e-12)
     compared, held, whole_size = 0, 0, 0
     for worker in workers:
@@ -118,9 +117,9 @@ def test_split_stages_equal_one_device(case: str, tmp_path: Path) -> None:
 
 
 def test_clipping_counts_each_share_and_each_whole_parameter_once(tmp_path: Path) -> None:
-    job, weights, plain = prepared("char_gpt_small", chain((2, 2), (1, 2)), replace(SGD_, clip_norm=0.05))
+    job, weights = prepared("char_gpt_small", chain((2, 2), (1, 2)), replace(SGD_, clip_norm=0.05))
     losses, _, workers = inprocess.run(job, tmp_path, weights)
-    expected, _ = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+    expected, _ = inprocess.reference_of(job, weights)
     assert losses == pytest.approx(expected, abs=1e-12)
     assert len({float(worker.gradients.norm) for worker in workers if worker.gradients.norm is not None}) == 1
 
@@ -134,13 +133,13 @@ def test_a_checkpoint_is_whole_and_goes_on_under_another_plan(tmp_path: Path) ->
     """Four steps in one go, or two under a split plan and two under another, by Adam, whose state is split too."""
     # By Adam a gradient near zero weighs as much as any other, and its rounding with it: attention of few layers has one.
     adam = Adam(lr=0.01)
-    job, weights, plain = prepared("mlp", alone(2), adam, steps=4)
-    expected, params = inprocess.reference(*plain, steps=4, minibatch_size=8, dtype="float64")
+    job, weights = prepared("mlp", alone(2), adam, steps=4)
+    expected, params = inprocess.reference_of(job, weights)
     first = replace(job, settings=replace(job.settings, checkpoint_every=2, steps=2))
     _, _, workers = inprocess.run(first, tmp_path / "first", weights)
     inprocess.in_threads([partial(save, worker) for worker in workers])
     for cut in (alone(4), chain((1, 1), (1, 2)), chain((1, 1), (1, 1))):
-        other, _, _ = prepared("mlp", cut, adam, steps=4)
+        other, _ = prepared("mlp", cut, adam, steps=4)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         resumed = replace(other.settings, resume=str(tmp_path / "first" / "checkpoints" / "step_2"), first_step=2)
         losses, _, workers = inprocess.run(replace(other, settings=resumed), folder, weights, first=2)
@@ -152,7 +151,7 @@ def test_a_checkpoint_is_whole_and_goes_on_under_another_plan(tmp_path: Path) ->
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
-    job, _, _ = prepared("mlp", alone(2))
+    job, _ = prepared("mlp", alone(2))
     engine = Distributed()
     engine.refuse(job)
     with pytest.raises(UnsupportedPlan, match=r"stage 0 splits its operators over 2 devices, .*engine=reference"):
@@ -186,7 +185,7 @@ PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd",
 def test_processes_equal_one_device(case: str, tmp_path: Path) -> None:
     """Real processes and gloo; the weights that they save are whole, and those of the plain modules."""
     name, cut = CASES[case]
-    job, _, (model, data, optimizer, weights) = prepared(name, cut)
+    job, weights = prepared(name, cut)
     devices = job.plan.num_devices
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(job.plan))
@@ -202,7 +201,7 @@ def test_processes_equal_one_device(case: str, tmp_path: Path) -> None:
     ]
     done = run(tmp_path / "run", *PROCESSES, *words)
     assert done.code == 0, done.out
-    expected, params = inprocess.reference(model, data, optimizer, weights, steps=2, minibatch_size=8, dtype="float64")
+    expected, params = inprocess.reference_of(job, weights)
     assert done.result["loss"] == pytest.approx(expected, abs=1e-12)
     state = load_final(tmp_path / "run")
     assert set(state) >= set(params)
@@ -225,5 +224,5 @@ def test_random_operators_on_whole_tensors_draw_what_they_draw_on_one_device(tmp
     assert done.code == 0, done.out
     job = Job.load(tmp_path / "run")
     weights = load_file(tmp_path / "run" / "job" / "weights.safetensors")
-    expected, _ = inprocess.staged_reference(job, restore(job.settings.model), restore(job.settings.data), weights)
+    expected, _ = inprocess.staged_reference(job, weights)
     assert done.result["loss"] == pytest.approx(expected, abs=1e-12)

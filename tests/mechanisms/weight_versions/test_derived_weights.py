@@ -14,8 +14,9 @@ from gpp.mechanisms.weight_versions.job import JOB
 from gpp.models.base import describe
 from gpp.weights.base import PipelinePosition
 from tests.support import inprocess
-from tests.support.asynchronous import captured, make_job
+from tests.support.asynchronous import make_job
 from tests.support.long import thinned
+from tests.support.staged import captured
 from tests.support.weight_uses import CURRENT, DERIVED
 
 SGDM = SGD(lr=0.05, momentum=0.9)

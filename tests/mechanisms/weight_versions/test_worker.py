@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from gpp import DoubleBuffer, Even, Flush, Naive, NoFlush, OneFOneB, PipeOptim, SpecTrain, Stash, Strategy, VerticalSync
-from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.mechanisms.weight_versions.base import AbstractVersionPolicy
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate
+from gpp.program.cards import check_cards
+from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job
 from gpp.weights.base import AbstractWeights
 from tests.support import inprocess
@@ -154,3 +156,22 @@ def test_what_makes_no_sense_is_refused_with_the_reason() -> None:
     stage = replace(job.plan.stages[0], k=2, in_flight=job.plan.stages[0].in_flight * 2)
     with pytest.raises(InvalidPlan, match="k=1"):
         NoFlush().warmup(replace(job.plan, stages=(stage, *job.plan.stages[1:])), 0, 8)
+
+
+@pytest.mark.parametrize("weights", [Flush(), Stash()], ids=["drains", "streams"])
+def test_programs_of_a_job_for_cards(weights: AbstractWeights, tmp_path: Path) -> None:
+    """They are in the order for cards, which is proved before a process starts and where a job is read."""
+    gloo, _ = job_of(weights, held_out=40)
+    cards, _ = job_of(weights, held_out=40, device_kind="cuda")
+    assert (gloo.settings.backend, cards.settings.backend) == ("gloo", "nccl")
+    groups = reduce_groups(cards.plan, cards.graph)
+    assert cards.evaluation is not None
+    check_cards(cards.program, cards.plan, groups)
+    check_cards(cards.evaluation, cards.plan, groups)
+    with pytest.raises(MalformedProgram, match="on cards"):
+        check_cards(gloo.program, cards.plan, groups)
+    cards.save(tmp_path)
+    assert Job.load(tmp_path) == cards
+    (tmp_path / "job" / "program.txt").write_text(gloo.program.to_text())
+    with pytest.raises(MalformedProgram, match=r"program\.txt: .*on cards"):
+        Job.load(tmp_path)

@@ -3,7 +3,7 @@ import json
 from gpp.report.run.record import RunRecord
 from gpp.report.run.trace import build_trace
 from gpp.timeline import Event, Timeline
-from tests.support.fake_runs import branchy_graph, fake_timeline, plan_of
+from tests.support.fake_runs import branchy_graph, plan_of, timeline_of
 from tests.support.traces import check_trace
 
 
@@ -40,7 +40,7 @@ def test_arrows_go_both_ways_along_every_edge(run4: RunRecord) -> None:
 def test_unequal_microbatches_have_arrows_too() -> None:
     graph = branchy_graph(2)
     plan, problem = plan_of(graph, microbatch=(4, 8, 4, 8, 8))  # type: ignore[arg-type]
-    trace = build_trace([("predicted", fake_timeline(plan, problem))], plan)
+    trace = build_trace([("predicted", timeline_of(plan, problem))], plan)
     assert check_trace(trace) == []
     assert any(e["ph"] == "s" for e in trace["traceEvents"])
 

@@ -12,14 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpp import SGD, Even, OneFOneB, Strategy
+from gpp import SGD, Distributed, Even, OneFOneB, Strategy
 from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig
 from gpp.plan.build import make_plan
 from gpp.runtime import devices
 from gpp.runtime.cards import local
 from gpp.runtime.cards.local import CONTEXT_BYTES, SIZES, Identity, Pair, Speeds, fit, local_gpus, measure, pairs_of
-from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
 from gpp.runtime.worker import process
 from tests.support import inprocess

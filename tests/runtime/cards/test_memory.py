@@ -461,6 +461,20 @@ def test_a_sum_orders_what_follows_it_anywhere(reader: int) -> None:
     assert run(Machine(), [program] * 2)[reader] == [1.0]
 
 
+@pytest.mark.parametrize("what", ["message", "sum"])
+def test_the_host_waits_for_the_others_at_a_first_use_alone(what: str) -> None:
+    def program(card: ModelCard) -> list[int]:
+        group = card.communicator([0, 1], "pair")
+        assert group is not None
+        x, met = torch.zeros(1, device=card.device), [card.host.waits["meeting"]]
+        for _ in range(2):
+            (group.sum(x) if what == "sum" else group.receive(x, 0) if card.host.rank else group.send(x, 1)).wait()
+            met.append(card.host.waits["meeting"])
+        return met
+
+    assert run(Machine(), [program] * 2) == [[1, 2, 2]] * 2
+
+
 def test_a_worker_that_is_no_member_gets_no_communicator() -> None:
     assert run(Machine(), [lambda card: card.communicator([0, 2], "pair") is None] * 3) == [False, True, False]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpp import SGD, Adam, Flush
-from gpp.runtime.job import Job, restore
+from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
 from gpp.runtime.transport.channels import Handle
 from gpp.runtime.worker import worker as worker_module
@@ -28,7 +28,7 @@ from tests.support import asynchronous, inprocess, on_cards
 from tests.support.cards.card import ModelCard
 from tests.support.cards.machine import Machine, Policy, Rule
 from tests.support.long import thinned
-from tests.support.staged import DATA, MINIBATCH, OPTIMIZER, SCHEDULES
+from tests.support.staged import OPTIMIZER, SCHEDULES
 
 WAYS: list[tuple[Rule, Policy]] = [(rule, policy) for rule in ("streams", "one_queue") for policy in ("random", "lazy", "eager")]
 STEPS = 2
@@ -39,12 +39,9 @@ def check_drained(name: str, schedule: str, machine: Machine, folder: Path, *, c
     """A case of the equality matrix, with evaluations, equals one device."""
     optimizer = replace(OPTIMIZER, clip_norm=0.05 if clip else None)
     job, weights = equality.CASES[name].job(schedule, optimizer=optimizer, settings={"held_out": 8, "device_kind": "cuda"})
-    model = restore(job.settings.model)
     out = on_cards.train(job, folder, weights, machine)
-    if equality.CASES[name].network == "Dropping":
-        expected, params = inprocess.staged_reference(job, model, DATA, weights)
-    else:
-        expected, params = inprocess.reference(model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH)
+    draws = equality.CASES[name].network == "Dropping"
+    expected, params = (inprocess.staged_reference if draws else inprocess.reference_of)(job, weights)
     assert out.losses == pytest.approx(expected, abs=1e-9)
     assert set(out.evaluations) == {STEPS}
     for tensor_name, tensor in params.items():
@@ -178,9 +175,9 @@ def test_sums_begin_inside_the_backward_that_completes_them(
 
 def check_split(case: str, machine: Machine, folder: Path) -> None:
     """Stages whose operators are split: passes add up tensors in their midst, on communicators of their own."""
-    job, weights, plain = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
+    job, weights = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
     out = on_cards.train(job, folder, weights, machine)
-    expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+    expected, params = inprocess.reference_of(job, weights)
     assert out.losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():
         torch.testing.assert_close(out.weights[name], tensor, rtol=0, atol=1e-11)

@@ -91,10 +91,7 @@ def test_workers_of_one_card_equal_one_device(policy: str, tmp_path: Path) -> No
     job, weights = job_of()
     machine = Machine(policy=policy)  # pyright: ignore[reportArgumentType]
     out = on_cards.train(job, tmp_path, weights, machine, transport=partial(shared, defaultdict(deque), {}), proved=False)
-    model, _, _ = asynchronous.captured("Fork")
-    expected, params = inprocess.reference(
-        model, asynchronous.DATA, SGD(lr=0.1, momentum=0.9, clip_norm=0.2), weights, steps=3, minibatch_size=8, dtype="float64"
-    )
+    expected, params = inprocess.reference_of(job, weights)
     assert out.losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():
         torch.testing.assert_close(out.weights[name], tensor, rtol=0, atol=1e-11)

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.support.cards.blocks import Blocks
 from tests.support.cards.faults import Misuse
-from tests.support.cards.hosts import ThreadHost
 from tests.support.cards.kernels import DEVICE
 from tests.support.cards.memory import use_on_host
+
+if TYPE_CHECKING:
+    from tests.support.cards.card import ModelCard
 
 _MAIN = torch.device("cpu")
 _GROUPING = ("torch/nn/utils/clip_grad.py",)
 """Files of torch that group tensors by their devices in C++, where tensors on the card have devices without a number."""
 
 
-class Context(Protocol):
-    """What these calls know of their card."""
-
-    host: ThreadHost
-    blocks: Blocks
-
-    def keep(self, tensor: torch.Tensor) -> None: ...
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor: ...
-
-
 @final
 class Calls(TorchFunctionMode):
     """Answers for a card in the thread of a worker."""
 
-    def __init__(self, card: Context) -> None:
+    def __init__(self, card: ModelCard) -> None:
         super().__init__()
         self.card = card
         self.current: tuple[Any, Any, Any] | None = None

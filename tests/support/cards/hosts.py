@@ -12,32 +12,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from tests.support.cards.faults import Fault
 from tests.support.cards.memory import Free
 from tests.support.cards.operations import Memory, Op, Queue, join
+
+if TYPE_CHECKING:
+    from tests.support.cards.machine import Machine
 
 PATIENCE = 1000
 """Questions in vain after which a host that asks for nothing else waits until an operation has run."""
 LEAVE_S = 10.0
 """Seconds that a host has, after a failure, to get to its next call."""
 _HERE = str(Path(__file__).parent)
-
-
-class Scheduler(Protocol):
-    """What runs the hosts; `tests.support.cards.machine.Machine` has the contract."""
-
-    ready: list[Op]
-    runnable: list[AbstractHost]
-    asking: list[AbstractHost]
-    findings: list[str]
-    failure: BaseException | None
-    connections: int
-    one_queue: bool
-
-    def new_queue(self, host: AbstractHost, name: str) -> Queue: ...
-    def turn_is_over(self) -> bool: ...
 
 
 @final
@@ -48,8 +36,6 @@ class Wait:
         kind: for counting.
         text: what an error calls it.
     """
-
-    __slots__ = ("host", "kind", "missing", "ops", "text")
 
     def __init__(self, host: AbstractHost, kind: str, text: str, ops: Iterable[Op] = (), *, meets: bool = False) -> None:
         self.host, self.kind, self.text = host, kind, text
@@ -82,7 +68,7 @@ class AbstractHost(ABC):
         rank: its number among all workers.
     """
 
-    def __init__(self, machine: Scheduler, rank: int) -> None:
+    def __init__(self, machine: Machine, rank: int) -> None:
         self.machine, self.rank, self.name = machine, rank, f"worker {rank}"
         self.queues: list[Queue] = []
         self.communicators: list[Queue] = []
@@ -218,7 +204,7 @@ class GeneratorHost(AbstractHost):
         program: called with the host.
     """
 
-    def __init__(self, machine: Scheduler, rank: int, program: Program) -> None:
+    def __init__(self, machine: Machine, rank: int, program: Program) -> None:
         super().__init__(machine, rank)
         self._program = program(self)
 
@@ -248,7 +234,7 @@ class ThreadHost(AbstractHost):
         program: called without arguments.
     """
 
-    def __init__(self, machine: Scheduler, rank: int, program: Callable[[], object]) -> None:
+    def __init__(self, machine: Machine, rank: int, program: Callable[[], object]) -> None:
         super().__init__(machine, rank)
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.cards.blocks import Block, Blocks, Key
+from tests.support.cards.blocks import Block, Key
 from tests.support.cards.faults import Misuse
 from tests.support.cards.forms import Form, New, Operator, Part, Same, aten, form_of, operator, substitute, zeros
-from tests.support.cards.hosts import ThreadHost
 from tests.support.cards.memory import use_on_host
-from tests.support.cards.operations import Memory, Op, Queue
+from tests.support.cards.operations import Memory, Op
+
+if TYPE_CHECKING:
+    from tests.support.cards.card import ModelCard
 
 DEVICE = torch.device("cpu", 0)
 """What tensors on a card are made on. Tensors of main memory are on `cpu` without a number."""
@@ -28,22 +30,9 @@ _MAIN = torch.device("cpu")
 _COPIES = {aten.copy_.default, aten._to_copy.default}
 
 
-class Context(Protocol):
-    """What kernels know of their card."""
-
-    host: ThreadHost
-    blocks: Blocks
-    current: Queue
-
-    def make(self, key: New, name: str) -> tuple[torch.Tensor, Block]: ...
-    def factory_on_card(self) -> bool: ...
-
-
 @final
 class _Call:
     """The arguments of one call, as they are gone through."""
-
-    __slots__ = ("args", "blocks", "host", "key", "keys", "kwargs", "pinned", "tensors", "values")
 
     def __init__(self) -> None:
         self.key: list[object] = []
@@ -67,7 +56,7 @@ class Kernels(TorchDispatchMode):
         forms: what operators return, by operator and forms of the inputs; shared by all cards.
     """
 
-    def __init__(self, card: Context, forms: dict[tuple[object, ...], tuple[Form, bool] | None]) -> None:
+    def __init__(self, card: ModelCard, forms: dict[tuple[object, ...], tuple[Form, bool] | None]) -> None:
         super().__init__()
         self.card, self.host, self.blocks = card, card.host, card.blocks
         self._forms = forms

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from tests.support.cards.faults import Misuse
-from tests.support.cards.hosts import AbstractHost, Scheduler, Wait
+from tests.support.cards.hosts import AbstractHost, Wait
 from tests.support.cards.operations import Meeting, Memory, Op, Queue
+
+if TYPE_CHECKING:
+    from tests.support.cards.machine import Machine
 
 
 @final
@@ -35,7 +38,7 @@ class Group:
         name: what an error calls it.
     """
 
-    def __init__(self, machine: Scheduler, ranks: Sequence[int], name: str) -> None:
+    def __init__(self, machine: Machine, ranks: Sequence[int], name: str) -> None:
         self.machine, self.ranks, self.name = machine, tuple(sorted(ranks)), name
         self.queues: dict[int, Queue] = {}
         self._messages: dict[tuple[int, int], list[Meeting]] = defaultdict(list)

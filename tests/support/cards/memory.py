@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from tests.support.cards.faults import EarlyReuse, Race
-from tests.support.cards.operations import Memory, Op, Owner, join
+from tests.support.cards.operations import Memory, Op, join
+
+if TYPE_CHECKING:
+    from tests.support.cards.hosts import AbstractHost
 
 
 def use(op: Op) -> None:
@@ -18,22 +21,11 @@ def use(op: Op) -> None:
     """
     queue = op.queue
     clock = queue.clock
-    for memory in op.reads:
-        touched = memory.touched
-        own = touched.get(queue)
-        if own is None:
-            own = touched[queue] = [None, None]
-        own[1] = op
-        if len(touched) > 1 or memory.freed:
-            _check(op, memory, clock, writes=False)
-    for memory in op.writes:
-        touched = memory.touched
-        own = touched.get(queue)
-        if own is None:
-            own = touched[queue] = [None, None]
-        own[0] = op
-        if len(touched) > 1 or memory.freed:
-            _check(op, memory, clock, writes=True)
+    for memories, writes in ((op.reads, False), (op.writes, True)):
+        for memory in memories:
+            memory.touched.setdefault(queue, [None, None])[0 if writes else 1] = op
+            if len(memory.touched) > 1 or memory.freed:
+                _check(op, memory, clock, writes=writes)
 
 
 def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
@@ -62,7 +54,7 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
         raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
 
 
-def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
+def use_on_host(host: AbstractHost, memory: Memory, *, writes: bool) -> None:
     """The host itself reads or writes pinned memory, now.
 
     Raises:
@@ -86,7 +78,7 @@ class Free:
     the streams of `keep` hold now, or be known to the host.
     """
 
-    def __init__(self, memory: Memory, host: Owner) -> None:
+    def __init__(self, memory: Memory, host: AbstractHost) -> None:
         assert memory.queue is not None
         self.memory, self.host, self.known = memory, host, host.known
         points = [queue.point() for queue in (memory.queue, *memory.kept)]

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from tests.support.cards.faults import Mismatch
+
+if TYPE_CHECKING:
+    from tests.support.cards.hosts import AbstractHost
 
 OPERATION_S = 1e-6
 """Seconds that every operation takes on the model's own clock."""
@@ -23,15 +26,6 @@ class Successor(Protocol):
     missing: int
 
     def arrive(self) -> None: ...
-
-
-class Owner(Protocol):
-    """The host that queues operations; `tests.support.cards.hosts.AbstractHost` has the contract."""
-
-    name: str
-    rank: int
-    clock: list[int]
-    known: Sequence[int]
 
 
 @final
@@ -46,25 +40,6 @@ class Op:
         reads: memory that it reads.
         writes: memory that it writes.
     """
-
-    __slots__ = (
-        "clock",
-        "done",
-        "end_s",
-        "index",
-        "known",
-        "meeting",
-        "missing",
-        "name",
-        "number",
-        "queue",
-        "reads",
-        "run",
-        "successors",
-        "waits",
-        "wanted",
-        "writes",
-    )
 
     def __init__(
         self,
@@ -136,9 +111,7 @@ class Queue:
         ready: gets the operations that may run.
     """
 
-    __slots__ = ("clock", "count", "end_s", "host", "id", "known", "name", "pending", "ready", "released", "tail")
-
-    def __init__(self, host: Owner, name: str, number: int, ready: list[Op]) -> None:
+    def __init__(self, host: AbstractHost, name: str, number: int, ready: list[Op]) -> None:
         self.host, self.name, self.id, self.ready = host, name, number, ready
         self.clock: list[int] = []
         self.known: Sequence[int] = ()
@@ -171,8 +144,6 @@ class Memory:
         num_bytes: its size.
     """
 
-    __slots__ = ("before", "freed", "kept", "name", "num_bytes", "queue", "touched", "used")
-
     def __init__(self, queue: Queue | None, name: str, num_bytes: int) -> None:
         self.queue, self.name, self.num_bytes = queue, name, num_bytes
         self.used: set[Queue] = set()
@@ -200,8 +171,6 @@ class Meeting:
         size: how many they are.
         one_way: the first member's past becomes the second's, and not the other way round.
     """
-
-    __slots__ = ("arrived", "name", "one_way", "ops", "payloads", "ready", "run", "size", "sizes")
 
     def __init__(self, ready: list[Op], name: str, size: int, *, one_way: bool) -> None:
         self.ready, self.name, self.size, self.one_way = ready, name, size, one_way
