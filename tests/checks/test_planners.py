@@ -12,7 +12,6 @@ from tests.checks.planners import check
     [
         pytest.param("validate", 1, marks=pytest.mark.long),
         ("oracle", 5),
-        pytest.param("shared", 1, marks=pytest.mark.long),
         ("dags", 1),
     ],
 )
