@@ -10,7 +10,6 @@ import pytest
 from gpp import Cluster, GPipe, GraphPipe, Sequential, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan
@@ -139,11 +138,6 @@ def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
     if chain is not None:
         found = run(GraphPipe(colocate="never"), problem)
         assert found is not None and found[1] <= chain[1] * (1 + 1e-9)
-
-
-def test_settings_are_checked():
-    with pytest.raises(InvalidConfig, match="patience"):
-        GraphPipe(colocate="never", patience=0)
 
 
 def test_towers_that_exchange_values_stay_whole():

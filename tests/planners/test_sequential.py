@@ -8,7 +8,6 @@ import pytest
 from gpp import Even, GraphPipe, Link, Sequential
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Param
 from gpp.planners.chains import sequential
 from gpp.planners.common.candidates import Assessor, Candidate
@@ -54,11 +53,6 @@ def test_memory_shapes_the_cut():
     tight, _ = run(Sequential(replication=False), replace(problem, cluster=cluster(3, 9.5)))
     assert [len(stage.ops) for stage in loose.stages] == [3, 3, 3]
     assert [len(stage.ops) for stage in tight.stages] == [4, 5]
-
-
-def test_settings_are_checked():
-    with pytest.raises(InvalidConfig, match="patience"):
-        Sequential(patience=0)
 
 
 def test_all_reduce_and_update_are_in_the_objective():
