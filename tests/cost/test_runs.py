@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, stage_amounts
-from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.graph.op_graph import OpGraph
 from gpp.mechanisms.marks.choices import Marking
 from gpp.stage import Stage
+from tests.checks.memory import random_graph
 from tests.oracle.liveness import Walk, keepers_of
 from tests.support.problems import cluster
 
 
 def graph_of(rng: random.Random, n: int, chain: bool) -> tuple[OpGraph, dict[int, float]]:
-    """Operators with hidden storages and transients, and the tensors between them; an operator may keep nothing."""
-    tensors = []
-    for i in range(n):
-        readers = [i + 1] if chain else sorted(rng.sample(range(i + 1, n), min(n - 1 - i, rng.choice([1, 1, 1, 2, 3]))))
-        if i + 1 < n:
-            size = float(rng.randint(1, 9))
-            tensors.append(
-                Tensor(
-                    name=f"t{i}",
-                    producer=i,
-                    consumers=tuple(readers),
-                    bytes_per_sample=size,
-                    saved=rng.random() < 0.6,
-                    differentiable=rng.random() < 0.9,
-                )
-            )
-    hidden = {i: float(rng.choice([0, 0, 3, 8, 20])) for i in range(n)}
-    own = {i: hidden[i] + sum(t.bytes_per_sample for t in tensors if t.producer == i and t.saved) for i in range(n)}
+    """A random graph, and the bytes that each operator keeps beside its tensors."""
+    graph = random_graph(rng, n, chain=chain)
+    hidden = {i: op.saved_bytes for i, op in enumerate(graph.ops)}
+    least = dict.fromkeys(hidden, 0.0)
+    for tensor in graph.tensors:
+        hidden[tensor.producer] -= tensor.bytes_per_sample * tensor.saved
+        # While an operator runs back, there are at least the gradients of what it makes and of what it reads.
+        for i in (tensor.producer, *tensor.consumers):
+            least[i] += tensor.bytes_per_sample
     ops = tuple(
-        Op(
-            name=f"op{i}",
-            forward_flops=rng.uniform(1, 5),
-            backward_flops=rng.uniform(1, 9),
-            saved_bytes=own[i],
-            # While it runs back, there are at least the gradients of what it makes and of what it reads.
-            transient_bytes=sum(t.bytes_per_sample for t in tensors if t.producer == i or i in t.consumers) + rng.randint(0, 9),
-        )
-        for i in range(n)
+        replace(op, transient_bytes=least[i] + rng.randint(0, 9), params=(), fixed_bytes=0.0) for i, op in enumerate(graph.ops)
     )
-    return OpGraph(name="random", ops=ops, tensors=tuple(tensors)), hidden
+    return replace(graph, ops=ops, params=()), hidden
 
 
 def marked(rng: random.Random, stage_ops: tuple[int, ...]) -> Marking:
