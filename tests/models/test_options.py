@@ -13,7 +13,7 @@ from gpp.runtime.job import restore
 from tests.support.conf import CONF, model_named
 from tests.support.long import thinned
 
-# Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
+# Graphs without a network have tests of their own: test_graphs_alone.py.
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))
 PUBLISHED = CONF.parent / "sweeps" / "model"  # models of published tables alone
 ABSTRACT = ["imported", "blocks", "pipeedge"]  # have no default factory
