@@ -40,7 +40,7 @@ from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.serialization import from_json, to_json
 from tests.oracle.exhaustive import Exhaustive
-from tests.support.graphs import in_halves
+from tests.support.graphs import in_halves, within
 from tests.support.long import thinned
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
@@ -296,10 +296,8 @@ def test_planners_know_what_an_update_takes(planner, seed, share):
     """Weights decide what fits; without the update's bytes, the plans that planners proposed were refused by their bills."""
     problem = random_problem(seed, max_ops=6, max_devices=3)
     graph = replace(problem.graph, params=tuple(replace(p, num_bytes=p.num_bytes * 8) for p in problem.graph.params))
-    devices = problem.cluster.devices
-    limit = 5 * share * sum(p.num_bytes for p in graph.params) / len(devices)
-    limited = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=limit) for device in devices))
-    problem = replace(problem, graph=graph, cluster=limited, optimizer=NAdam(lr=0.1), optimizer_state_factor=2.0)
+    limit = 5 * share * sum(p.num_bytes for p in graph.params) / problem.cluster.num_devices
+    problem = replace(within(problem, limit), graph=graph, optimizer=NAdam(lr=0.1), optimizer_state_factor=2.0)
     best, found = run(Exhaustive(), problem), run(planner, problem)
     assert best and found and found[1] <= best[1] * 1.05
 

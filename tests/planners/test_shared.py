@@ -21,7 +21,7 @@ from gpp.planners.graphpipe.layouts import divided
 from gpp.report.run.key_figures import certificate
 from tests.checks.planning_speed import experiment
 from tests.quality.oracle import answer, problem_of
-from tests.support.graphs import chain, problem, two_towers
+from tests.support.graphs import chain, problem, two_towers, within
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem
 
@@ -129,11 +129,10 @@ def test_a_device_has_room_for_its_stages_together(seed: int) -> None:
     rng, verdicts = random.Random(seed), set()
     prob = random_problem(seed + 100, max_ops=8, max_devices=3)
     for memory in (1e12, 1.2e7):
-        cluster = replace(prob.cluster, devices=tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices))
-        tight = replace(prob, cluster=cluster)
+        tight = within(prob, memory)
         assessor = Assessor(StageCosts(tight))
         parts = [(1 << op, 1) for op in range(tight.graph.num_ops)]
-        devices = tuple((rng.randrange(cluster.num_devices),) for _ in parts)
+        devices = tuple((rng.randrange(prob.cluster.num_devices),) for _ in parts)
         found = assessor.assess(parts, 1, placement=devices)
         plan = make_plan(tight, "test", parts, 1, ordered=True, placement=devices)
         fits = True
